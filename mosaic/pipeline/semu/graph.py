@@ -44,7 +44,7 @@ class OperatorNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class SubgraphUse:
     """A subgraph within another one, on some of its devices."""
 
     name: str
@@ -73,7 +73,7 @@ class Subgraph:
 
     name: str
     """For messages."""
-    nodes: tuple[OperatorNode | Use, ...]
+    nodes: tuple[OperatorNode | SubgraphUse, ...]
     """What runs."""
     tensors: tuple[TensorNode, ...] = ()
     """What is read and written."""
@@ -103,7 +103,7 @@ class Subgraph:
             self._check_order(node, known, written, before)
             before.add(node.name)
 
-    def _check_use(self, node: Use) -> None:
+    def _check_use(self, node: SubgraphUse) -> None:
         ends = node.subgraph.inputs | node.subgraph.outputs
         for name, outers in node.tensors:
             if name not in ends or len(outers) != len(node.devices):
@@ -112,7 +112,9 @@ class Subgraph:
                     f"{node.subgraph.name!r}, {', '.join(sorted(ends))}, one for each of {len(node.devices)} copies"
                 )
 
-    def _check_order(self, node: OperatorNode | Use, known: set[str], written: set[str], before: set[str]) -> None:
+    def _check_order(
+        self, node: OperatorNode | SubgraphUse, known: set[str], written: set[str], before: set[str]
+    ) -> None:
         reads, writes = touched(node)
         for name in (*reads, *writes):
             if name not in known:
@@ -134,7 +136,7 @@ class Subgraph:
         return tuple(dict.fromkeys(role for node in self.nodes for role in devices_of(node)))
 
 
-def devices_of(node: OperatorNode | Use) -> tuple[str, ...]:
+def devices_of(node: OperatorNode | SubgraphUse) -> tuple[str, ...]:
     """Returns the devices that a node holds while it runs."""
     if isinstance(node, OperatorNode):
         return (node.device,)
@@ -142,7 +144,7 @@ def devices_of(node: OperatorNode | Use) -> tuple[str, ...]:
     return tuple(dict.fromkeys(dict(copy).get(role, role) for copy in node.devices for role in held))
 
 
-def touched(node: OperatorNode | Use) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def touched(node: OperatorNode | SubgraphUse) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the tensors that a node reads, and those that it writes."""
     if isinstance(node, OperatorNode):
         return node.reads, node.writes

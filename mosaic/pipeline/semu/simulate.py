@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mosaic.pipeline.semu.graph import OperatorNode, Subgraph, Use, devices_of, touched
+from mosaic.pipeline.semu.graph import OperatorNode, Subgraph, SubgraphUse, devices_of, touched
 from mosaic.pipeline.semu.timeline import Lifetime, MemoryTimeline, changes_of, timeline_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class NodeSpan:
     """When a node ran."""
 
     name: str
@@ -32,7 +32,7 @@ class Simulated:
 
     length_ns: int
     """To the end of its last node."""
-    spans: tuple[Span, ...]
+    spans: tuple[NodeSpan, ...]
     """Of its nodes, in their order."""
     written_ns: Mapping[str, int]
     """For each tensor that it writes the start of the writer."""
@@ -106,10 +106,10 @@ class _Run:
             for device in devices_of(node):
                 self._free_ns[device] = end
             self._end_ns[node.name] = end
-            spans.append(Span(name=node.name, start_ns=start - self._origin_ns, end_ns=end - self._origin_ns))
+            spans.append(NodeSpan(name=node.name, start_ns=start - self._origin_ns, end_ns=end - self._origin_ns))
         return self._result(subgraph, tuple(spans))
 
-    def _start_of(self, node: OperatorNode | Use) -> int:
+    def _start_of(self, node: OperatorNode | SubgraphUse) -> int:
         reads, _ = touched(node)
         bounds = [self._end_ns[name] for name in node.after]
         bounds += [self._written[name][1] for name in reads if name in self._written]
@@ -125,7 +125,7 @@ class _Run:
             self._read_ns.setdefault(name, end)
         return end
 
-    def _use(self, node: Use, start: int) -> int:
+    def _use(self, node: SubgraphUse, start: int) -> int:
         """Within it, tensors are written and read at their own times; who waits for them waits for all of it."""
         inner = self._simulator.at(node.subgraph, start)
         end = start + inner.length_ns
@@ -150,7 +150,7 @@ class _Run:
                 )
         return end
 
-    def _result(self, subgraph: Subgraph, spans: tuple[Span, ...]) -> Simulated:
+    def _result(self, subgraph: Subgraph, spans: tuple[NodeSpan, ...]) -> Simulated:
         origin = self._origin_ns
         outside = subgraph.inputs | subgraph.outputs
         for tensor in subgraph.tensors:

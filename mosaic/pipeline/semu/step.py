@@ -1,7 +1,7 @@
 """A whole step: tasks in their ranks' orders, sums of gradients over the data-parallel ranks, and memory over time.
 
 A task is a subgraph that was simulated once: its time, and the bytes that it takes and frees. Orders of rows are edges
-between tasks like any other, so that a step is a checkpoint of its tasks with these edges added. When the last task
+between tasks like any other, so that a step is a saved state of its tasks with these edges added. When the last task
 that makes gradients of a rank has ended, the rank's sum over its data-parallel peers starts, on the links.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mosaic.pipeline.partition.partition import Partition
-from mosaic.pipeline.semu.checkpoint import Checkpoint, Dependency, resume, simulate_nodes
-from mosaic.pipeline.semu.machine import Collective, Machine
+from mosaic.pipeline.semu.rank_hardware import Collective, RankHardware
+from mosaic.pipeline.semu.saved_state import Dependency, SavedState, resume, simulate_nodes
 from mosaic.pipeline.semu.timeline import MemoryTimeline, timeline_of
 from mosaic.pipeline.tasks import Orders, TaskGraph
 from mosaic.pipeline.workload.layers import PipelineModel
@@ -21,7 +21,7 @@ from mosaic.schedule import ActionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStep:
+class EmulatedStep:
     """When tasks of a step run, and what ranks hold meanwhile."""
 
     start_ns: tuple[int, ...]
@@ -34,21 +34,21 @@ class SimulatedStep:
     """Of each rank."""
 
 
-def checkpoint_of(graph: TaskGraph) -> Checkpoint:
+def saved_state_of(graph: TaskGraph) -> SavedState:
     """Returns all microbatches as if each row could run everything at once: what a schedule then adds its edges to."""
     dependencies = (Dependency(source=one.source, target=one.target, lag_ns=one.lag_ns) for one in graph.waits)
     return simulate_nodes([task.time_ns for task in graph.tasks], dependencies)
 
 
-def simulate_step(
-    graph: TaskGraph, orders: Orders, *, checkpoint: Checkpoint | None = None, reduce_ns: Sequence[int] = ()
-) -> SimulatedStep:
+def emulate_step(
+    graph: TaskGraph, orders: Orders, *, saved: SavedState | None = None, reduce_ns: Sequence[int] = ()
+) -> EmulatedStep:
     """Returns a step with its memory timelines.
 
     Args:
         graph: Its tasks.
         orders: For each row the order of its tasks.
-        checkpoint: ``checkpoint_of(graph)``, for those who simulate many orders.
+        saved: ``saved_state_of(graph)``, for those who simulate many orders.
         reduce_ns: For each rank how long the sum of its gradients takes, as ``gradient_sums_ns`` has it; empty: there
             is none.
 
@@ -68,16 +68,16 @@ def simulate_step(
         if len(order) != len(mine[row]) or set(order) != mine[row]:
             raise ValueError(f"row {row} orders {len(order)} tasks; it has {len(mine[row])}, each to run once")
         edges += (Dependency(source=one, target=two) for one, two in itertools.pairwise(order))
-    done = resume((checkpoint or checkpoint_of(graph),), edges)
-    return SimulatedStep(
+    done = resume((saved or saved_state_of(graph),), edges)
+    return EmulatedStep(
         start_ns=done.start_ns,
         makespan_ns=done.makespan_ns,
         end_ns=_reduced(graph, done, reduce_ns),
-        memory=memory_of(graph, done.start_ns),
+        memory=rank_timelines(graph, done.start_ns),
     )
 
 
-def memory_of(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline, ...]:
+def rank_timelines(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline, ...]:
     """Returns the memory of each rank over time: a task's bytes from its start on, less those freed at its end."""
     changes: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ranks)]
     for task, start in zip(graph.tasks, start_ns, strict=True):
@@ -90,7 +90,7 @@ def memory_of(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline
     return tuple(timeline_of(one, base) for one, base in zip(changes, bases, strict=True))
 
 
-def gradient_sums_ns(machine: Machine, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
     """Returns for each rank how long its gradients' sum takes, as Megatron's distributed optimizer does it.
 
     Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
@@ -111,7 +111,7 @@ def gradient_sums_ns(machine: Machine, model: PipelineModel, partition: Partitio
     return tuple(found)
 
 
-def _reduced(graph: TaskGraph, done: Checkpoint, reduce_ns: Sequence[int]) -> int:
+def _reduced(graph: TaskGraph, done: SavedState, reduce_ns: Sequence[int]) -> int:
     ends = [0] * graph.num_ranks
     for task, start in zip(graph.tasks, done.start_ns, strict=True):
         if task.kind is not ActionKind.FORWARD:

@@ -18,19 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mosaic.cost.counts import Gemm, Operator, OperatorKind
-from mosaic.pipeline.semu.machine import Collective, Degrees
+from mosaic.pipeline.semu.rank_hardware import Collective, Degrees
 from mosaic.pipeline.workload.shapes import TransformerShape
 
 ITEM_BYTES = 2
 """Bytes of a number in bfloat16."""
 _DTYPE = "bfloat16"
 
-Work = Operator | Collective
+LayerWork = Operator | Collective
 """What a step does: a kernel, or a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ModuleLoad:
     """What a module is called with."""
 
     sequences: int
@@ -44,12 +44,12 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LayerStep:
     """One operation of a layer, in all phases."""
 
     name: str
     """In its layer."""
-    forward: Work
+    forward: LayerWork
     """Forward."""
     reads: tuple[str, ...]
     """Tensors."""
@@ -57,7 +57,7 @@ class Step:
     """Tensor."""
     num_bytes: int
     """Of what it writes, on this rank."""
-    backward: tuple[Work, ...]
+    backward: tuple[LayerWork, ...]
     """Backward for its inputs."""
     weights: tuple[Operator, ...] = ()
     """Backward for its weights."""
@@ -89,9 +89,9 @@ class StepWriter:
     """The layer."""
     degrees: Degrees
     """Peers."""
-    load: Load
+    load: ModuleLoad
     """Data."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LayerStep] = field(default_factory=list)
     """So far."""
 
     @property
@@ -146,7 +146,7 @@ class StepWriter:
         width = inner * ITEM_BYTES * self.context_tokens
         read = width * (2 if shape.gated else 1)
         self.steps.append(
-            Step(
+            LayerStep(
                 name="mlp act",
                 forward=_memory("act", read, width),
                 reads=("mlp up",),
@@ -164,7 +164,7 @@ class StepWriter:
         """Writes a norm on tokens that are split over the tensor peers."""
         num_bytes = self.own_bytes
         self.steps.append(
-            Step(
+            LayerStep(
                 name=f"{name} norm",
                 forward=_memory("norm", num_bytes, num_bytes),
                 reads=(source,),
@@ -184,7 +184,7 @@ class StepWriter:
         num_bytes = self.context_tokens * self.shape.hidden * ITEM_BYTES
         gather = Collective(name=f"{name} gather", num_bytes=num_bytes, axis="tensor")
         self.steps.append(
-            Step(
+            LayerStep(
                 name=f"{name} gather",
                 forward=gather,
                 reads=(source,),
@@ -201,7 +201,7 @@ class StepWriter:
             return source
         num_bytes = self.context_tokens * self.shape.hidden * ITEM_BYTES
         self.steps.append(
-            Step(
+            LayerStep(
                 name=f"{name} scatter",
                 forward=Collective(name=f"{name} scatter", num_bytes=num_bytes, axis="tensor"),
                 reads=(source,),
@@ -223,7 +223,7 @@ class StepWriter:
         if isinstance(source, str):
             source = Gathered(tensor=source, kept=source)
         self.steps.append(
-            Step(
+            LayerStep(
                 name=name,
                 forward=_product(m, n, k),
                 reads=(source.tensor,),
@@ -241,7 +241,7 @@ class StepWriter:
         """Writes the sum with the residual."""
         num_bytes = self.own_bytes
         self.steps.append(
-            Step(
+            LayerStep(
                 name=f"{name} add",
                 forward=_memory("add", 2 * num_bytes, num_bytes),
                 reads=(residual, source),
@@ -259,7 +259,7 @@ class StepWriter:
         num_bytes = self.load.sequences * self.load.tokens * width * ITEM_BYTES
         gather = Collective(name=f"{name} keys", num_bytes=num_bytes, axis="context")
         self.steps.append(
-            Step(
+            LayerStep(
                 name=f"{name} keys",
                 forward=gather,
                 reads=(f"{name} qkv",),
@@ -282,7 +282,7 @@ class StepWriter:
         read = (rows * width + keys) * ITEM_BYTES
         out = rows * width * ITEM_BYTES + rows * heads * 4
         self.steps.append(
-            Step(
+            LayerStep(
                 name=name,
                 forward=_attention(flops, read, out, load.sequences * heads, rows // max(1, load.sequences)),
                 reads=sources,
@@ -336,7 +336,7 @@ def write_first(writer: StepWriter) -> str:
         return "x"
     num_bytes = writer.own_bytes
     writer.steps.append(
-        Step(
+        LayerStep(
             name="lookup",
             forward=_memory("lookup", num_bytes, num_bytes),
             reads=(),
@@ -357,7 +357,7 @@ def write_head(writer: StepWriter, source: str) -> str:
     writer.product("logits", normed, shape.hidden, width)
     single_bytes = writer.context_tokens * width * 4
     writer.steps.append(
-        Step(
+        LayerStep(
             name="loss",
             forward=_memory("cross entropy", 3 * single_bytes, single_bytes),
             reads=("logits",),
@@ -377,7 +377,7 @@ def write_projector(writer: StepWriter, source: str, width: int) -> str:
     return writer.product("projector", source, projected_width(writer.shape, writer.load), width, rows=rows)
 
 
-def projected_width(shape: TransformerShape, load: Load) -> int:
+def projected_width(shape: TransformerShape, load: ModuleLoad) -> int:
     """Returns the width of what a projector reads."""
     return shape.hidden * max(1, load.tokens // (load.outputs or load.tokens))
 

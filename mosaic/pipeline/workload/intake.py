@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.pipeline.workload.formulas import Load
+from mosaic.pipeline.workload.formulas import ModuleLoad
 from mosaic.pipeline.workload.microbatch import Microbatch
 
 WINDOW_S = 30.0
@@ -43,7 +43,7 @@ class Intake:
             return microbatch.num_clips
         return 1 if self._packed(microbatch) else 0
 
-    def load(self, microbatch: Microbatch, units: int) -> Load:
+    def load(self, microbatch: Microbatch, units: int) -> ModuleLoad:
         """Returns ``units`` of a microbatch's units.
 
         Raises:
@@ -53,13 +53,13 @@ class Intake:
         if not 1 <= units <= most:
             raise ValueError(f"units={units} of a microbatch that has {most} ({self.unit}); use 1 to {most}")
         if self.unit == "text":
-            return Load(sequences=1, tokens=self._packed(microbatch))
+            return ModuleLoad(sequences=1, tokens=self._packed(microbatch))
         if self.unit == "video":
             tokens = max(1, round(self.video_tokens_per_s * microbatch.video_s / most))
             context = -(-microbatch.text_tokens // most) if self.text else 0
-            return Load(sequences=units, tokens=tokens, context=context)
+            return ModuleLoad(sequences=units, tokens=tokens, context=context)
         tokens = self.image_tokens if self.unit == "image" else self.window_tokens
-        return Load(sequences=units, tokens=tokens, outputs=-(-tokens // self.merges))
+        return ModuleLoad(sequences=units, tokens=tokens, outputs=-(-tokens // self.merges))
 
     def _packed(self, microbatch: Microbatch) -> int:
         return (

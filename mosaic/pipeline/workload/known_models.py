@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipeline.semu.machine import Degrees, Machine
+from mosaic.pipeline.semu.rank_hardware import Degrees, RankHardware
 from mosaic.pipeline.workload.intake import Intake
-from mosaic.pipeline.workload.known_shapes import SHAPES
+from mosaic.pipeline.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipeline.workload.layers import Feed, PipelineModel
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.pipeline.workload.transformer import TransformerModule
@@ -84,7 +84,7 @@ class KnownModel:
         Raises:
             ValueError: The cluster is too small, or a degree does not fit a shape.
         """
-        machine = Machine(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
+        machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
         modules = tuple(self._modules(machine, patches_per_token))
         last = modules[-1].name
         return PipelineModel(
@@ -100,7 +100,7 @@ class KnownModel:
         images = 16 if self.vision else 0
         return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
 
-    def _modules(self, machine: Machine, patches_per_token: int) -> Iterator[TransformerModule]:
+    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[TransformerModule]:
         starch = self.source.startswith("Cornstarch")
         image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
         backbone = self.video or self.text
@@ -120,24 +120,24 @@ class KnownModel:
             }[name]
             yield TransformerModule(
                 name=name,
-                shape=SHAPES[shape].shape,
+                shape=KNOWN_SHAPES[shape].shape,
                 machine=machine,
                 intake=intake,
                 is_frozen=self.is_frozen,
                 has_head=shape == backbone and not self.video,
-                projects_to=0 if shape == backbone else SHAPES[backbone].shape.hidden,
+                projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
             )
 
 
-def find_model(name: str) -> KnownModel:
+def find_known_model(name: str) -> KnownModel:
     """Returns a model by its name.
 
     Raises:
         ValueError: There is none of that name.
     """
-    if name not in MODELS:
-        raise ValueError(f"no pipelined model is named {name!r}; there are {', '.join(MODELS)}")
-    return MODELS[name]
+    if name not in KNOWN_MODELS:
+        raise ValueError(f"no pipelined model is named {name!r}; there are {', '.join(KNOWN_MODELS)}")
+    return KNOWN_MODELS[name]
 
 
 def _pipeweaver() -> Iterator[KnownModel]:
@@ -215,5 +215,5 @@ def _cornstarch() -> Iterator[KnownModel]:
             )
 
 
-MODELS: Mapping[str, KnownModel] = MappingProxyType({one.name: one for one in (*_pipeweaver(), *_cornstarch())})
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({one.name: one for one in (*_pipeweaver(), *_cornstarch())})
 """All of them by name."""

@@ -47,7 +47,7 @@ _WEAVER, _STARCH = "PipeWeaver, Table 3", "Cornstarch, Table 1"
 _LLAMA = {"gated": True, "causal": True, "vocabulary": 128256}
 _QWEN = {"gated": True, "causal": True, "vocabulary": 152064}
 
-SHAPES: Mapping[str, KnownShape] = MappingProxyType(
+KNOWN_SHAPES: Mapping[str, KnownShape] = MappingProxyType(
     {
         "vit-5b": _shape(63, 1792, 15360, 16, billions=5, source=_WEAVER, patch=_PIXELS),
         "vit-22b": _shape(48, 6144, 24576, 48, billions=22, source=_WEAVER, patch=_PIXELS),

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from mosaic.cost.counts import Operator
 from mosaic.pipeline.semu.graph import OperatorNode, Subgraph, TensorNode
-from mosaic.pipeline.semu.machine import Machine
+from mosaic.pipeline.semu.rank_hardware import RankHardware
 from mosaic.pipeline.semu.simulate import Simulator
-from mosaic.pipeline.workload.formulas import Step, Work
+from mosaic.pipeline.workload.formulas import LayerStep, LayerWork
 from mosaic.pipeline.workload.layers import Layer, Strategy
 
 
@@ -22,7 +22,7 @@ from mosaic.pipeline.workload.layers import Layer, Strategy
 class LayerSteps:
     """A layer, ready to be simulated."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayerStep, ...]
     """In order."""
     sources: Mapping[str, int]
     """Bytes of what may come from outside."""
@@ -44,7 +44,7 @@ class LayerSteps:
         return tuple(dict.fromkeys(found))
 
     @property
-    def cheap(self) -> tuple[Step, ...]:
+    def cheap(self) -> tuple[LayerStep, ...]:
         """Steps that selective recomputation runs again."""
         return tuple(step for step in self.steps if step.is_cheap and step.writes in self.saved)
 
@@ -54,7 +54,7 @@ class LayerSteps:
         return sum(sizes[name] for name in names if name != "context")
 
 
-def forward_graph(layer: LayerSteps, machine: Machine) -> Subgraph:
+def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
     """Returns forward: it reads what comes from outside, and leaves the output and what is saved."""
     draft = _Draft(machine=machine)
     for name in layer.read:
@@ -66,7 +66,7 @@ def forward_graph(layer: LayerSteps, machine: Machine) -> Subgraph:
     return draft.subgraph("forward", inputs=layer.read, outputs=kept)
 
 
-def backward_graph(layer: LayerSteps, machine: Machine, *, with_weights: bool) -> Subgraph:
+def backward_graph(layer: LayerSteps, machine: RankHardware, *, with_weights: bool) -> Subgraph:
     """Returns backward: it reads what is saved and the output's gradient, and leaves the gradient of ``x``."""
     sizes = {step.writes: step.num_bytes for step in layer.steps} | dict(layer.sources)
     draft = _Draft(machine=machine)
@@ -86,7 +86,7 @@ def backward_graph(layer: LayerSteps, machine: Machine, *, with_weights: bool) -
 
 def _add_backward(
     draft: _Draft,
-    step: Step,
+    step: LayerStep,
     gradient: dict[str, str],
     sizes: Mapping[str, int],
     layer: LayerSteps,
@@ -120,7 +120,7 @@ def _add_backward(
             draft.add(f"{step.name} weights {place}", work, reads=(*own, *again))
 
 
-def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) -> Layer:
+def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
     """Returns a layer's times and bytes, simulated.
 
     Backward of a layer that trains is simulated with the weights' gradients, which hide collectives; what these take by
@@ -182,11 +182,11 @@ def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) ->
 class _Draft:
     """A subgraph as it is written."""
 
-    machine: Machine
+    machine: RankHardware
     tensors: dict[str, int] = field(default_factory=dict)
     nodes: list[OperatorNode] = field(default_factory=list)
 
-    def add(self, name: str, work: Work, *, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
+    def add(self, name: str, work: LayerWork, *, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
         device = "compute" if isinstance(work, Operator) else f"{work.axis} link"
         self.nodes.append(
             OperatorNode(

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from mosaic.cost.counts import Operator
-from mosaic.pipeline.semu.machine import Machine
+from mosaic.pipeline.semu.rank_hardware import RankHardware
 from mosaic.pipeline.workload.formulas import (
     ITEM_BYTES,
-    Load,
+    ModuleLoad,
     StepWriter,
     source_bytes,
     write_first,
@@ -41,7 +41,7 @@ class TransformerModule:
     """In the graph."""
     shape: TransformerShape
     """Its layers."""
-    machine: Machine
+    machine: RankHardware
     """One of its ranks."""
     intake: Intake
     """What it reads."""
@@ -53,7 +53,7 @@ class TransformerModule:
     """Width of who reads its output, behind a projector; 0: it has none."""
     host_gb_per_s: float = 25.0
     """Of a device's link to the host, in 10^9 bytes a second; PCIe 4 by default."""
-    _known: dict[Load, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[ModuleLoad, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         tensor = self.machine.degrees.tensor
@@ -139,10 +139,10 @@ class TransformerModule:
     def _projector_parameters(self) -> int:
         return self.shape.hidden * self.intake.merges * self.projects_to
 
-    def _writer(self, load: Load) -> StepWriter:
+    def _writer(self, load: ModuleLoad) -> StepWriter:
         return StepWriter(shape=self.shape, degrees=self.machine.degrees, load=load)
 
-    def _steps(self, load: Load, *, first: bool, last: bool) -> LayerSteps:
+    def _steps(self, load: ModuleLoad, *, first: bool, last: bool) -> LayerSteps:
         writer = self._writer(load)
         output = writer.layer(write_first(writer) if first else "x")
         if last and self.has_head:
@@ -151,14 +151,14 @@ class TransformerModule:
             output = write_projector(writer, output, self.projects_to)
         return self._as_steps(writer, output, trains=not self.is_frozen)
 
-    def _projector(self, load: Load) -> LayerSteps:
+    def _projector(self, load: ModuleLoad) -> LayerSteps:
         writer = self._writer(load)
         return self._as_steps(writer, write_projector(writer, "x", self.projects_to), trains=True)
 
     def _as_steps(self, writer: StepWriter, output: str, *, trains: bool) -> LayerSteps:
         return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)
 
-    def _layer_steps(self, load: Load) -> tuple[LayerSteps, ...]:
+    def _layer_steps(self, load: ModuleLoad) -> tuple[LayerSteps, ...]:
         """All layers; those in the middle are one object."""
         count = self.shape.layers
         if count == 1:
@@ -169,7 +169,7 @@ class TransformerModule:
             found = (ends[0], *(middle,) * (count - 2), ends[1])
         return (*found, self._projector(load)) if self._projects_apart else found
 
-    def _timed(self, load: Load) -> tuple[Layer, ...]:
+    def _timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
         timed: dict[int, Layer] = {}
         layers = self._layer_steps(load)
         for layer in layers:

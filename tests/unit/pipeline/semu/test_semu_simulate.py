@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.pipeline.semu.graph import OperatorNode, Subgraph, TensorNode, Use, operators
+from mosaic.pipeline.semu.graph import OperatorNode, Subgraph, SubgraphUse, TensorNode, operators
 from mosaic.pipeline.semu.simulate import Simulator
 
 DEVICES = ("compute", "link", "host")
@@ -38,7 +38,7 @@ def subgraphs(draw: st.DrawFn, depth: int = 2) -> Subgraph:
     """Random nodes on three devices, some of them uses of smaller subgraphs, chained by tensors."""
     inner = [draw(subgraphs(depth=depth - 1)) for _ in range(2)] if depth else []
     tensors = [TensorNode(name="in", num_bytes=draw(st.integers(0, 9)))]
-    nodes: list[OperatorNode | Use] = []
+    nodes: list[OperatorNode | SubgraphUse] = []
     there = ["in"]
     for index in range(draw(st.integers(1, 4))):
         name = f"t{index}"
@@ -52,7 +52,7 @@ def subgraphs(draw: st.DrawFn, depth: int = 2) -> Subgraph:
             if "in" in subgraph.inputs and reads:
                 ends.append(("in", (reads[0],)))
             nodes.append(
-                Use(
+                SubgraphUse(
                     name=f"n{index}",
                     subgraph=subgraph,
                     devices=(tuple(zip(DEVICES, roles, strict=True)),),
@@ -118,7 +118,7 @@ def test_copies_run_together_and_each_keeps_its_own_memory() -> None:
     both = Subgraph(
         name="both",
         nodes=(
-            Use(name="peers", subgraph=peer, devices=((("compute", "gpu 0"),), (("compute", "gpu 1"),))),
+            SubgraphUse(name="peers", subgraph=peer, devices=((("compute", "gpu 0"),), (("compute", "gpu 1"),))),
             OperatorNode(name="next", device="gpu 1", time_ns=2),
         ),
     )
@@ -133,7 +133,7 @@ def test_a_use_binds_inputs_and_outputs_once_for_each_copy() -> None:
         with pytest.raises(ValueError, match="one for each of 1 copies"):
             Subgraph(
                 name="outer",
-                nodes=(Use(name="use", subgraph=inner, devices=((),), tensors=((name, outers),)),),
+                nodes=(SubgraphUse(name="use", subgraph=inner, devices=((),), tensors=((name, outers),)),),
                 tensors=(TensorNode(name="t", num_bytes=1), TensorNode(name="u", num_bytes=1)),
             )
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from mosaic.graph import Part
 from mosaic.pipeline.partition.partition import Chunk, Partition
-from mosaic.pipeline.semu.machine import Collective, Machine
-from mosaic.pipeline.semu.step import checkpoint_of, gradient_sums_ns, simulate_step
+from mosaic.pipeline.semu.rank_hardware import Collective, RankHardware
+from mosaic.pipeline.semu.step import emulate_step, gradient_sums_ns, saved_state_of
 from mosaic.pipeline.tasks import Orders, Task, TaskGraph, Wait
-from mosaic.pipeline.workload.known_models import find_model
+from mosaic.pipeline.workload.known_models import find_known_model
 from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -35,27 +35,27 @@ ONE_F_ONE_B: Orders = ((0, 4, 3, 7), (1, 2, 5, 6))
 
 
 def test_a_step_has_the_times_worked_out_by_hand() -> None:
-    step = simulate_step(two_ranks(), ONE_F_ONE_B)
+    step = emulate_step(two_ranks(), ONE_F_ONE_B)
     assert step.start_ns == (0, 3, 5, 10, 2, 9, 11, 16)
     assert (step.makespan_ns, step.end_ns) == (20, 20)
     assert [timeline.peak_bytes for timeline in step.memory] == [123, 63]
     assert [step.memory[0].bytes_at(at) for at in (0, 2, 4, 14, 20)] == [113, 123, 120, 110, 100]
 
 
-def test_a_checkpoint_gives_the_same_step_as_none() -> None:
+def test_a_saved_state_gives_the_same_step_as_none() -> None:
     graph = two_ranks()
-    assert simulate_step(graph, ONE_F_ONE_B, checkpoint=checkpoint_of(graph)) == simulate_step(graph, ONE_F_ONE_B)
+    assert emulate_step(graph, ONE_F_ONE_B, saved=saved_state_of(graph)) == emulate_step(graph, ONE_F_ONE_B)
 
 
 def test_sums_of_gradients_start_when_a_rank_has_no_backward_left() -> None:
-    assert simulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(1, 9)).end_ns == 24
-    assert simulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(5, 0)).end_ns == 25
+    assert emulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(1, 9)).end_ns == 24
+    assert emulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(5, 0)).end_ns == 25
 
 
 def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
-    known = find_model("cornstarch-vlm-s-llm-s")
+    known = find_known_model("cornstarch-vlm-s-llm-s")
     model = known.model()
-    machine = Machine(cluster=known.cluster(), degrees=known.degrees)
+    machine = RankHardware(cluster=known.cluster(), degrees=known.degrees)
     vision, text = (
         Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
         for rank, module in enumerate(model.modules)
@@ -74,7 +74,7 @@ def test_memory_is_the_direct_sum_over_tasks_at_each_time(count: int, lag_ns: in
     graph = two_ranks(count, lag_ns=lag_ns)
     forwards = [[4 * at + row for at in range(count)] for row in (0, 1)]
     backwards = [[4 * at + (3, 2)[row] for at in range(count)] for row in (0, 1)]
-    step = simulate_step(graph, tuple(tuple(one + two) for one, two in zip(forwards, backwards, strict=True)))
+    step = emulate_step(graph, tuple(tuple(one + two) for one, two in zip(forwards, backwards, strict=True)))
     for rank, timeline in enumerate(step.memory):
         for at in range(step.makespan_ns + 1):
             direct = graph.base_bytes[rank] + sum(
@@ -87,16 +87,16 @@ def test_memory_is_the_direct_sum_over_tasks_at_each_time(count: int, lag_ns: in
 
 def test_orders_that_cannot_run_or_lack_a_task_are_refused() -> None:
     with pytest.raises(ValueError, match="in a circle"):
-        simulate_step(two_ranks(), ((3, 0, 4, 7), (1, 2, 5, 6)))
+        emulate_step(two_ranks(), ((3, 0, 4, 7), (1, 2, 5, 6)))
     with pytest.raises(ValueError, match="row 1 orders 3 tasks; it has 4"):
-        simulate_step(two_ranks(), ((0, 4, 3, 7), (1, 2, 5)))
+        emulate_step(two_ranks(), ((0, 4, 3, 7), (1, 2, 5)))
     with pytest.raises(ValueError, match="each to run once"):
-        simulate_step(two_ranks(), ((0, 4, 3, 3), (1, 2, 5, 6)))
+        emulate_step(two_ranks(), ((0, 4, 3, 3), (1, 2, 5, 6)))
     with pytest.raises(ValueError, match="orders of 1 rows"):
-        simulate_step(two_ranks(), ((0,),))
+        emulate_step(two_ranks(), ((0,),))
 
 
 @pytest.mark.parametrize("reduce_ns", [(1,), (1, -1)])
 def test_sums_need_a_time_for_each_rank(reduce_ns: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="a time of 0 or more for each of 2 ranks"):
-        simulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=reduce_ns)
+        emulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=reduce_ns)

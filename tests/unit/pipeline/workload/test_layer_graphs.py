@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import pytest
 
 from mosaic.hardware import find_cluster
-from mosaic.pipeline.semu.graph import Subgraph, Use
-from mosaic.pipeline.semu.machine import Degrees, Machine
+from mosaic.pipeline.semu.graph import Subgraph, SubgraphUse
+from mosaic.pipeline.semu.rank_hardware import Degrees, RankHardware
 from mosaic.pipeline.semu.simulate import Simulator
-from mosaic.pipeline.workload.formulas import Load, StepWriter, source_bytes
+from mosaic.pipeline.workload.formulas import ModuleLoad, StepWriter, source_bytes
 from mosaic.pipeline.workload.layer_graphs import LayerSteps, backward_graph, forward_graph, timed_layer
 from mosaic.pipeline.workload.shapes import TransformerShape
 
 
-def machine(**degrees: int) -> Machine:
-    return Machine(cluster=find_cluster("h800", 16), degrees=Degrees(**degrees))
+def machine(**degrees: int) -> RankHardware:
+    return RankHardware(cluster=find_cluster("h800", 16), degrees=Degrees(**degrees))
 
 
-def layer(at: Machine, *, trains: bool = True, cross: bool = False, tokens: int = 512) -> LayerSteps:
+def layer(at: RankHardware, *, trains: bool = True, cross: bool = False, tokens: int = 512) -> LayerSteps:
     shape = TransformerShape(layers=2, hidden=1024, ffn=4096, heads=16, groups=16, cross=cross)
-    load = Load(sequences=2, tokens=tokens, context=64 if cross else 0)
+    load = ModuleLoad(sequences=2, tokens=tokens, context=64 if cross else 0)
     writer = StepWriter(shape=shape, degrees=at.degrees, load=load)
     output = writer.layer("x")
     return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)
@@ -31,7 +31,7 @@ def chunk(graphs: Sequence[Subgraph]) -> Subgraph:
     uses = []
     for index, graph in enumerate(graphs):
         after = (f"layer {index - 1}",) if index else ()
-        uses.append(Use(name=f"layer {index}", subgraph=graph, devices=((),), after=after))
+        uses.append(SubgraphUse(name=f"layer {index}", subgraph=graph, devices=((),), after=after))
     return Subgraph(name="chunk", nodes=tuple(uses))
 
 
@@ -80,4 +80,4 @@ def test_tensor_parallel_collectives_are_two_gathers_and_two_scatters_each_way()
     at = machine(tensor=4)
     steps = layer(at, trains=False)
     for graph in (forward_graph(steps, at), backward_graph(steps, at, with_weights=False)):
-        assert sum(node.device == "tensor link" for node in graph.nodes if not isinstance(node, Use)) == 4
+        assert sum(node.device == "tensor link" for node in graph.nodes if not isinstance(node, SubgraphUse)) == 4

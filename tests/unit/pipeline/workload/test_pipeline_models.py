@@ -5,37 +5,37 @@ from __future__ import annotations
 import pytest
 
 from mosaic.hardware import find_cluster
-from mosaic.pipeline.semu.machine import Degrees
-from mosaic.pipeline.workload.known_models import MODELS, find_model
-from mosaic.pipeline.workload.known_shapes import SHAPES
+from mosaic.pipeline.semu.rank_hardware import Degrees
+from mosaic.pipeline.workload.known_models import KNOWN_MODELS, find_known_model
+from mosaic.pipeline.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.pipeline.workload.shapes import TransformerShape
 from mosaic.pipeline.workload.transformer import TransformerModule
 
 
 def module_of(name: str, module: str, **degrees: int) -> TransformerModule:
-    model = find_model(name).model(degrees=Degrees(**degrees) if degrees else None)
+    model = find_known_model(name).model(degrees=Degrees(**degrees) if degrees else None)
     found = next(one for one in model.modules if one.name == module)
     assert isinstance(found, TransformerModule)
     return found
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", KNOWN_SHAPES)
 def test_shapes_have_the_parameters_of_their_names(name: str) -> None:
-    known = SHAPES[name]
+    known = KNOWN_SHAPES[name]
     counted = known.shape.parameters(with_head=known.shape.causal) / 1e9
     margin = {"vit-5b": 0.15, "vit-2b": 0.08, "eva-clip-8b": 0.07}.get(name, 0.05)
     assert counted == pytest.approx(known.billions, rel=margin)
 
 
 def test_llama_has_its_published_parameters_but_for_norms() -> None:
-    assert SHAPES["llama3-8b"].shape.parameters(with_head=True) == pytest.approx(8_030_261_248, rel=1e-4)
-    assert SHAPES["llama-1b"].shape.parameters(with_head=True) == pytest.approx(1_235_814_400, rel=1e-4)
+    assert KNOWN_SHAPES["llama3-8b"].shape.parameters(with_head=True) == pytest.approx(8_030_261_248, rel=1e-4)
+    assert KNOWN_SHAPES["llama-1b"].shape.parameters(with_head=True) == pytest.approx(1_235_814_400, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vlm-s", "vlm-m", "vlm-l", "t2v-s", "t2v-l", "vlm-xl-16k", "t2v-xl-6k"])
 def test_a_step_has_six_operations_for_each_parameter_and_token_and_those_of_attention(name: str) -> None:
-    known = find_model(name)
+    known = find_known_model(name)
     microbatch = known.microbatch()
     for module in known.model().modules:
         assert isinstance(module, TransformerModule)
@@ -55,17 +55,17 @@ def test_a_step_has_six_operations_for_each_parameter_and_token_and_those_of_att
 
 
 def test_all_of_both_papers_models_are_there_with_their_degrees() -> None:
-    assert len(MODELS) == 11 + 3 * 15
+    assert len(KNOWN_MODELS) == 11 + 3 * 15
     gpus = {"vlm-s": 16, "vlm-m": 32, "vlm-l": 64, "t2v-s": 16, "t2v-l": 64}
     gpus |= {"vlm-xl-8k": 8192, "vlm-xl-16k": 16384, "t2v-xl-3k": 3072, "t2v-xl-6k": 6144, "lm-7b": 8, "vlm-7b": 8}
-    assert {name: find_model(name).degrees.num_devices for name in gpus} == gpus
-    largest = find_model("cornstarch-valm-ml-llm-s")
+    assert {name: find_known_model(name).degrees.num_devices for name in gpus} == gpus
+    largest = find_known_model("cornstarch-valm-ml-llm-s")
     assert (largest.ranks, largest.colocated_ranks, largest.degrees.pipeline) == ((2, 4, 3), (5, 1), 9)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "llm-m" in name or not name.startswith("cornstarch")])
+@pytest.mark.parametrize("name", [name for name in KNOWN_MODELS if not name.endswith(("llm-s", "llm-l"))])
 def test_every_model_gives_finite_layers_that_fit_its_devices(name: str) -> None:
-    known = find_model(name)
+    known = find_known_model(name)
     model, microbatch = known.model(), known.microbatch()
     assert {feed.target for feed in model.feeds} <= {model.modules[-1].name}
     for module in model.modules:
@@ -84,7 +84,7 @@ def test_every_model_gives_finite_layers_that_fit_its_devices(name: str) -> None
 
 
 def test_frozen_models_train_projectors_only() -> None:
-    vision, audio, text = find_model("cornstarch-valm-sm-llm-l").model().modules
+    vision, audio, text = find_known_model("cornstarch-valm-sm-llm-l").model().modules
     assert sum(vision.trains) == sum(audio.trains) == 1
     assert vision.trains[-1]
     assert not any(text.trains)
@@ -140,7 +140,7 @@ def test_a_module_on_fewer_sms_takes_longer() -> None:
 
 
 def test_modules_skip_microbatches_without_their_modality_and_refuse_units_that_are_not_there() -> None:
-    vision, text = find_model("vlm-s").model().modules
+    vision, text = find_known_model("vlm-s").model().modules
     only_text, only_images = Microbatch(text_tokens=5), Microbatch(images=2)
     assert (vision.units(only_text), text.units(only_text)) == (0, 1)
     assert (vision.units(only_images), text.units(only_images)) == (2, 1)
@@ -150,24 +150,24 @@ def test_modules_skip_microbatches_without_their_modality_and_refuse_units_that_
 
 
 def test_a_video_without_text_passes_through_the_decoder_alone() -> None:
-    text, video = find_model("t2v-s").model().modules
+    text, video = find_known_model("t2v-s").model().modules
     silent = Microbatch(video_s=3.0)
     assert (text.units(silent), video.units(silent)) == (0, 1)
     assert video.layers(silent, 1)[0].forward_ms > 0
 
 
 def test_audio_is_cut_into_windows_of_30_seconds() -> None:
-    audio = find_model("cornstarch-alm-s-llm-s").model().modules[0]
+    audio = find_known_model("cornstarch-alm-s-llm-s").model().modules[0]
     assert [audio.units(Microbatch(audio_s=seconds)) for seconds in (0.5, 30.0, 31.0)] == [1, 1, 2]
 
 
 def test_unknown_names_and_degrees_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="no pipelined model is named 'vlm-xs'; there are lm-7b"):
-        find_model("vlm-xs")
+        find_known_model("vlm-xs")
     with pytest.raises(ValueError, match="16 heads do not divide by tensor=3"):
-        find_model("vlm-s").model(degrees=Degrees(tensor=3), cluster=find_cluster("h800", 8))
+        find_known_model("vlm-s").model(degrees=Degrees(tensor=3), cluster=find_cluster("h800", 8))
     with pytest.raises(ValueError, match="need 16 devices; the cluster has 8"):
-        find_model("vlm-s").model(cluster=find_cluster("h800", 8))
+        find_known_model("vlm-s").model(cluster=find_cluster("h800", 8))
     with pytest.raises(ValueError, match="3 heads do not divide by 2 groups"):
         TransformerShape(layers=1, hidden=6, ffn=6, heads=3, groups=2)
     with pytest.raises(ValueError, match="layers=0"):

@@ -70,7 +70,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class RankHardware:
     """One rank of a job, and the links to its peers.
 
     Raises:

@@ -1,7 +1,7 @@
 """Simulated states: saved, joined by new edges, and gone on from (PipeWeaver, section 4.2).
 
 Microbatches are simulated once, each by itself. A schedule then only adds edges between them. Nodes that no new edge
-reaches keep the times of the checkpoint; the others are moved as a whole, without a look inside.
+reaches keep the times of the saved state; the others are moved as a whole, without a look inside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Dependency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class SavedState:
     """Nodes with their times; it never changes, so that many searches may go on from one."""
 
     length_ns: tuple[int, ...]
@@ -39,7 +39,7 @@ class Checkpoint:
         return max((start + length for start, length in zip(self.start_ns, self.length_ns, strict=True)), default=0)
 
 
-def simulate_nodes(length_ns: Sequence[int], dependencies: Iterable[Dependency]) -> Checkpoint:
+def simulate_nodes(length_ns: Sequence[int], dependencies: Iterable[Dependency]) -> SavedState:
     """Returns nodes that start as soon as what they wait for has ended.
 
     Raises:
@@ -47,23 +47,23 @@ def simulate_nodes(length_ns: Sequence[int], dependencies: Iterable[Dependency])
     """
     if (shortest := min(length_ns, default=0)) < 0:
         raise ValueError(f"a node takes {shortest} ns; use 0 or more")
-    bare = Checkpoint(length_ns=tuple(length_ns), dependencies=(), start_ns=(0,) * len(length_ns))
+    bare = SavedState(length_ns=tuple(length_ns), dependencies=(), start_ns=(0,) * len(length_ns))
     return resume((bare,), dependencies)
 
 
-def resume(checkpoints: Sequence[Checkpoint], dependencies: Iterable[Dependency]) -> Checkpoint:
-    """Returns several checkpoints as one, with new dependencies; nodes are numbered through in the order given.
+def resume(states: Sequence[SavedState], dependencies: Iterable[Dependency]) -> SavedState:
+    """Returns several states as one, with new dependencies; nodes are numbered through in the order given.
 
     Only nodes that a new dependency reaches are timed again.
 
     Raises:
         ValueError: An index or lag is out of range, or nodes wait for each other in a circle.
     """
-    lengths = [one for state in checkpoints for one in state.length_ns]
-    starts = [one for state in checkpoints for one in state.start_ns]
+    lengths = [one for state in states for one in state.length_ns]
+    starts = [one for state in states for one in state.start_ns]
     joined: list[Dependency] = []
     base = 0
-    for state in checkpoints:
+    for state in states:
         if base:
             joined += (
                 Dependency(source=one.source + base, target=one.target + base, lag_ns=one.lag_ns)
@@ -78,7 +78,7 @@ def resume(checkpoints: Sequence[Checkpoint], dependencies: Iterable[Dependency]
             raise ValueError(f"{one} is out of range; there are {base} nodes, and a lag is 0 or more")
     joined += new
     _retime(lengths, starts, joined, {one.target for one in new})
-    return Checkpoint(length_ns=tuple(lengths), dependencies=tuple(joined), start_ns=tuple(starts))
+    return SavedState(length_ns=tuple(lengths), dependencies=tuple(joined), start_ns=tuple(starts))
 
 
 def _retime(lengths: list[int], starts: list[int], dependencies: list[Dependency], roots: set[int]) -> None:

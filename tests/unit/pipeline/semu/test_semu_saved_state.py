@@ -1,4 +1,4 @@
-"""Checkpoints of simulated nodes, joined and gone on from."""
+"""Saved states of simulated nodes, joined and gone on from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.pipeline.semu.checkpoint import Checkpoint, Dependency, resume, simulate_nodes
+from mosaic.pipeline.semu.saved_state import Dependency, SavedState, resume, simulate_nodes
 
 
 @st.composite
@@ -31,7 +31,7 @@ def edges(draw: st.DrawFn, count: int) -> list[Dependency]:
 
 @settings(max_examples=60)
 @given(parts())
-def test_joined_checkpoints_have_the_times_of_one_simulation(
+def test_joined_states_have_the_times_of_one_simulation(
     drawn: tuple[list[tuple[list[int], list[Dependency]]], list[Dependency]],
 ) -> None:
     graphs, new = drawn
@@ -48,11 +48,11 @@ def test_joined_checkpoints_have_the_times_of_one_simulation(
     assert (joined.start_ns, joined.makespan_ns) == (at_once.start_ns, at_once.makespan_ns)
 
 
-def test_a_checkpoint_stays_as_it_was_when_others_go_on_from_it() -> None:
+def test_a_saved_state_stays_as_it_was_when_others_go_on_from_it() -> None:
     saved = simulate_nodes([3, 4], [Dependency(source=0, target=1)])
     later = resume((saved, saved), [Dependency(source=1, target=2, lag_ns=2)])
     assert later.start_ns == (0, 3, 9, 12)
-    assert saved == Checkpoint(length_ns=(3, 4), dependencies=(Dependency(source=0, target=1),), start_ns=(0, 3))
+    assert saved == SavedState(length_ns=(3, 4), dependencies=(Dependency(source=0, target=1),), start_ns=(0, 3))
 
 
 def test_nodes_that_wait_for_each_other_are_refused() -> None:

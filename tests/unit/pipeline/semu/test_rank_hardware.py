@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from mosaic.hardware import find_cluster
-from mosaic.pipeline.semu.machine import Collective, Degrees, Machine
+from mosaic.pipeline.semu.rank_hardware import Collective, Degrees, RankHardware
 
 
-def machine(**degrees: int) -> Machine:
-    return Machine(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
+def machine(**degrees: int) -> RankHardware:
+    return RankHardware(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
 
 
 def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
