@@ -49,6 +49,9 @@ class LayeredModule(Protocol):
     def trains(self) -> tuple[bool, ...]:
         """For each layer whether its weights train."""
 
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
+
     def state_bytes(self, first: int, count: int) -> int:
         """Returns what stays on a rank for these layers: weights, and gradients and optimizer's state where they train."""
 
