@@ -64,8 +64,8 @@ def interleaved(
     group = num_ranks if chunks_per_rank > 1 else num_microbatches
     for rank in range(num_ranks):
         own = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forward = _by_groups(own, F, num_microbatches, group)
-        backward = _by_groups(own[::-1], B, num_microbatches, group)
+        forward = by_groups(own, F, num_microbatches, group)
+        backward = by_groups(own[::-1], B, num_microbatches, group)
         warm_up = min((chunks_per_rank - 1) * group + hop * (num_ranks - 1 - rank), len(forward))
         row = _in_turn(forward, backward, warm_up)
         rows.append(_with_late_weights(row, rank) if delays_weights else row)
@@ -161,8 +161,8 @@ class _Row:
         return self.slots[-1]
 
 
-def _by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[Slot]:
-    """A group of microbatches through each chunk in turn, then the next group."""
+def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[Slot]:
+    """Returns a phase of a group of microbatches through each chunk in turn, then of the next group."""
     return [
         Slot(chunk, kind, at)
         for start in range(0, num_microbatches, group)
