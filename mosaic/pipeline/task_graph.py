@@ -13,7 +13,7 @@ share of its output. The loss of a piece of a module that feeds nothing is its o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mosaic.hardware.cluster import Cluster
@@ -242,17 +242,20 @@ class _Build:
                     apart = self._task(passed, ActionKind.WEIGHTS, at, cost.weights_ns, works, frees)
                     self._wait(task, apart, 0)
 
-    def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterator[tuple[_Place, int]]:
-        """Gives for each input of a piece of a chunk where it comes from, and its bytes."""
+    def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterable[tuple[_Place, int]]:
+        """Returns for each input of a piece of a chunk where it comes from, and its bytes: of all modules there."""
+        found: dict[_Place, int] = {}
         for source, name in passed.flow.feeds[chunk]:
             module = self.counter.modules[name]
             units = passed.pieces[name]
             if name in names:  # within a module, each piece by itself
-                yield (source, piece), module.boundary_bytes(passed.microbatch, units[piece])
-                continue
-            shared_by = len(passed.units(chunk))
-            for at, count in enumerate(units):
-                yield (source, at), module.boundary_bytes(passed.microbatch, count) // shared_by
+                sent = [(piece, units[piece], 1)]
+            else:
+                sent = [(at, count, len(passed.units(chunk))) for at, count in enumerate(units)]
+            for at, count, shared_by in sent:
+                size = module.boundary_bytes(passed.microbatch, count) // shared_by
+                found[source, at] = found.get((source, at), 0) + size
+        return found.items()
 
     def _task(self, passed: _Pass, kind: ActionKind, at: _Place, time_ns: int, takes: int, frees: int) -> int:
         chunk, piece = at

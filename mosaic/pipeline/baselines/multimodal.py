@@ -1,4 +1,4 @@
-"""Orders over partitions of several modules: 1F1B over any graph of chunks, encoders first, microbatches in clusters."""
+"""Orders for several modules: 1F1B over any graph of chunks, encoders first, microbatches in clusters."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mosaic.graph import Part
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.find import find_hardware
 from mosaic.hardware.link import Link
 from mosaic.pipeline.partition.methods import partition_by
+from mosaic.pipeline.partition.partition import Chunk, Partition
 from mosaic.pipeline.partition.request import Request
 from mosaic.pipeline.task_graph import task_graph, training_chunks
 from mosaic.pipeline.tasks import TaskGraph
@@ -76,6 +78,22 @@ def test_pieces_of_what_follows_share_an_output():
     )
     graph = made(model, images(3), sizes={"video": 1}, num_ranks=1)
     assert [wait.num_bytes for wait in graph.waits if wait.num_bytes] == [2000] * 6
+
+
+def test_what_one_task_hands_another_is_one_edge_whatever_modules_it_is_of():
+    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=1.0),)
+    model = two_encoders()
+    first = Partition(
+        num_ranks=2,
+        chunks=(
+            Chunk(
+                parts=tuple(Part(module=name, count=n, total=n) for name, n in (("vision", 6), ("audio", 4))), rank=0
+            ),
+            Chunk(parts=(Part(module="text", count=8, total=8),), rank=1),
+        ),
+    )
+    both = task_graph(model, first, microbatches)
+    assert [wait.num_bytes for wait in both.waits if wait.num_bytes] == [3000, 3000]
 
 
 def test_what_a_skipped_module_feeds_waits_for_what_feeds_it():
