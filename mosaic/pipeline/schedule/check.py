@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipeline.schedule.action import TaskName
-from mosaic.pipeline.schedule.replay import Rows, Step, channel_of, replay, split
+from mosaic.pipeline.schedule.replay import Rows, Step, replay, split
 from mosaic.pipeline.schedule.schedule import PipelineSchedule, plan_of, wrong_cell
 from mosaic.pipeline.tasks import TaskGraph, Timed
 from mosaic.schedule import ActionKind
@@ -33,8 +33,8 @@ def check_pipeline_schedule(
         training: Chunks whose gradients have to be reduced; None: those that the schedule reduces.
 
     Raises:
-        InvalidScheduleError: It is of another plan; an action is missing, twice, in a wrong row or at a wrong place; the
-            two ends of a channel differ; rows wait for each other for ever; or memory does not suffice. Has the cell.
+        InvalidScheduleError: It is of another plan, an action is missing, twice, in a wrong row or at a wrong place,
+            both ends of a channel differ, rows wait for each other for ever, or memory does not suffice; has the cell.
     """
     plan = plan_of(graph, schedule.chunks)
     if schedule.plan != plan or schedule.rank_of != graph.rank_of:
@@ -106,16 +106,15 @@ class _Checks:
             source, arrow, target = message.partition(">")
             if not arrow:
                 continue
-            if message not in self.step.edges or not self.step.crosses(message):
+            if message not in self.step.channels:
                 raise wrong_cell(self.schedule, row, place, "the step hands nothing of that name to another rank")
             end = source if verb in ("SEND", "SENT") else target
             if self.step.row[end] != row:
                 raise wrong_cell(self.schedule, row, place, f"it belongs into row {self.step.row[end]}, to {end}")
-        for message in self.step.edges:
-            if self.step.crosses(message):
-                source, target = message.split(">")
-                self._check_in_turn((source, f"SEND({message})", f"SENT({message})"), self.step.row[source])
-                self._check_in_turn((f"RECV({message})", f"GOT({message})", target), self.step.row[target])
+        for message, (sender, receiver, _) in self.step.channels.items():
+            source, target = message.split(">")
+            self._check_in_turn((source, f"SEND({message})", f"SENT({message})"), sender)
+            self._check_in_turn((f"RECV({message})", f"GOT({message})", target), receiver)
 
     def check_frees(self) -> None:
         """What a forward keeps is freed after the last phase of its chunk with the same piece."""
@@ -167,12 +166,12 @@ def _check_channels(schedule: PipelineSchedule, step: Step, rows: Rows) -> None:
     for row in rows:
         for verb, message in row:
             if verb == "SEND":
-                sent[channel_of(step, message)].append(message)
+                sent[step.channels[message]].append(message)
     taken: dict[object, int] = defaultdict(int)
     for number, row in enumerate(rows):
         for place, (verb, message) in enumerate(row):
             if verb == "RECV":
-                channel = channel_of(step, message)
+                channel = step.channels[message]
                 other = sent[channel][taken[channel]]
                 taken[channel] += 1
                 if other != message:

@@ -37,6 +37,8 @@ class Step:
     """Of each task."""
     edges: dict[str, int]
     """For each edge, ``2F0>5F0``, its wait's index."""
+    channels: dict[str, tuple[int, int, bool]]
+    """For each edge between ranks the channel of its message: its rows, and whether it goes forward."""
     kept: dict[str, int]
     """Bytes that forwards keep."""
     local: dict[str, list[str]]
@@ -46,16 +48,21 @@ class Step:
     def of(cls, graph: TaskGraph) -> Step:
         """Names the tasks of a graph."""
         names = [str(TaskName.of(task)) for task in graph.tasks]
-        ranks = [graph.rank_of[task.row] for task in graph.tasks]
+        edges = {f"{names[wait.source]}>{names[wait.target]}": at for at, wait in enumerate(graph.waits)}
         local: dict[str, list[str]] = defaultdict(list)
-        for wait in graph.waits:
-            if ranks[wait.source] == ranks[wait.target]:
+        channels = {}
+        for edge, wait in zip(edges, graph.waits, strict=True):
+            source, target = graph.tasks[wait.source], graph.tasks[wait.target]
+            if graph.rank_of[source.row] == graph.rank_of[target.row]:
                 local[names[wait.target]].append(names[wait.source])
+            else:
+                channels[edge] = source.row, target.row, source.kind is ActionKind.FORWARD
         return cls(
             graph=graph,
             index={name: at for at, name in enumerate(names)},
             row={name: task.row for name, task in zip(names, graph.tasks, strict=True)},
-            edges={f"{names[wait.source]}>{names[wait.target]}": at for at, wait in enumerate(graph.waits)},
+            edges=edges,
+            channels=channels,
             kept={
                 name: task.takes_bytes - task.frees_bytes
                 for name, task in zip(names, graph.tasks, strict=True)
@@ -63,20 +70,6 @@ class Step:
             },
             local=local,
         )
-
-    def crosses(self, message: str) -> bool:
-        """Returns whether an edge goes from one rank to another."""
-        wait = self.graph.waits[self.edges[message]]
-        ends = (self.graph.tasks[end].row for end in (wait.source, wait.target))
-        source, target = (self.graph.rank_of[row] for row in ends)
-        return source != target
-
-
-def channel_of(step: Step, message: str) -> tuple[int, int, bool]:
-    """Returns the channel of a message: its rows, and whether it goes forward."""
-    wait = step.graph.waits[step.edges[message]]
-    source, target = step.graph.tasks[wait.source], step.graph.tasks[wait.target]
-    return source.row, target.row, source.kind is ActionKind.FORWARD
 
 
 def replay(schedule: PipelineSchedule, step: Step, rows: Rows) -> Timed:
@@ -143,7 +136,7 @@ class _Run:
         if verb is None:
             return self._computed(row, what)
         if verb == "SEND":
-            channel = channel_of(self.step, what)
+            channel = self.step.channels[what]
             there = self.clock[row] + self.step.graph.waits[self.step.edges[what]].lag_ns
             self.arrival[what] = self.busy[channel] = max(self.busy[channel], there)
         elif verb == "RECV":

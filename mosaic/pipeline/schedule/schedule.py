@@ -7,7 +7,7 @@ the others send next. Both have the same phases, ``ActionKind``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -72,8 +72,8 @@ class PipelineSchedule:
                     check_cell(cell)
                 except InvalidScheduleError as error:
                     raise wrong_cell(self, row, place, str(error)) from None
-        content = (self.plan, self.num_microbatches, self.rank_of, self.chunks, self.rows)
-        made = fingerprint((*content, self.edges, self.kept, self.strategy, self.strategies))
+        sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies))
+        made = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
         if self.hash not in ("", made):
             raise InvalidScheduleError(
                 f"the schedule's hash is {self.hash}, and its content has {made}; leave the hash out if it was "
@@ -116,7 +116,12 @@ def plan_of(graph: TaskGraph, chunks: Sequence[str]) -> str:
     """Returns the fingerprint of what a step's tasks are and hand to each other, whatever their times."""
     tasks = [f"{task.row}:{TaskName.of(task)}" for task in graph.tasks]
     waits = [f"{wait.source}>{wait.target}:{wait.num_bytes}" for wait in graph.waits]
-    return fingerprint((graph.rank_of, tuple(chunks), tasks, waits))
+    return fingerprint((graph.rank_of, tuple(chunks), " ".join(tasks), " ".join(waits)))
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    """Returns one text of all items, which is quicker to take a fingerprint of than they are."""
+    return " ".join(f"{name}:{value}" for name, value in values.items())
 
 
 def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -> InvalidScheduleError:

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_oracle import natural, simulated
 
 from mosaic.graph import Part
 from mosaic.hardware.cluster import Cluster
@@ -21,8 +23,6 @@ from mosaic.pipeline.tasks import TaskGraph
 from mosaic.pipeline.workload.layers import Feed, PipelineModel
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
-from tests.pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
-from tests.pipeline_oracle import natural, simulated
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 

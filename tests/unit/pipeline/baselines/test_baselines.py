@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_oracle import simulated
 
 from mosaic.pipeline.baselines.methods import BASELINES, Drawn, draw_baseline
 from mosaic.pipeline.baselines.slots import Slot, orders_of
@@ -12,8 +14,6 @@ from mosaic.pipeline.partition.request import Request
 from mosaic.pipeline.workload.layers import Feed, PipelineModel
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
-from tests.pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
-from tests.pipeline_oracle import simulated
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

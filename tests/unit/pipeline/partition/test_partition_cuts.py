@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
 
 from mosaic.graph import Part
 from mosaic.pipeline.partition.methods import PARTITION_METHODS, partition_by
@@ -19,7 +20,6 @@ from mosaic.pipeline.partition.separated import segments_of
 from mosaic.pipeline.partition.sizes import even_pieces, smallest_efficient
 from mosaic.pipeline.workload.layers import Feed, PipelineModel
 from mosaic.pipeline.workload.microbatch import Microbatch
-from tests.pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
 
 
 def of(module: str, first: int, count: int, total: int = 4) -> Part:

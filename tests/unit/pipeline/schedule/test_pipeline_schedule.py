@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_cases import images, models, steps, two_encoders, vision_and_text
+from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidScheduleError
@@ -26,8 +28,6 @@ from mosaic.pipeline.task_graph import task_graph, training_chunks
 from mosaic.pipeline.tasks import Orders, TaskGraph
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
-from tests.pipeline_cases import images, models, steps, two_encoders, vision_and_text
-from tests.pipeline_oracle import natural, simulated
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 NAMES = st.builds(TaskName, st.integers(0, 99), st.sampled_from(ActionKind), st.integers(0, 99), st.integers(0, 9))
