@@ -11,10 +11,10 @@ from mosaic.pipeline.partition.partition import Chunk
 from mosaic.pipeline.workload.layers import Layer, LayeredModule, Strategy
 from mosaic.pipeline.workload.microbatch import Microbatch
 
-Pair = tuple[int, int, int]
+PairKey = tuple[int, int, int]
 """A forward and its backward: chunk, microbatch, piece."""
 
-Strategies = str | Mapping[Pair, tuple[int, ...]]
+Strategies = str | Mapping[PairKey, tuple[int, ...]]
 """One name for all layers that have it; or for a pair an index for each of its layers, the first where left out."""
 
 
@@ -35,8 +35,10 @@ class Costs:
     """Backward for weights."""
     kept_bytes: int
     """From the start of forward to the end of backward; 0 without one."""
-    workspace_bytes: int
-    """While it runs."""
+    forward_workspace_bytes: int
+    """While forward runs, above what is kept."""
+    backward_workspace_bytes: int
+    """While backward runs, with what strategies need for it."""
     has_backward: bool
     """Whether any of its layers computes gradients."""
     has_weights: bool
@@ -59,7 +61,7 @@ class Counter:
     """Layers that modules gave."""
 
     def costs(
-        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: Pair
+        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
     ) -> Costs:
         """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
         chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
@@ -78,7 +80,7 @@ class Counter:
     ) -> Costs:
         times: list[tuple[float, ...]] = []
         kept: list[int] = []
-        works = [0]
+        works, backward_works = [0], [0]
         has_weights = False
         place = 0
         for part in chunk.parts:
@@ -99,15 +101,17 @@ class Counter:
                     kept.append(strategy.kept_bytes)
                 has_weights |= own.weights[index]
                 works.append(layer.workspace_bytes)
-        if min((*kept, *works)) < 0:
-            raise ValueError(f"{chunk}: a layer keeps or works in {min((*kept, *works))} bytes; use 0 or more")
+                backward_works.append(layer.workspace_bytes + strategy.workspace_bytes)
+        if (least := min((*kept, *works, *backward_works))) < 0:
+            raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
         forward, backward, weights = (_whole_ns(one, chunk) for one in zip(*times, strict=True))
         return Costs(
             forward_ns=forward,
             backward_ns=backward,
             weights_ns=weights,
             kept_bytes=sum(kept),
-            workspace_bytes=max(works),
+            forward_workspace_bytes=max(works),
+            backward_workspace_bytes=max(backward_works),
             has_backward=bool(kept),
             has_weights=has_weights,
         )

@@ -137,7 +137,7 @@ class _Flow:
     """How microbatches that have the same modules pass through the chunks."""
 
     gradients: Mapping[str, Gradients]
-    modules: Mapping[int, tuple[str, ...]]
+    modules: dict[int, tuple[str, ...]]
     """For each chunk that has something to do the modules that it has it for, in the order of chunks."""
     feeds: Mapping[int, tuple[tuple[int, str], ...]]
     """For each of them the chunks that feed it, each with the module whose output it is."""
@@ -212,10 +212,9 @@ class _Build:
                 own = self.partition.chunks[chunk]
                 cost = self.counter.costs(own, passed.flow.gradients, passed.microbatch, count, pair)
                 passed.costs[chunk, piece] = cost
-                takes = cost.kept_bytes + cost.workspace_bytes
-                task = self._task(
-                    passed, ActionKind.FORWARD, (chunk, piece), cost.forward_ns, takes, cost.workspace_bytes
-                )
+                works = cost.forward_workspace_bytes
+                takes = cost.kept_bytes + works
+                task = self._task(passed, ActionKind.FORWARD, (chunk, piece), cost.forward_ns, takes, works)
                 passed.forward[chunk, piece] = task
                 for source, size in self._inputs(passed, chunk, piece, names):
                     self._wait(passed.forward[source], task, size)
@@ -229,7 +228,7 @@ class _Build:
                     continue
                 is_apart = self.weights_apart and cost.has_weights
                 time_ns = cost.backward_ns + (0 if is_apart else cost.weights_ns)
-                works, frees = cost.workspace_bytes, cost.workspace_bytes + cost.kept_bytes
+                works, frees = cost.backward_workspace_bytes, cost.backward_workspace_bytes + cost.kept_bytes
                 at = chunk, piece
                 task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, works if is_apart else frees)
                 self._wait(passed.forward[at], task, 0)

@@ -107,4 +107,4 @@ class Deadlock:
     at_ns: int
     """When the last task before that ended."""
     short_bytes: tuple[int, ...]
-    """For each rank by how much its memory is too small for what it waits to start; 0 where memory is not in the way."""
+    """For each rank by how much its memory is too small for what it waits to start; 0 where it is not in the way."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -33,9 +32,7 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
         following = [0.0] * (num_layers + 1)
         cut = [0] * (num_layers + 1)
         for layers in range(made + 1, num_layers + 1):
-            crossing = bisect_left(
-                range(layers - 1), True, lo=made, key=lambda at, end=layers: best[at] >= sums[end] - sums[at]
-            )
+            crossing = _crossing(best, sums, made, layers)
             before = max(made, crossing - 1)
             least, place = min((max(best[at], sums[layers] - sums[at]), -at) for at in {before, crossing})
             following[layers], cut[layers] = least, -place
@@ -45,6 +42,18 @@ def balanced_ends(times: Sequence[float], count: int) -> tuple[int, ...]:
     for cut in reversed(cuts):
         ends.append(cut[ends[-1]])
     return tuple(reversed(ends))
+
+
+def _crossing(best: Sequence[float], sums: Sequence[float], first: int, end: int) -> int:
+    """Returns the least end of all ranges but the last, that ends at ``end``, from which on the last is not longer."""
+    low, high = first, end - 1
+    while low < high:
+        middle = (low + high) // 2
+        if best[middle] >= sums[end] - sums[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _check_count(num_layers: int, count: int) -> None:

@@ -129,8 +129,8 @@ class _Checks:
             row = self.step.row[text]
             self._check_in_turn((last[name.chunk, name.microbatch, name.piece], f"FREE({text})"), row)
         for cell, (row, place) in self.where.items():
-            verb, name = split(cell)
-            if verb == "FREE" and (name not in self.step.kept or self.step.row[name] != row):
+            verb, what = split(cell)
+            if verb == "FREE" and (what not in self.step.kept or self.step.row[what] != row):
                 raise wrong_cell(self.schedule, row, place, "nothing of that name is kept in this row")
 
     def check_reduces(self, training: Collection[int] | None) -> None:

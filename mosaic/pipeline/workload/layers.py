@@ -20,6 +20,8 @@ class Strategy:
     """What it adds to forward."""
     extra_backward_ms: float = 0.0
     """What it adds to backward."""
+    workspace_bytes: int = 0
+    """In use while backward runs, above what it keeps and what the layer needs in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +55,10 @@ class LayeredModule(Protocol):
         """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns what stays on a rank for these layers: weights, and gradients and optimizer's state where they train."""
+        """Returns what stays on a rank: weights, and gradients and optimizer's state where they train."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns how many pieces at most a microbatch has here: images, clips, or 1 of packed text; 0: it is skipped."""
+        """Returns how many pieces a microbatch has at most: images, clips, 1 of packed text; 0: it is skipped."""
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
         """Returns all layers with ``units`` of a microbatch's units."""

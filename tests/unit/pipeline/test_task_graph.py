@@ -15,6 +15,7 @@ from mosaic.graph import Part
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.find import find_hardware
 from mosaic.hardware.link import Link
+from mosaic.pipeline.pair_layers import pair_layers
 from mosaic.pipeline.partition.methods import partition_by
 from mosaic.pipeline.partition.partition import Chunk, Partition
 from mosaic.pipeline.partition.request import Request
@@ -224,3 +225,27 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
     for task in graph.tasks:
         kinds[task.chunk, task.microbatch, task.piece].append(str(task.kind))
     assert {"".join(kind) for kind in kinds.values()} <= ({"F", "FB", "FBW"} if apart else {"F", "FB"})
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(min_layers=2), steps(3), st.sampled_from(["separated", "mixed-time", "lanes"]), st.randoms())
+def test_strategies_count_the_layers_that_each_pair_is_said_to_have(model, microbatches, name: str, chance):
+    try:
+        partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
+    except ValueError:
+        return
+    pairs = pair_layers(model, partition, microbatches)
+    keeps = task_graph(model, partition, microbatches)
+    assert pairs.keys() == {
+        (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
+    }
+    chosen = {key: tuple(chance.randrange(len(layer.strategies)) for layer in pairs[key]) for key in pairs}
+    tuned = task_graph(model, partition, microbatches, strategies=chosen)
+    for before, after in zip(keeps.tasks, tuned.tasks, strict=True):
+        key = before.chunk, before.microbatch, before.piece
+        ways = [layer.strategies[index] for layer, index in zip(pairs.get(key, ()), chosen.get(key, ()), strict=True)]
+        if before.kind is ActionKind.FORWARD:
+            assert after.takes_bytes - after.frees_bytes == sum(way.kept_bytes for way in ways)
+        else:
+            added = sum(way.extra_backward_ms for way in ways) * 1e6
+            assert after.time_ns - before.time_ns == pytest.approx(added, abs=2)
