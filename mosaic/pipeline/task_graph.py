@@ -152,8 +152,8 @@ class _Pass:
     flow: _Flow
     pieces: Mapping[str, tuple[int, ...]]
     """For each module the units of its pieces."""
-    groups: Mapping[str, int]
-    """For each module its group."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """For each module its group; a chunk of several modules is of its last one's."""
     costs: dict[_Place, Costs] = field(default_factory=dict)
     forward: dict[_Place, int] = field(default_factory=dict)
     """Tasks."""
@@ -195,7 +195,6 @@ class _Build:
             microbatch=microbatch,
             flow=self._flow(frozenset(present)),
             pieces={name: even_pieces(count, self.partition.sizes.get(name, count)) for name, count in present.items()},
-            groups={name: next(self.numbers) for name in present},
         )
         self._add_forward(passed)
         self._add_backward(passed)
@@ -260,6 +259,8 @@ class _Build:
         chunk, piece = at
         names = passed.flow.modules[chunk]
         parts = self.partition.chunks[chunk].parts
+        if names[-1] not in passed.groups:
+            passed.groups[names[-1]] = next(self.numbers)
         task = Task(
             row=self.row_of[chunk],
             kind=kind,

@@ -221,6 +221,8 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
     assert timed.makespan_ns >= max(
         sum(task.time_ns for task in graph.tasks if task.row == row) for row in range(graph.num_rows)
     )
+    groups = [task.group for task in graph.tasks]
+    assert set(groups) == set(range(max(groups) + 1))  # none is left out
     kinds = defaultdict(list)
     for task in graph.tasks:
         kinds[task.chunk, task.microbatch, task.piece].append(str(task.kind))
