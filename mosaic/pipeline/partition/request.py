@@ -74,9 +74,9 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
 
 
 def backbone_of(request: Request) -> str:
-    """Returns the module that takes the longest in all microbatches."""
+    """Returns the module that takes the longest in all microbatches, the last of equals."""
     times = layer_times(request)
-    return max(times, key=lambda name: math.fsum(times[name]))
+    return max(reversed(tuple(times)), key=lambda name: math.fsum(times[name]))
 
 
 def _layers(module: LayeredModule, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
