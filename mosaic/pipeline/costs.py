@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from mosaic.pipeline.partition.backward import Gradients, layer_ms, strategy_of
 from mosaic.pipeline.partition.partition import Chunk
@@ -21,6 +22,23 @@ Strategies = str | Mapping[PairKey, tuple[int, ...]]
 def in_proportion(module: str, share: float) -> float:
     """Returns how much slower a module is on a share of a rank if its speed is proportional to it."""
     return 1 / share
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A module that knows its layers on a share of a rank."""
+
+    def on_share(self, share: float) -> LayeredModule:
+        """Returns the module on a share of its ranks' SMs."""
+
+
+def on_lane(
+    module: LayeredModule, share: float, slowdown: Callable[[str, float], float]
+) -> tuple[LayeredModule, float]:
+    """Returns a module on a lane and how much slower than it says it is there: the latter where it does not know."""
+    if share == 1:
+        return module, 1.0
+    return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, slowdown(module.name, share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +72,7 @@ class Counter:
     strategies: Strategies
     """What becomes of activations."""
     slowdown: Callable[[str, float], float]
-    """How much slower a module's phases are on a share of a rank's SMs."""
+    """How much slower a module's phases are on a share of a rank's SMs, where it does not know itself."""
     known: dict[object, Costs] = field(default_factory=dict)
     """Costs that were counted."""
     layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
@@ -88,11 +106,10 @@ class Counter:
             if part.module not in gradients:
                 continue
             own = gradients[part.module]
-            slower = 1.0 if chunk.share == 1 else self.slowdown(part.module, chunk.share)
             # a chunk of several modules takes whole microbatches: of each module all of its own units
             count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
-            layers = self._layers(part.module, microbatch, count)[part.first : part.end]
-            for at, layer in enumerate(layers):
+            layers, slower = self._layers(part.module, chunk.share, microbatch, count)
+            for at, layer in enumerate(layers[part.first : part.end]):
                 index = part.first + at
                 strategy = _chosen(layer, chosen, place - part.count + at, part.module)
                 found = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
@@ -116,11 +133,12 @@ class Counter:
             has_weights=has_weights,
         )
 
-    def _layers(self, name: str, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        key = name, microbatch, units
+    def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[tuple[Layer, ...], float]:
+        module, slower = on_lane(self.modules[name], share, self.slowdown)
+        key = name, share, microbatch, units
         if key not in self.layers:
-            self.layers[key] = self.modules[name].layers(microbatch, units)
-        return self.layers[key]
+            self.layers[key] = module.layers(microbatch, units)
+        return self.layers[key], slower
 
 
 def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mosaic.graph import Part
-from mosaic.pipeline.costs import PairKey, in_proportion
+from mosaic.pipeline.costs import PairKey, in_proportion, on_lane
 from mosaic.pipeline.partition.backward import Gradients, gradients_of
 from mosaic.pipeline.partition.partition import Chunk, Partition
 from mosaic.pipeline.partition.sizes import even_pieces
@@ -85,8 +85,8 @@ class _Finder:
         if part.module not in gradients:
             return [_SKIPPED] * part.count
         own = gradients[part.module]
-        slower = 1.0 if chunk.share == 1 else self.slowdown(part.module, chunk.share)
-        layers = self.modules[part.module].layers(microbatch, units[part.module])[part.first : part.end]
+        module, slower = on_lane(self.modules[part.module], chunk.share, self.slowdown)
+        layers = module.layers(microbatch, units[part.module])[part.first : part.end]
         return [
             replace(layer, strategies=tuple(_slowed(one, slower) for one in layer.strategies))
             if own.any_of(at)

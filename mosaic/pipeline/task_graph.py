@@ -58,7 +58,7 @@ def task_graph(
         strategies: What becomes of activations.
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
-        slowdown: How much slower a module's phases are on a share of a rank's SMs.
+        slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
         ValueError: There are no microbatches, the partition is of another model, a time or a number of bytes is

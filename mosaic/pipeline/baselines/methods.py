@@ -70,7 +70,7 @@ def _cut_interleaved(request: Request) -> Partition:
 
 def _cut_for_optimus(request: Request) -> Partition:
     names = [module.name for module in request.model.modules]
-    backbone = backbone_of(request)
+    backbone = backbone_of(request.model)
     if backbone != names[-1] or any(feed.source == backbone for feed in request.model.feeds):
         raise ValueError(
             f"{names[-1]!r} comes after the backbone {backbone!r}; Optimus puts encoders before it and knows no "

@@ -41,7 +41,7 @@ def encoders_first(request: Request) -> Partition:
     """
     names = [module.name for module in request.model.modules]
     layers = [len(module.trains) for module in request.model.modules]
-    place = names.index(backbone_of(request))
+    place = names.index(backbone_of(request.model))
     before = sum(layers[:place])
     ends = [before + end for end in even_ends(layers[place], request.num_ranks * request.chunks_per_rank)]
     return in_a_loop(request, [*ends[:-1], sum(layers)])

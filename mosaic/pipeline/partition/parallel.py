@@ -48,7 +48,7 @@ def on_own_ranks(request: Request) -> Partition:
         ValueError: There are fewer ranks than modules.
     """
     times = layer_times(request)
-    backbone = backbone_of(request)
+    backbone = backbone_of(request.model)
     others = [name for name in times if name != backbone]
     _check_ranks(request, 1 + len(others))
     found = []
@@ -82,7 +82,7 @@ def on_lanes(request: Request) -> Partition:
         ValueError: There is one rank, encoders feed each other, or are more than a rank has lanes.
     """
     times = layer_times(request)
-    backbone = backbone_of(request)
+    backbone = backbone_of(request.model)
     encoders = [name for name in times if name != backbone]
     _check_lanes(request, encoders, backbone)
     _check_ranks(request, 2)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mosaic.pipeline.partition.backward import gradients_of, layer_ms, strategy_of
+from mosaic.pipeline.partition.backward import gradients_of, layer_ms, sources_of, strategy_of
 from mosaic.pipeline.partition.sizes import efficient_sizes, even_pieces
 from mosaic.pipeline.workload.layers import Layer, LayeredModule, PipelineModel
 from mosaic.pipeline.workload.microbatch import Microbatch
@@ -73,10 +73,22 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
     return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}
 
 
-def backbone_of(request: Request) -> str:
-    """Returns the module that takes the longest in all microbatches, the last of equals."""
-    times = layer_times(request)
-    return max(reversed(tuple(times)), key=lambda name: math.fsum(times[name]))
+def backbone_of(model: PipelineModel) -> str:
+    """Returns the module that the others feed or are fed by: an encoder is a source of data, and no backbone.
+
+    Of several, such as a projector, the backbone and a decoder in a row, the one with the most parameters.
+    """
+    sources = sources_of(model, {module.name for module in model.modules})
+    before: dict[str, set[str]] = {}
+    for name, feeding in sources.items():
+        before[name] = set(feeding).union(*(before[one] for one in feeding))
+    sizes = {module.name: module.num_parameters(0, len(module.trains)) for module in model.modules}
+    joints = [
+        name
+        for name in sources
+        if before[name] and all(other in before[name] or name in before[other] for other in sources if other != name)
+    ]
+    return max(reversed(joints or tuple(sources)), key=lambda name: sizes[name])
 
 
 def _layers(module: LayeredModule, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:

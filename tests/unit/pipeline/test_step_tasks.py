@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_cases import Plain, chain, images, models, plain, steps, two_encoders, vision_and_text
 from pipeline_oracle import natural, simulated
 
 from mosaic.graph import Part
@@ -169,6 +170,22 @@ def test_a_lane_is_slowed_by_its_share():
     assert [task.time_ns for task in graph.tasks][:2] == [round(12e6 * 56 / 34), round(8e6 * 56 / 22)]
     free = made(two_encoders(), microbatches, "lanes", num_ranks=2, slowdown=lambda module, share: 1.0)
     assert [task.time_ns for task in free.tasks][:2] == [12_000_000, 8_000_000]
+
+
+class Knowing(Plain):
+    """Three times slower on any share."""
+
+    def on_share(self, share: float) -> Plain:
+        return dataclasses.replace(self, unit_ms=tuple(3 * time for time in self.unit_ms))
+
+
+def test_a_module_that_knows_its_layers_on_a_share_is_asked_for_them():
+    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=4.0),)
+    vision, audio, text = two_encoders().modules
+    knowing = Knowing(name="vision", unit_ms=vision.unit_ms, trains=vision.trains)
+    model = PipelineModel(modules=(knowing, audio, text), feeds=two_encoders().feeds)
+    graph = made(model, microbatches, "lanes", num_ranks=2)
+    assert graph.tasks[0].time_ns == 36_000_000
 
 
 def test_bytes_take_the_link_between_their_ranks():

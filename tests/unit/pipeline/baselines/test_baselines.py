@@ -62,7 +62,8 @@ def test_optimus_runs_all_encoders_first_and_their_backwards_last():
     assert row_of(one, 0) == "0F0.0 0F1.0 2F0.0 2F1.0 2B0.0 2B1.0 0B0.0 0B1.0"
     assert row_of(one, 1) == "1F0.0 1F1.0 3F0.0 3B0.0 3F1.0 3B1.0 1B0.0 1B1.0"
     decoder = PipelineModel(
-        modules=(plain("text", 4, 9.0), plain("image", 4)), feeds=(Feed(source="text", target="image"),)
+        modules=(plain("vision", 4), plain("text", 8, counts="all"), plain("image", 4)),
+        feeds=(Feed(source="vision", target="text"), Feed(source="text", target="image")),
     )
     with pytest.raises(ValueError, match="knows no decoders"):
         drawn("optimus-coarse", decoder, images(1))

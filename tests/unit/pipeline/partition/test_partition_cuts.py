@@ -15,7 +15,7 @@ from mosaic.pipeline.partition.methods import PARTITION_METHODS, partition_by
 from mosaic.pipeline.partition.parallel import step_ms
 from mosaic.pipeline.partition.partition import Chunk, Partition
 from mosaic.pipeline.partition.ranges import balanced_ends, even_ends
-from mosaic.pipeline.partition.request import Request, layer_times
+from mosaic.pipeline.partition.request import Request, backbone_of, layer_times
 from mosaic.pipeline.partition.separated import segments_of
 from mosaic.pipeline.partition.sizes import even_pieces, smallest_efficient
 from mosaic.pipeline.workload.layers import Feed, PipelineModel
@@ -143,6 +143,26 @@ def test_mixed_chunks_balance_parameters_or_time():
     by_time = partition_by("mixed-time", request)  # vision takes 8 x 1, text 8 x 4 of forward
     assert str(by_time.chunks[0]) == "vision[0:8/8]+text[0:1/8]"
     assert [chunk.rank for chunk in partition_by("mixed-v", request).chunks] == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "feeds", "backbone"),
+    [
+        ({"vision": 9, "text": 2}, ["vision text"], "text"),  # an encoder is a source, however large
+        ({"text": 9, "video": 2}, ["text video"], "video"),
+        ({"vision": 9, "projector": 1, "text": 5}, ["vision projector", "projector text"], "text"),
+        ({"vision": 9, "text": 5, "image": 2}, ["vision text", "text image"], "text"),
+        ({"vision": 3, "audio": 3, "text": 2}, ["vision text", "audio text"], "text"),
+        ({"text": 4}, [], "text"),
+        ({"a": 2, "b": 2}, [], "b"),
+    ],
+)
+def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list[str], backbone: str):
+    model = PipelineModel(
+        modules=tuple(plain(name, count) for name, count in layers.items()),
+        feeds=tuple(Feed(source=source, target=target) for source, target in map(str.split, feeds)),
+    )
+    assert backbone_of(model) == backbone
 
 
 def test_encoders_first_puts_them_whole_into_the_first_chunk():
