@@ -65,10 +65,41 @@ def on_own_ranks(request: Request) -> Partition:
             cuts[longest] = _Cut.of(times[longest], len(cuts[longest].ends) + 1)
         found.append((step_ms(request, {name: cut.chunk_ms for name, cut in cuts.items()}), count, cuts))
     _, _, best = min(found, key=lambda one: one[:2])
+    return on_given_ranks(request, {name: len(cut.ends) for name, cut in best.items()})
+
+
+def on_given_ranks(request: Request, counts: Mapping[str, int]) -> Partition:
+    """Gives each module as many ranks of its own as ``counts`` says, one module after the other.
+
+    Raises:
+        ValueError: A module has no ranks or more than layers, or there are more ranks than the request has.
+    """
+    times = layer_times(request)
+    _check_ranks(request, sum(counts.values()))
     chunks: list[Chunk] = []
-    for name in times:
-        for part in parts_of(name, best[name].ends):
+    for name, own in times.items():
+        for part in parts_of(name, balanced_ends(own, counts.get(name, 0))):
             chunks.append(Chunk(parts=(part,), rank=len(chunks)))
+    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
+
+
+def encoders_colocated(request: Request, num_front: int) -> Partition:
+    """Puts all encoders on the same ``num_front`` ranks, one after the other, and the backbone on the others.
+
+    Every encoder has as many chunks as the others: what Cornstarch's Table 2 compares with, for two encoders or more.
+
+    Raises:
+        ValueError: There are no ranks left, a module has fewer layers than ranks, or an encoder feeds another.
+    """
+    times = layer_times(request)
+    backbone = backbone_of(request.model)
+    encoders = [name for name in times if name != backbone]
+    _check_encoders(request, encoders, backbone)
+    _check_ranks(request, num_front + 1)
+    fronts = zip(*(parts_of(name, balanced_ends(times[name], num_front)) for name in encoders), strict=True)
+    chunks = [Chunk(parts=parts, rank=rank) for rank, parts in enumerate(fronts)]
+    ends = balanced_ends(times[backbone], request.num_ranks - num_front)
+    chunks += (Chunk(parts=(part,), rank=num_front + at) for at, part in enumerate(parts_of(backbone, ends)))
     return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
 
 
@@ -84,7 +115,9 @@ def on_lanes(request: Request) -> Partition:
     times = layer_times(request)
     backbone = backbone_of(request.model)
     encoders = [name for name in times if name != backbone]
-    _check_lanes(request, encoders, backbone)
+    _check_encoders(request, encoders, backbone)
+    if len(encoders) > MAX_LANES:
+        raise ValueError(f"{len(encoders)} encoders; a rank has at most {MAX_LANES} lanes: use another partition")
     _check_ranks(request, 2)
     whole = {name: math.fsum(times[name]) for name in encoders}
     total = math.fsum(whole.values())
@@ -129,14 +162,12 @@ def _check_ranks(request: Request, needed: int) -> None:
         )
 
 
-def _check_lanes(request: Request, encoders: Sequence[str], backbone: str) -> None:
-    if not encoders or len(encoders) > MAX_LANES:
-        raise ValueError(
-            f"{len(encoders)} modules beside the backbone; lanes hold 1 to {MAX_LANES}: use another partition"
-        )
+def _check_encoders(request: Request, encoders: Sequence[str], backbone: str) -> None:
     for feed in request.model.feeds:
         if feed.target != backbone or feed.source not in encoders:
             raise ValueError(
-                f"{feed.source!r} feeds {feed.target!r}; on lanes stand modules that feed {backbone!r} and nothing "
-                "else: use another partition"
+                f"{feed.source!r} feeds {feed.target!r}; on the same ranks stand modules that feed {backbone!r} and "
+                "nothing else: use another partition"
             )
+    if not encoders:
+        raise ValueError(f"0 modules beside the backbone {backbone!r}; use another partition")

@@ -12,7 +12,7 @@ from pipeline_cases import chain, images, models, plain, steps, two_encoders, vi
 
 from mosaic.graph import Part
 from mosaic.pipeline.partition.methods import PARTITION_METHODS, partition_by
-from mosaic.pipeline.partition.parallel import step_ms
+from mosaic.pipeline.partition.parallel import encoders_colocated, on_given_ranks, step_ms
 from mosaic.pipeline.partition.partition import Chunk, Partition
 from mosaic.pipeline.partition.ranges import balanced_ends, even_ends
 from mosaic.pipeline.partition.request import Request, backbone_of, layer_times
@@ -212,6 +212,30 @@ def test_parallel_modules_have_ranks_of_their_own_and_lanes_share_them():
     assert {(chunk.rank, chunk.lane) for chunk in front} == {(0, 0), (0, 1)}
     assert math.fsum(chunk.share for chunk in front) == pytest.approx(1)
     assert front[0].share == pytest.approx(34 / 56)  # first layers have no backward for inputs
+
+
+def test_numbers_of_ranks_can_be_given_and_encoders_colocated():
+    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=4.0),) * 4
+    request = Request(model=two_encoders(), num_ranks=5, microbatches=microbatches)
+    given = on_given_ranks(request, {"vision": 2, "audio": 1, "text": 2})
+    assert [(chunk.parts[0].module, chunk.rank) for chunk in given.chunks] == [
+        ("vision", 0),
+        ("vision", 1),
+        ("audio", 2),
+        ("text", 3),
+        ("text", 4),
+    ]
+    together = encoders_colocated(request, 2)
+    assert [str(chunk) for chunk in together.chunks][:2] == [
+        "vision[0:3/6]+audio[0:2/4]",
+        "vision[3:6/6]+audio[2:4/4]",
+    ]
+    assert [chunk.rank for chunk in together.chunks] == [0, 1, 2, 3, 4]
+    together.check_covers(request.model)
+    with pytest.raises(ValueError, match="need 6"):
+        on_given_ranks(request, {"vision": 2, "audio": 2, "text": 2})
+    with pytest.raises(ValueError, match="4 layers for 0 chunks"):
+        on_given_ranks(request, {"vision": 2, "text": 2})
 
 
 def test_algorithm_1_takes_the_best_numbers_of_ranks():
