@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 from mosaic.graph import Part
 from mosaic.pipeline.workload.layers import PipelineModel
@@ -64,7 +63,7 @@ class Partition:
     """Pipeline ranks."""
     chunks: tuple[Chunk, ...]
     """In the order in which data pass through them."""
-    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    sizes: Mapping[str, int] = field(default_factory=dict)
     """For a module the most units of a sub-microbatch; whole microbatches where left out."""
 
     def __post_init__(self) -> None:

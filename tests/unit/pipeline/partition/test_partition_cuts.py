@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -76,6 +77,13 @@ def test_a_mixed_module_is_not_cut_into_pieces():
         Partition(num_ranks=1, chunks=(chunk,), sizes={"a": 2})
     with pytest.raises(ValueError, match="in no chunk"):
         Partition(num_ranks=1, chunks=(chunk,), sizes={"c": 2})
+
+
+def test_partitions_go_to_other_processes():
+    for name in ("separated", "mixed-time"):
+        request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+        partition = partition_by(name, request)
+        assert pickle.loads(pickle.dumps(partition)) == partition
 
 
 def test_a_partition_of_another_model_or_against_the_data_is_refused():
