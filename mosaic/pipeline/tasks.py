@@ -35,6 +35,8 @@ class Task:
     """Index in the step."""
     piece: int = 0
     """Index of its sub-microbatch in the microbatch."""
+    chunk: int = 0
+    """Index of its chunk in the partition."""
     time_ns: int
     """How long it takes."""
     group: int = 0
@@ -55,6 +57,8 @@ class Wait:
     """Index of a task."""
     lag_ns: int = 0
     """Time that what is sent takes."""
+    num_bytes: int = 0
+    """What is handed over: 0 where a task only waits for its own other phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
