@@ -64,12 +64,12 @@ class BuildExtension(build_ext):
 
 
 def extension(
-    name: str, folder: str, binding: str, libraries: list[str], compile_args: list[str] | None = None
+    name: str, folder: str, bindings: list[str], libraries: list[str], compile_args: list[str] | None = None
 ) -> Pybind11Extension:
-    """Describes the extension of all sources below a folder and one file that knows Python."""
+    """Describes the extension of all sources below a folder and the files that know Python."""
     return Pybind11Extension(
         name,
-        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.cpp")), binding],
+        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.cpp")), *bindings],
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.h")),
         include_dirs=["csrc"],
         libraries=libraries,
@@ -81,6 +81,8 @@ def extension(
 # Where a processor can multiply and add in one step, compilers do so unless told not to. That rounds once in place of
 # twice, and a search that compares such sums would choose another plan there.
 SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
+
+SEARCH_BINDINGS = ["csrc/search_bindings.cpp", "csrc/tuning_bindings.cpp"]
 
 PACKAGES = [
     *find_packages(include=["mosaic", "mosaic.*"], exclude=["mosaic.profiler", "mosaic.profiler.*"]),
@@ -94,8 +96,8 @@ setup(
     packages=PACKAGES,
     package_dir={"mosaic.profiler": "profiler"},
     ext_modules=[
-        extension("mosaic._C", "csrc/driver", "csrc/bindings.cpp", ["dl"]),
-        extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", [], SAME_ON_ANY_MACHINE),
+        extension("mosaic._C", "csrc/driver", ["csrc/bindings.cpp"], ["dl"]),
+        extension("mosaic._search", "csrc/search", SEARCH_BINDINGS, [], SAME_ON_ANY_MACHINE),
     ],
     cmdclass={"build_ext": BuildExtension},
 )

@@ -5,6 +5,7 @@
 #include "search/plans/plan_search.h"
 #include "search/stages/held_packer.h"
 #include "search/stages/interference.h"
+#include "tuning_bindings.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
@@ -229,6 +230,7 @@ PYBIND11_MODULE(_search, module) {
     module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
     bind_problem(module);
     bind_plan(module);
+    bind_tuning(module);
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,
