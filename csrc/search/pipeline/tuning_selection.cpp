@@ -41,11 +41,12 @@ class Selector {
     bool run(const SelectionLimits& limits) {
         set(std::vector<int>(ways_.size(), 0));
         bound_ = cost();
-        consider();
-        if (best_cost_ == kInfinity) {
-            set(leanest());
-            consider();
+        if (is_within()) {
+            consider(0, 0);
+            return true;
         }
+        set(leanest());
+        consider(0, 0);
         std::vector<double> prices(room_.size(), 0.0), best_prices = prices;
         double step = 1.0;
         int stale = 0;
@@ -58,7 +59,7 @@ class Selector {
             } else {
                 ++stale;
             }
-            if (round % 20 == 5 || stale == 12) consider();
+            if (round % 25 == 24 || stale == 12) consider(8, limits.gap);
             if (stale > 12) {
                 step *= 0.5;
                 stale = 0;
@@ -188,15 +189,16 @@ class Selector {
 
     bool is_done(double gap) const { return best_cost_ - bound_ <= gap * bound_ + 1e-9 * best_cost_; }
 
-    // Makes what is set fit, mends it, and notes it if it is the best so far. Leaves it as it was.
-    void consider() {
+    bool is_within() const {
+        return std::all_of(slack_.begin(), slack_.end(), [](std::int64_t slack) { return slack >= 0; });
+    }
+
+    // Makes what is set fit, betters it by some passes, and notes it if it is the best so far. Leaves it as it was.
+    void consider(int passes, double gap) {
         const std::vector<int> before = chosen_;
         if (repair()) {
-            bool is_better = true;
-            for (int pass = 0; is_better && pass < 8; ++pass) {
-                is_better = quicken();
-                is_better = exchange() || is_better;
-            }
+            quicken();
+            for (int pass = 0; pass < passes && cost() > bound_ * (1 + gap) && exchange(); ++pass) quicken();
             const double found = cost();
             if (found < best_cost_) {
                 best_cost_ = found;
