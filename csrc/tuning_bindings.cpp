@@ -14,7 +14,7 @@ namespace {
 using WayRow = std::tuple<Ns, Ns, std::int64_t>;
 using CandidateRow = std::tuple<Ns, Ns, std::int64_t, std::int64_t, std::vector<int>>;
 using Columns = std::tuple<std::vector<Ns>, std::vector<Ns>, std::vector<std::int64_t>, std::vector<std::int64_t>>;
-using SpanRow = std::tuple<Ns, Ns, Ns, Ns, Ns>;
+using SpanRow = std::tuple<Ns, Ns, Ns, Ns>;
 using SnapshotRows = std::pair<std::vector<SpanRow>, std::vector<std::pair<Ns, std::int64_t>>>;
 
 std::vector<CandidateRow> candidates(const std::vector<std::pair<std::vector<WayRow>, std::int64_t>>& rows, int count) {
@@ -48,8 +48,8 @@ class PairTable {
         for (const auto& [spans, changes] : given) {
             check_count("spans", spans.size());
             snapshots.emplace_back();
-            for (const auto& [start, forward_end, backward_start, backward_end, end] : spans) {
-                snapshots.back().spans.push_back({start, forward_end, backward_start, backward_end, end});
+            for (const auto& [start, forward_end, backward_start, end] : spans) {
+                snapshots.back().spans.push_back({start, forward_end, backward_start, end});
             }
             for (const auto& [at, bytes] : changes) snapshots.back().changes.push_back({at, bytes});
         }

@@ -69,7 +69,7 @@ std::vector<MemoryRow> rows_of(const std::vector<PairWays>& pairs, const Snapsho
         for (std::size_t index = 0; index < pairs.size(); ++index) {
             const Span& span = snapshot.spans[index];
             if (now < span.start || now >= span.end) continue;
-            const bool works = now < span.forward_end || (now >= span.backward_start && now < span.backward_end);
+            const bool works = now < span.forward_end || now >= span.backward_start;
             if (works && shared[index] >= 0) row.room -= shared[index];
             (works && shared[index] < 0 ? row.working : row.holding).push_back(static_cast<int>(index));
         }

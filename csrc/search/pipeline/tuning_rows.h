@@ -16,12 +16,12 @@ struct PairWays {
     std::vector<std::int64_t> workspace;
 };
 
-// When a pair's activations are in use, and when it works on them. Ends are not included.
+// A pair's activations are in use from its start to its end; it works on them until forward ends, and again from when
+// backward starts. Ends are not included.
 struct Span {
     Ns start = 0;
     Ns forward_end = 0;
     Ns backward_start = 0;
-    Ns backward_end = 0;
     Ns end = 0;
 };
 
