@@ -3,6 +3,9 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "search/pipeline/tuning_candidates.h"
 #include "search/pipeline/tuning_selection.h"
 
@@ -39,6 +42,11 @@ class PairTable {
                 throw std::invalid_argument("a pair's columns have " + std::to_string(count) + " choices and others; " +
                                             "give four columns of one length, 1 at least");
             }
+            for (const auto* column : {&forward, &backward, &kept, &workspace}) {
+                if (*std::min_element(column->begin(), column->end()) < 0) {
+                    throw std::invalid_argument("a pair adds or keeps a negative number; use 0 or more");
+                }
+            }
             pairs_.push_back({forward, backward, kept, workspace});
         }
     }
@@ -58,8 +66,8 @@ class PairTable {
 
     Selection select(const std::vector<SnapshotRows>& snapshots, std::int64_t limit, const Weights& weights,
                      const SelectionLimits& limits) const {
-        check_count("forward weights", weights.forward.size());
-        check_count("backward weights", weights.backward.size());
+        check_weights("forward weights", weights.forward);
+        check_weights("backward weights", weights.backward);
         return select_ways(pairs_, rows(snapshots, limit), weights, limits);
     }
 
@@ -68,6 +76,15 @@ class PairTable {
         if (count == pairs_.size()) return;
         throw std::invalid_argument(std::to_string(count) + " " + name + " for " + std::to_string(pairs_.size()) +
                                     " pairs; give one for each");
+    }
+
+    void check_weights(const char* name, const std::vector<double>& weights) const {
+        check_count(name, weights.size());
+        for (const double weight : weights) {
+            if (weight >= 0 && std::isfinite(weight)) continue;
+            throw std::invalid_argument(std::string(name) + " have " + std::to_string(weight) +
+                                        "; use finite ones, 0 or more");
+        }
     }
 
     std::vector<PairWays> pairs_;
@@ -95,9 +112,8 @@ void bind_tuning(py::module_& module) {
         .def(
             "select",
             [](const PairTable& table, const std::vector<SnapshotRows>& snapshots, std::int64_t limit,
-               const std::vector<double>& forward, const std::vector<double>& backward, double gap, int rounds) {
-                return table.select(snapshots, limit, {forward, backward}, {gap, rounds});
-            },
+               const std::vector<double>& forward, const std::vector<double>& backward, double gap,
+               int rounds) { return table.select(snapshots, limit, {forward, backward}, {gap, rounds}); },
             py::arg("snapshots"), py::kw_only(), py::arg("limit_bytes"), py::arg("forward_weights"),
             py::arg("backward_weights"), py::arg("gap") = SelectionLimits{}.gap,
             py::arg("rounds") = SelectionLimits{}.rounds, py::call_guard<py::gil_scoped_release>(),

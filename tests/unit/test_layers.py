@@ -60,7 +60,7 @@ HOMES = {
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda/driver.py"},
-    "mosaic._search": {"solver/exact/search.py"},
+    "mosaic._search": {"solver/exact/search.py", "pipeline/extension.py"},
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
     "tyro": {"cli"},

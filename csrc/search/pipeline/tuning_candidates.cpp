@@ -20,11 +20,13 @@ struct Sum {
 
 void check(const std::vector<TunedLayer>& layers, int count) {
     if (count < 2) {
-        throw std::invalid_argument("count=" + std::to_string(count) + " candidates; the fastest and the leanest are 2");
+        throw std::invalid_argument("count=" + std::to_string(count) +
+                                    " candidates; the fastest and the leanest are 2");
     }
     for (std::size_t index = 0; index < layers.size(); ++index) {
         const std::string where = "layer " + std::to_string(index);
-        if (layers[index].ways.empty()) throw std::invalid_argument(where + " has no strategy; give it 'keep' at least");
+        if (layers[index].ways.empty())
+            throw std::invalid_argument(where + " has no strategy; give it 'keep' at least");
         bool is_bad = layers[index].workspace < 0;
         for (const LayerWay& way : layers[index].ways) {
             is_bad = is_bad || way.kept < 0 || way.forward < 0 || way.backward < 0;

@@ -38,7 +38,8 @@ struct Candidate {
 
 // The fastest combination, the leanest one, and the fastest one in each of `count` - 2 equal buckets of memory between
 // them: up to `count`, from fast to lean, each leaner than the one before. Exact while a chunk has few different sums,
-// as with layers that are alike; beyond that sums that are nearly equal are taken for one. Throws std::invalid_argument.
+// as with layers that are alike; beyond that sums that are nearly equal are taken for one. Throws
+// std::invalid_argument.
 std::vector<Candidate> tuning_candidates(const std::vector<TunedLayer>& layers, int count);
 
 }  // namespace mosaic::search

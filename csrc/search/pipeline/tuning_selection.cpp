@@ -104,9 +104,8 @@ class Selector {
     std::vector<int> leanest() const {
         std::vector<int> chosen;
         for (const std::vector<Way>& ways : ways_) {
-            const auto least = std::min_element(ways.begin(), ways.end(), [](const Way& one, const Way& other) {
-                return one.use[0] < other.use[0];
-            });
+            const auto least = std::min_element(
+                ways.begin(), ways.end(), [](const Way& one, const Way& other) { return one.use[0] < other.use[0]; });
             chosen.push_back(static_cast<int>(least - ways.begin()));
         }
         return chosen;

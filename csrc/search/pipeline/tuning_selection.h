@@ -18,7 +18,7 @@ struct Selection {
     double cost = 0;          // weighted nanoseconds added
     double bound = 0;         // no choice that fits costs less
     bool fits = false;
-    Ns at = 0;                    // where nothing fits: when the most is missing,
+    Ns at = 0;                     // where nothing fits: when the most is missing,
     std::int64_t short_bytes = 0;  // and how much
 };
 

@@ -34,7 +34,9 @@ class Pair:
 
     def __post_init__(self) -> None:
         if not self.candidates:
-            raise ValueError(f"the pair of tasks {self.forward} and {self.backward} has no candidates; give one at least")
+            raise ValueError(
+                f"the pair of tasks {self.forward} and {self.backward} has no candidates; give one at least"
+            )
 
     @property
     def last(self) -> int:
@@ -49,7 +51,9 @@ class Pair:
     @property
     def leanest(self) -> int:
         """Index of the candidate that keeps least, and of such the fastest."""
-        return min(range(len(self.candidates)), key=lambda i: (self.candidates[i].kept_bytes, _added(self.candidates[i])))
+        return min(
+            range(len(self.candidates)), key=lambda i: (self.candidates[i].kept_bytes, _added(self.candidates[i]))
+        )
 
 
 def _added(candidate: Candidate) -> int:

@@ -46,8 +46,8 @@ class MemoryShortage:
         if self.base_bytes > self.limit_bytes:
             over = (self.base_bytes - self.limit_bytes) / _GB
             return (
-                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB, {over:.3g} GB over "
-                "its limit: use more ranks or more tensor parallelism, or train fewer of its layers",
+                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB, {over:.3g} GB "
+                "over its limit: use more ranks or more tensor parallelism, or train fewer of its layers",
             )
         helps = [f"a limit of {(self.limit_bytes + self.short_bytes) / _GB:.4g} GB"]
         if self.num_pairs > 1:
