@@ -82,8 +82,6 @@ def extension(
 # twice, and a search that compares such sums would choose another plan there.
 SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
 
-SEARCH_BINDINGS = ["csrc/search_bindings.cpp", "csrc/tuning_bindings.cpp"]
-
 PACKAGES = [
     *find_packages(include=["mosaic", "mosaic.*"], exclude=["mosaic.profiler", "mosaic.profiler.*"]),
     "mosaic.profiler",
@@ -97,7 +95,13 @@ setup(
     package_dir={"mosaic.profiler": "profiler"},
     ext_modules=[
         extension("mosaic._C", "csrc/driver", ["csrc/bindings.cpp"], ["dl"]),
-        extension("mosaic._search", "csrc/search", SEARCH_BINDINGS, [], SAME_ON_ANY_MACHINE),
+        extension(
+            "mosaic._search",
+            "csrc/search",
+            ["csrc/search_bindings.cpp", "csrc/bindings/tuning.cpp"],
+            [],
+            SAME_ON_ANY_MACHINE,
+        ),
     ],
     cmdclass={"build_ext": BuildExtension},
 )

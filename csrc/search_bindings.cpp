@@ -2,10 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/tuning.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/held_packer.h"
 #include "search/stages/interference.h"
-#include "tuning_bindings.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;

@@ -85,6 +85,7 @@ class _Tuning:
 
     def __init__(self, *, graph: TaskGraph, pairs: tuple[Pair, ...], simulate: Simulate, gap: float) -> None:
         self.graph = graph
+        self.free = replace(graph, limit_bytes=())
         self.pairs = pairs
         self.simulate = simulate
         self.gap = gap
@@ -125,8 +126,8 @@ class _Tuning:
         return self._leanest(bound_ns)
 
     def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed | Deadlock]:
-        altered = with_candidates(self.graph, self.pairs, choice)
-        return altered, self.simulate(replace(altered, limit_bytes=()))
+        altered = with_candidates(self.free, self.pairs, choice)
+        return altered, self.simulate(altered)
 
     def _short(self, altered: TaskGraph, timed: Timed) -> list[int]:
         """Ranks whose memory does not hold."""
@@ -173,7 +174,12 @@ class _Tuning:
 
     def _result(self, choice: Choice, altered: TaskGraph, timed: Timed, bound_ns: int, num_choices: int) -> Tuned:
         return Tuned(
-            choice=choice, graph=altered, timed=timed, bound_ns=bound_ns, num_choices=num_choices, gaps=self.gaps
+            choice=choice,
+            graph=replace(altered, limit_bytes=self.graph.limit_bytes),
+            timed=timed,
+            bound_ns=bound_ns,
+            num_choices=num_choices,
+            gaps=self.gaps,
         )
 
 

@@ -1,5 +1,5 @@
 // The Python face of layer tuning: names and plain values. No logic.
-#include "tuning_bindings.h"
+#include "bindings/tuning.h"
 
 #include <pybind11/stl.h>
 
