@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mosaic.pipeline.tasks import Task, TaskGraph
 from mosaic.pipeline.tuning.candidates import Candidate
+from mosaic.schedule import ActionKind
 
 Choice = tuple[int, ...]
 """For each pair an index into its candidates."""
@@ -58,6 +59,38 @@ class Pair:
 
 def _added(candidate: Candidate) -> int:
     return candidate.forward_ns + candidate.backward_ns
+
+
+def pairs_of(graph: TaskGraph, candidates: Callable[[Task], tuple[Candidate, ...]]) -> tuple[Pair, ...]:
+    """Returns all forwards with their backwards of a graph in which everything is kept.
+
+    What a forward takes and does not free is counted as kept, and what it frees as workspace.
+
+    Args:
+        graph: Tasks whose bytes are those of their chunk's activations and workspace alone.
+        candidates: Gives the candidates of a forward's chunk with its piece.
+    """
+    phases: dict[object, dict[ActionKind, int]] = {}
+    for index, task in enumerate(graph.tasks):
+        phases.setdefault((task.row, task.parts, task.microbatch, task.piece), {})[task.kind] = index
+    found = []
+    for own in phases.values():
+        if ActionKind.FORWARD in own and ActionKind.BACKWARD in own:
+            forward = graph.tasks[own[ActionKind.FORWARD]]
+            found.append(
+                Pair(
+                    forward=own[ActionKind.FORWARD],
+                    backward=own[ActionKind.BACKWARD],
+                    weights=own.get(ActionKind.WEIGHTS),
+                    candidates=candidates(forward),
+                    counted=replace(
+                        _NOTHING,
+                        kept_bytes=forward.takes_bytes - forward.frees_bytes,
+                        workspace_bytes=forward.frees_bytes,
+                    ),
+                )
+            )
+    return tuple(found)
 
 
 def check_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> None:

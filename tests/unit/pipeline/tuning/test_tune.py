@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tuning_cases import candidate, one_f_one_b, run_in_order
 
 from mosaic.pipeline.memory_use import memory_use
-from mosaic.pipeline.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.pipeline.tasks import Deadlock, Orders, TaskGraph, Timed, Wait
 from mosaic.pipeline.tuning.candidates import Candidate
-from mosaic.pipeline.tuning.pairs import Pair, with_candidates
+from mosaic.pipeline.tuning.pairs import Pair, pairs_of, with_candidates
 from mosaic.pipeline.tuning.shortage import MemoryShortage
 from mosaic.pipeline.tuning.slack import Followers
 from mosaic.pipeline.tuning.tune import Tuned, tune
+from mosaic.schedule import ActionKind
 
 RAGGED = (1.0, 0.4, 1.6, 0.7, 1.3, 0.4, 1.0, 1.6)
 
@@ -163,6 +164,38 @@ def test_what_a_graph_has_counted_already_is_not_counted_twice() -> None:
     assert isinstance(other, Tuned)
     assert plain.choice == other.choice
     assert plain.graph == other.graph
+
+
+def test_pairs_are_found_in_a_graph_that_keeps_everything_also_with_weights_apart() -> None:
+    graph, pairs, orders = one_f_one_b(2, (1.0, 0.7), limit_share=0.1)
+    kept = with_candidates(graph, pairs, [0] * len(pairs))
+    own = {pair.forward: pair for pair in pairs}
+    found = pairs_of(kept, lambda task: own[kept.tasks.index(task)].candidates)
+    assert {pair.forward: (pair.backward, pair.weights) for pair in found} == {
+        pair.forward: (pair.backward, None) for pair in pairs
+    }
+    run = functools.partial(run_in_order, orders=orders)
+    plain, other = tune(graph, pairs, run), tune(kept, found, run)
+    assert isinstance(plain, Tuned)
+    assert isinstance(other, Tuned)
+    assert plain.timed.makespan_ns == other.timed.makespan_ns
+    assert any(plain.choice)
+    # the first pair's backward for weights as a task of its own, which frees what the forward keeps
+    first = found[0]
+    tasks = list(kept.tasks)
+    backward = tasks[first.backward]
+    apart = replace(backward, kind=ActionKind.WEIGHTS, time_ns=5, takes_bytes=0)
+    tasks[first.backward] = replace(backward, frees_bytes=0)
+    split = replace(
+        kept, tasks=(*tasks, apart), waits=(*kept.waits, Wait(source=first.backward, target=len(tasks), lag_ns=0))
+    )
+    first = pairs_of(split, lambda _: first.candidates)[0]
+    assert first.weights == first.last == len(tasks)
+    leaner = with_candidates(split, [first], [5])
+    saved = first.candidates[0].kept_bytes - first.candidates[5].kept_bytes
+    assert leaner.tasks[first.last].frees_bytes == split.tasks[first.last].frees_bytes - saved + (
+        first.candidates[5].workspace_bytes
+    )
 
 
 def test_lanes_of_a_rank_share_its_memory_even_though_times_alter_what_overlaps() -> None:
