@@ -98,7 +98,7 @@ setup(
         extension(
             "mosaic._search",
             "csrc/search",
-            ["csrc/search_bindings.cpp", "csrc/bindings/orders.cpp"],
+            ["csrc/search_bindings.cpp", "csrc/bindings/orders.cpp", "csrc/bindings/tuning.cpp"],
             ["pthread"],
             SAME_ON_ANY_MACHINE,
         ),

@@ -4,6 +4,7 @@
 
 #include "bindings/orders.h"
 #include "bindings/signals.h"
+#include "bindings/tuning.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/interference.h"
 #include "search/stages/packers/held_packer.h"
@@ -213,6 +214,7 @@ PYBIND11_MODULE(_search, module) {
     bind_problem(module);
     bind_plan(module);
     bind_orders(module);
+    bind_tuning(module);
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,

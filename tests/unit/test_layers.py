@@ -165,6 +165,10 @@ def test_planning_needs_no_torch():
     assert "torch" not in loaded_by("import mosaic.solver")
 
 
+def test_tuning_a_pipeline_and_planning_its_next_step_needs_no_torch():
+    assert loaded_by("import mosaic.pipeline.tuning.tune, mosaic.pipeline.next_step.planner") == set()
+
+
 def test_the_launcher_of_daily_retraining_loads_no_torch():
     assert loaded_by("import mosaic.retrain.run, mosaic.retrain.steering, mosaic.cli.retrain") & {"torch"} == set()
 
