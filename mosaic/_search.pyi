@@ -266,6 +266,7 @@ def find_orders(
     should_stop: Callable[[], bool] | None,
 ) -> FoundOrders:
     """Searches for orders."""
+
 def tuning_candidates(
     layers: Sequence[tuple[Sequence[tuple[int, int, int]], int]], *, count: int
 ) -> list[tuple[int, int, int, int, list[int]]]:

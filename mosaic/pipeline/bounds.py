@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mosaic.pipeline.compiled import load_search
 from mosaic.pipeline.tasks import TaskGraph
+from mosaic.search_extension import load_search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mosaic.errors import BackendUnavailableError
 from mosaic.schedule import ActionKind
+from mosaic.search_extension import load_search
 
 if TYPE_CHECKING:
     from mosaic import _search
@@ -16,23 +16,6 @@ if TYPE_CHECKING:
 KINDS = {kind: number for number, kind in enumerate(ActionKind)}
 """The extension's numbers of what tasks do."""
 _MAX_WHOLE = 2**63
-
-
-def load_search() -> Any:  # a module, which is no type
-    """Returns the extension.
-
-    Raises:
-        BackendUnavailableError: It is not built.
-    """
-    try:
-        from mosaic import _search
-    except ImportError as error:
-        raise BackendUnavailableError(
-            "the extension mosaic._search does not load; build it with `pip install -e .` or `pip install .`",
-            found=str(error),
-            needed="g++ with C++17 and Python's headers",
-        ) from error
-    return _search
 
 
 def compile_tasks(

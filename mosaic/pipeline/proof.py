@@ -11,8 +11,8 @@ from typing import Any
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipeline.bounds import bound
-from mosaic.pipeline.compiled import load_search
 from mosaic.pipeline.tasks import Orders, TaskGraph
+from mosaic.search_extension import load_search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosaic.pipeline.memory_use import MemoryUse, memory_use
+from mosaic.pipeline.semu.step import rank_timelines
+from mosaic.pipeline.semu.timeline import MemoryTimeline
 from mosaic.pipeline.tasks import Task, TaskGraph
 from mosaic.report.bars import ms_text
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
@@ -97,7 +98,7 @@ def pipelines_canvas(runs: Sequence[PipelineRun], *, subtitle: str = "") -> Canv
         weights=any(task.kind == ActionKind.WEIGHTS for task in tasks),
         page_width=_WIDTH - _LEFT - _RIGHT,
     )
-    uses = [memory_use(run.graph, run.start_ns) for run in runs]
+    uses = [rank_timelines(run.graph, run.start_ns) for run in runs]
     most = _most_bytes(runs, uses)
     heights = [_panel_height(run, with_memory=most > 0) for run in runs]
     head = _HEAD + (0.2 if subtitle else 0.0)
@@ -123,9 +124,9 @@ def pipelines_canvas(runs: Sequence[PipelineRun], *, subtitle: str = "") -> Canv
     return canvas
 
 
-def _most_bytes(runs: Sequence[PipelineRun], uses: Sequence[Sequence[MemoryUse]]) -> int:
+def _most_bytes(runs: Sequence[PipelineRun], uses: Sequence[Sequence[MemoryTimeline]]) -> int:
     """The top of the scale of memory, which all ranks of all runs share; 0 where no memory is known."""
-    used = max((size for use in uses for line in use for _, size in line), default=0)
+    used = max((line.peak_bytes for use in uses for line in use), default=0)
     return max([used, *(limit for run in runs for limit in run.graph.limit_bytes)]) if used else 0
 
 
@@ -154,7 +155,7 @@ class _Panel:
     colors: dict[str, str]
     most_bytes: int
 
-    def draw(self, use: Sequence[MemoryUse]) -> None:
+    def draw(self, use: Sequence[MemoryTimeline]) -> None:
         graph, end_ms = self.run.graph, self.run.makespan_ns / 1e6
         self.canvas.bar(self.axes, (0, 0, end_ms, graph.num_ranks), "#ffffff", edgecolor="none", zorder=0.2)
         for rank in range(1, graph.num_ranks):
@@ -208,12 +209,12 @@ class _Panel:
         color = lighter(self.colors[task.parts[0].module], _SHADES[task.kind])
         self.canvas.label(self.axes, (start / 1e6, low, task.time_ns / 1e6, height), str(task.microbatch), color)
 
-    def _draw_memory(self, rank: int, line: MemoryUse, *, label: bool) -> None:
+    def _draw_memory(self, rank: int, line: MemoryTimeline, *, label: bool) -> None:
         limit = self.run.graph.limit_bytes[rank] if self.run.graph.limit_bytes else 0
         bottom = rank + 1 - _GAP_SHARE / 2
         scale = (_MEMORY_SHARE - 0.04) / self.most_bytes
-        times = [at / 1e6 for at, _ in line] + [self.run.makespan_ns / 1e6]
-        used = [size for _, size in line] + [line[-1][1]]
+        times = [at / 1e6 for at in line.at_ns] + [self.run.makespan_ns / 1e6]
+        used = [*line.in_use_bytes, line.in_use_bytes[-1]]
         gid = f"{self.run.title}/{rank}"
         fills = [(0, used, _USED, "memory")]
         if limit and max(used) > limit:

@@ -16,7 +16,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"cache_folder", "errors", "provenance"},
-    {"artifact", "child", "lines", "user_file"},
+    {"artifact", "child", "lines", "search_extension", "user_file"},
     {"device"},
     {"graph", "hardware", "shape", "timeline"},
     {"placement", "profile", "rank_trace"},
@@ -34,7 +34,7 @@ LAYERS = [
 ]
 """Packages of one line never import each other; a package may import from any line above its own here.
 
-Room is kept for ``pipeline``, ``context`` and ``glue``.
+Room is kept for ``context`` and ``glue``.
 """
 
 RANK_LAYERS = [
@@ -61,8 +61,9 @@ HOMES = {
     "ortools": {"solver", "pipeline/proof.py"},
     "mosaic._C": {"backends/cuda/driver.py"},
     "mosaic._search": {
-        *("solver/exact/search.py", "pipeline/compiled.py"),
-        *("pipeline/tasks.py", "pipeline/order/simulate.py"),  # names of types alone
+        "search_extension.py",
+        *("solver/exact/search.py", "pipeline/compiled.py"),  # names of types alone, and below
+        *("pipeline/tasks.py", "pipeline/order/simulate.py"),
     },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mosaic.pipeline.bounds import bound
-from mosaic.pipeline.compiled import load_search
 from mosaic.pipeline.order.simulate import deadlock_of
 from mosaic.pipeline.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.search_extension import load_search
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {

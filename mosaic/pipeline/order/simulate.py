@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mosaic.pipeline.compiled import load_search
 from mosaic.pipeline.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.search_extension import load_search
 
 if TYPE_CHECKING:
     from mosaic import _search

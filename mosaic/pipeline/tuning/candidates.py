@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mosaic.pipeline.compiled import load_search
 from mosaic.pipeline.workload.layers import Layer
+from mosaic.search_extension import load_search
 
 NS_PER_MS = 1e6
 

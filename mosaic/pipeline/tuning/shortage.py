@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.pipeline.memory_use import memory_use
+from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.tasks import TaskGraph
 from mosaic.pipeline.tuning.pairs import Pair, RankPairs
 
@@ -82,12 +82,11 @@ def shortage_of(
         pairs: All of them.
     """
     worst = None
-    for rank, line in enumerate(memory_use(graph, start_ns)):
+    for rank, line in enumerate(rank_timelines(graph, start_ns)):
         if rank in ranks:
-            used, at = max((used, -at) for at, used in line)
-            short = used - ranks[rank].limit_bytes
+            short = line.peak_bytes - ranks[rank].limit_bytes
             if short > 0 and (worst is None or short > worst[0]):
-                worst = short, rank, -at
+                worst = short, rank, line.peak_ns
     if worst is None:
         return None
     short, rank, at = worst

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mosaic.pipeline.compiled import load_search
-from mosaic.pipeline.memory_use import memory_use
+from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.tasks import Deadlock, TaskGraph, Timed
 from mosaic.pipeline.tuning.pairs import Choice, Pair, RankPairs, check_pairs, rank_pairs, with_candidates
 from mosaic.pipeline.tuning.shortage import MemoryShortage, shortage_of
 from mosaic.pipeline.tuning.slack import Followers
+from mosaic.search_extension import load_search
 
 Simulate = Callable[[TaskGraph], Timed | Deadlock]
 """Runs tasks in the orders that are to be tuned. Limits of memory are left out of the graph that it gets."""
@@ -135,8 +135,8 @@ class _Tuning:
 
     def _short(self, altered: TaskGraph, timed: Timed) -> list[int]:
         """Ranks whose memory does not hold."""
-        lines = memory_use(altered, timed.start_ns)
-        return [rank for rank, own in self.ranks.items() if max(used for _, used in lines[rank]) > own.limit_bytes]
+        lines = rank_timelines(altered, timed.start_ns)
+        return [rank for rank, own in self.ranks.items() if lines[rank].peak_bytes > own.limit_bytes]
 
     def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[int]) -> None:
         """Takes in a simulation: what uses memory together, and what the step waits for."""

@@ -10,7 +10,7 @@ import pytest
 from tuning_cases import one_f_one_b, run_in_order
 
 from mosaic.graph import Part
-from mosaic.pipeline.memory_use import memory_use
+from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.tasks import Task, TaskGraph, Timed
 from mosaic.pipeline.tuning.pairs import with_candidates
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_canvas
@@ -132,9 +132,9 @@ def test_a_step_of_many_tasks_is_drawn_and_the_same_bytes_each_time(tmp_path: Pa
 
 def test_memory_in_use_follows_what_tasks_take_and_free() -> None:
     ms = 10**6
-    first, second = memory_use(SMALL.graph, SMALL.start_ns)
-    assert [one for one in first if one[0] in (0, 8 * ms)] == [(0, 10**9), (0, 4 * 10**9), (8 * ms, 10**9)]
-    assert {used for _, used in second} == {10**9}
+    first, second = rank_timelines(SMALL.graph, SMALL.start_ns)
+    assert [first.bytes_at(at) for at in (0, 8 * ms)] == [4 * 10**9, 10**9]
+    assert set(second.in_use_bytes) == {10**9}
 
 
 def test_no_runs_and_missing_starts_and_other_kinds_of_files_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_cases import candidate, one_f_one_b, run_in_order
 
-from mosaic.pipeline.memory_use import memory_use
+from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.tasks import Deadlock, Orders, TaskGraph, Timed, Wait
 from mosaic.pipeline.tuning.candidates import Candidate
 from mosaic.pipeline.tuning.pairs import Pair, pairs_of, with_candidates
@@ -30,7 +30,7 @@ def simulated(graph: TaskGraph, orders: Orders) -> Timed:
 
 
 def peaks(graph: TaskGraph, timed: Timed) -> list[int]:
-    return [max(used for _, used in line) for line in memory_use(graph, timed.start_ns)]
+    return [line.peak_bytes for line in rank_timelines(graph, timed.start_ns)]
 
 
 def makespan(graph: TaskGraph, pairs: list[Pair], orders: Orders, choice: list[int]) -> int:

@@ -1,0 +1,90 @@
+"""Other ways to run the same step, each at its best, on the same ranks and by the same simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from mosaic.pipeline.baselines.methods import BASELINES, draw_baseline
+from mosaic.pipeline.order.simulate import simulate
+from mosaic.pipeline.partition.request import Request
+from mosaic.pipeline.planner import RankSpace
+from mosaic.pipeline.tasks import TaskGraph, Timed
+from mosaic.pipeline.workload.microbatch import Microbatch
+
+STRATEGIES = ("keep", "selective", "recompute")
+"""Of all layers, in the order in which a baseline tries them until its memory holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """What a baseline makes of a step."""
+
+    name: str
+    """Of ``BASELINES``."""
+    graph: TaskGraph | None = None
+    """Its tasks; None where it cannot run the step."""
+    timed: Timed | None = None
+    """Its fastest order, simulated."""
+    strategy: str = ""
+    """What becomes of activations."""
+    reason: str = ""
+    """Why it cannot; empty where it can."""
+
+    @property
+    def makespan_ns(self) -> int | None:
+        """When the last task ends; None where it cannot run."""
+        return None if self.timed is None else self.timed.makespan_ns
+
+
+def bubble_share(graph: TaskGraph, timed: Timed) -> float:
+    """Returns the share of all ranks' time in which nothing runs on them, lanes averaged."""
+    work = sum(task.time_ns for task in graph.tasks)
+    return 1 - work / (timed.makespan_ns * graph.num_rows) if timed.makespan_ns else 0.0
+
+
+def contend(
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    space: RankSpace | None = None,
+    names: Sequence[str] = tuple(BASELINES),
+    strategies: Sequence[str] = STRATEGIES,
+) -> tuple[Contender, ...]:
+    """Returns each baseline's fastest step that fits, in the order of ``names``.
+
+    Raises:
+        ValueError: A name is none of ``BASELINES``.
+    """
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise ValueError(f"baseline={unknown[0]!r} is none; use some of {', '.join(BASELINES)}")
+    return tuple(_contender(name, request, microbatches, space or RankSpace(), strategies) for name in names)
+
+
+def _contender(
+    name: str, request: Request, microbatches: Sequence[Microbatch], space: RankSpace, strategies: Sequence[str]
+) -> Contender:
+    for strategy in strategies:
+        build = partial(_tasks, space, request, strategy)
+        try:
+            drawn = draw_baseline(name, request, microbatches, build=build)
+        except ValueError as error:
+            return Contender(name=name, reason=str(error))
+        played = [simulate(drawn.graph, orders) for orders in drawn.candidates]
+        if timed := [one for one in played if isinstance(one, Timed)]:
+            best = min(timed, key=lambda one: one.makespan_ns)
+            return Contender(name=name, graph=drawn.graph, timed=best, strategy=strategy)
+    return Contender(name=name, reason=f"its memory does not hold with {' or '.join(strategies)}")
+
+
+def _tasks(
+    space: RankSpace,
+    request: Request,
+    strategy: str,
+    _model: object,
+    partition: object,
+    microbatches: object,
+    **options: object,
+) -> TaskGraph:
+    return space.tasks(request, partition, microbatches, strategies=strategy, **options)  # type: ignore[arg-type]
