@@ -63,7 +63,7 @@ HOMES = {
     "mosaic._search": {
         "search_extension.py",
         *("solver/exact/search.py", "pipeline/compiled.py"),  # names of types alone, and below
-        *("pipeline/tasks.py", "pipeline/order/simulate.py"),
+        *("pipeline/tasks.py", "pipeline/order/simulate.py", "pipeline/tuning/pairs.py"),
     },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},

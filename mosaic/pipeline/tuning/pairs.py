@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mosaic.pipeline.tasks import Task, TaskGraph
 from mosaic.pipeline.tuning.candidates import Candidate
 from mosaic.schedule import ActionKind
+from mosaic.search_extension import load_search
+
+if TYPE_CHECKING:
+    from mosaic import _search
 
 Choice = tuple[int, ...]
 """For each pair an index into its candidates."""
@@ -197,3 +202,16 @@ def rank_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> dict[int, RankPairs]:
             limit_bytes=limit,
         )
     return found
+
+
+def pair_table(own: RankPairs) -> _search.PairTable:
+    """Returns the choices of a rank's pairs, as the extension has them."""
+    return load_search().PairTable(
+        [
+            tuple(
+                [getattr(one, name) for one in pair.candidates]
+                for name in ("forward_ns", "backward_ns", "kept_bytes", "workspace_bytes")
+            )
+            for pair in own.pairs
+        ]
+    )

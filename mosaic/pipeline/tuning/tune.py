@@ -14,10 +14,9 @@ from typing import Any
 
 from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.tasks import Deadlock, TaskGraph, Timed
-from mosaic.pipeline.tuning.pairs import Choice, Pair, RankPairs, check_pairs, rank_pairs, with_candidates
+from mosaic.pipeline.tuning.pairs import Choice, Pair, check_pairs, pair_table, rank_pairs, with_candidates
 from mosaic.pipeline.tuning.shortage import MemoryShortage, shortage_of
 from mosaic.pipeline.tuning.slack import Followers
-from mosaic.search_extension import load_search
 
 Simulate = Callable[[TaskGraph], Timed | Deadlock]
 """Runs tasks in the orders that are to be tuned. Limits of memory are left out of the graph that it gets."""
@@ -107,7 +106,7 @@ class _Tuning:
         if not (short := self._short(altered, timed)):
             return self._result(fastest, altered, timed, timed.makespan_ns, 0)
         bound_ns = timed.makespan_ns
-        tables = {rank: _table(self.ranks[rank]) for rank in self.ranks}
+        tables = {rank: pair_table(self.ranks[rank]) for rank in self.ranks}
         best: tuple[Choice, TaskGraph, Timed] | None = None
         seen = {fastest}
         for _ in range(rounds):
@@ -185,15 +184,3 @@ class _Tuning:
             num_choices=num_choices,
             gaps=self.gaps,
         )
-
-
-def _table(own: RankPairs) -> Any:
-    return load_search().PairTable(
-        [
-            tuple(
-                [getattr(one, name) for one in pair.candidates]
-                for name in ("forward_ns", "backward_ns", "kept_bytes", "workspace_bytes")
-            )
-            for pair in own.pairs
-        ]
-    )
