@@ -61,7 +61,7 @@ def large_step(name: str, num_microbatches: int, seconds: float) -> Iterator[Fig
 
 
 def layer_tuning(name: str, num_microbatches: int, limit_share: float) -> Iterator[Figure]:
-    """Choices for the pairs of one rank, with a share of the memory that keeping everything takes; and the whole loop."""
+    """Choices for the pairs of a rank with a share of the memory that keeping everything takes; and the whole loop."""
     free = Job(name=name, num_microbatches=num_microbatches, with_memory=False)
     step, partition = free.step(0), partition_by("separated", free.request)
     kept = free.space.tasks(free.request, partition, step)
