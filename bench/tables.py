@@ -147,6 +147,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
         "never_slower": lambda: never_slower_table(RESULTS),
         "ddp": lambda: ddp_tables.ddp_table(RESULTS),
+        "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),

@@ -20,14 +20,19 @@ HEADS = (
     "Mosaic's data-parallel step over DistributedDataParallel's",
     "difference of all parameters over their length",
 )
+SHORT = 4
+"""Columns of the short table, behind the model."""
 
 
-def ddp_table(results: Path) -> str:
-    """Returns the newest study's rows, all measured."""
+def ddp_table(results: Path, *, is_short: bool = False) -> str:
+    """Returns the newest study's rows, all measured; in short, how much faster the default line is."""
     newest = pages.newest_study(STUDY, results)
     if newest is None:
         return pages.NOT_YET
     rows = [row for name in MODELS if (row := _row(newest, name)) is not None]
+    if is_short:
+        heads = (f"{pages.source_of(newest)}, measured", *HEADS)
+        return pages.table(heads[: 1 + SHORT], [row[: 1 + SHORT] for row in rows])
     settings = sorted({figure.labels["setting"] for figure in newest.figures if "setting" in figure.labels})
     note = f"\nThe best of several settings in a model's first launch: {'; '.join(settings)}.\n" if settings else ""
     return pages.table((f"{pages.source_of(newest)}, measured", *HEADS), rows) + note
