@@ -73,7 +73,7 @@ class PlanCommand:
     those degrees."""
     dtype: DtypeName = None
     contention: Literal["assumed", "none"] = "assumed"
-    """With --device: whether modules side by side share the memory's bandwidth, in proportion to what each draws by its
+    """With --device: whether modules side by side wait for each other at the device's memory, by what each draws by its
     counts (assumed, not measured), or none disturbs another."""
     backend: BackendName = None
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
