@@ -62,10 +62,9 @@ def draw(study: Study, folder: Path) -> None:
     job = Job(name="vlm-s", num_microbatches=8)
     step = job.step(0)
     plan, rival = job.plan(step, options(3)), job.contend(step, ("megatron",))[0]
-    assert rival.graph is not None
-    assert rival.timed is not None
+    assert rival.run is not None
     runs = [
-        PipelineRun(title="megatron", graph=rival.graph, start_ns=rival.timed.start_ns),
+        PipelineRun(title="megatron", graph=rival.run.graph, start_ns=rival.run.timed.start_ns),
         PipelineRun(title="planned", graph=plan.graph, start_ns=plan.timed.start_ns),
     ]
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from bench.pipeline.steps import Job, options
@@ -71,7 +72,7 @@ def layer_tuning(name: str, num_microbatches: int, limit_share: float) -> Iterat
     limits = tuple(
         round(base + limit_share * (peak - base)) for peak, base in zip(timed.peak_bytes, kept.base_bytes, strict=True)
     )
-    graph = free.space.tasks(free.request, partition, step, limit_bytes=limits)
+    graph = replace(kept, limit_bytes=limits)
     layers, candidates = pair_layers(free.model, partition, step), Candidates()
     pairs = pairs_of(graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
     rank, own = next(iter(rank_pairs(graph, pairs).items()))

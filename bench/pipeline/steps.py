@@ -11,7 +11,8 @@ from mosaic.hardware import Cluster
 from mosaic.pipeline.compare import Contender, contend
 from mosaic.pipeline.order.search import OrderLimits
 from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import PlannedStep, PlannerOptions, RankSpace, plan_step
+from mosaic.pipeline.planner import PlannedStep, PlannerOptions, plan_step
+from mosaic.pipeline.rank_space import RankSpace
 from mosaic.pipeline.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
 from mosaic.pipeline.workload.generators import draw_step
 from mosaic.pipeline.workload.known_models import KnownModel, find_known_model
@@ -93,9 +94,14 @@ class Job:
         return flops / (devices * self.cluster.hardware.bf16_tflops * 1e12 * step_ns / 1e9)
 
 
-def options(seconds: float, **other: object) -> PlannerOptions:
-    """Returns options with a limit of wall time on one thread."""
-    return PlannerOptions(limits=OrderLimits(seconds=seconds), **other)  # type: ignore[arg-type]
+def options(seconds: float) -> PlannerOptions:
+    """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
+    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=seconds))
+
+
+def own_options(seconds: float) -> PlannerOptions:
+    """Returns the default's options: any partition, backward for weights apart or not."""
+    return PlannerOptions(limits=OrderLimits(seconds=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:

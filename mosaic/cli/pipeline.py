@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.console import Console
 from tyro.conf import arg
@@ -15,7 +15,8 @@ from mosaic.hardware import Cluster, find_cluster
 from mosaic.pipeline.compare import contend
 from mosaic.pipeline.order.search import DEFAULT_METHOD, OrderLimits
 from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import PlannerOptions, RankSpace, plan_step
+from mosaic.pipeline.planner import PlannerOptions, plan_step
+from mosaic.pipeline.rank_space import RankSpace
 from mosaic.pipeline.schedule.check import check_pipeline_schedule
 from mosaic.pipeline.semu.rank_hardware import Degrees
 from mosaic.pipeline.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
@@ -61,6 +62,8 @@ class PipelineCommand:
     """How layers are cut."""
     method: str = DEFAULT_METHOD
     """How orders are searched."""
+    weights: Literal["with", "apart", "either"] = "either"
+    """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
     seconds: float = 5.0
     """Of the search."""
     threads: int = 1
@@ -80,28 +83,27 @@ class PipelineCommand:
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
+            weights=self.weights,
             limits=OrderLimits(seconds=self.seconds, threads=self.threads, seed=self.seed),
         )
-        planned = plan_step(request, microbatches, space=space, options=options)
+        contenders = contend(request, microbatches, space=space, names=self.baselines)
+        planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         schedule = planned.schedule()
         check_pipeline_schedule(schedule, planned.graph)
         save(schedule, self.output)
-        contenders = contend(request, microbatches, space=space, names=self.baselines)
         console = Console()
         console.print(pipeline_table(planned, contenders))
         console.print(
-            f"{len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of this partition "
-            f"(bound {planned.bound_ns / 1e6:.1f} ms); all times are simulated; wrote {self.output}",
+            f"{planned.origin}: {len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of "
+            f"this partition (bound {planned.bound_ns / 1e6:.1f} ms); all times are simulated; wrote {self.output}",
             highlight=False,
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            timed = [(one.timed.makespan_ns, one) for one in contenders if one.timed is not None]
-            if timed:
-                _, best = min(timed, key=lambda pair: pair[0])
-                assert best.graph is not None
-                assert best.timed is not None
-                runs.insert(0, PipelineRun(title=best.name, graph=best.graph, start_ns=best.timed.start_ns))
+            others = [(one.name, one.run) for one in contenders if one.run is not None]
+            if others:
+                name, best = min(others, key=lambda pair: pair[1].timed.makespan_ns)
+                runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
             draw_pipelines(runs, self.picture)
         return 0
 

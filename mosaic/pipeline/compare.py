@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from mosaic.pipeline.baselines.methods import BASELINES, draw_baseline
 from mosaic.pipeline.order.simulate import simulate
+from mosaic.pipeline.partition.partition import Partition
 from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import RankSpace
-from mosaic.pipeline.tasks import TaskGraph, Timed
+from mosaic.pipeline.rank_space import RankSpace
+from mosaic.pipeline.tasks import Orders, TaskGraph, Timed
 from mosaic.pipeline.workload.microbatch import Microbatch
 
 STRATEGIES = ("keep", "selective", "recompute")
 """Of all layers, in the order in which a baseline tries them until its memory holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContenderRun:
+    """How a baseline runs a step."""
+
+    partition: Partition
+    """Chunks on ranks."""
+    graph: TaskGraph
+    """Its tasks."""
+    orders: Orders
+    """The fastest of its orders."""
+    timed: Timed
+    """Its simulation."""
+    strategy: str
+    """What becomes of activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +39,15 @@ class Contender:
 
     name: str
     """Of ``BASELINES``."""
-    graph: TaskGraph | None = None
-    """Its tasks; None where it cannot run the step."""
-    timed: Timed | None = None
-    """Its fastest order, simulated."""
-    strategy: str = ""
-    """What becomes of activations."""
+    run: ContenderRun | None = None
+    """None where it cannot run the step."""
     reason: str = ""
     """Why it cannot; empty where it can."""
 
     @property
     def makespan_ns(self) -> int | None:
         """When the last task ends; None where it cannot run."""
-        return None if self.timed is None else self.timed.makespan_ns
+        return None if self.run is None else self.run.timed.makespan_ns
 
 
 def bubble_share(graph: TaskGraph, timed: Timed) -> float:
@@ -66,25 +78,20 @@ def _contender(
     name: str, request: Request, microbatches: Sequence[Microbatch], space: RankSpace, strategies: Sequence[str]
 ) -> Contender:
     for strategy in strategies:
-        build = partial(_tasks, space, request, strategy)
+
+        def build(partition: Partition, weights_apart: bool, strategy: str = strategy) -> TaskGraph:
+            return space.tasks(request, partition, microbatches, strategies=strategy, weights_apart=weights_apart)
+
         try:
             drawn = draw_baseline(name, request, microbatches, build=build)
         except ValueError as error:
             return Contender(name=name, reason=str(error))
-        played = [simulate(drawn.graph, orders) for orders in drawn.candidates]
-        if timed := [one for one in played if isinstance(one, Timed)]:
-            best = min(timed, key=lambda one: one.makespan_ns)
-            return Contender(name=name, graph=drawn.graph, timed=best, strategy=strategy)
+        played = [(orders, simulate(drawn.graph, orders)) for orders in drawn.candidates]
+        fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
+        if fits:
+            orders, timed = min(fits, key=lambda one: one[1].makespan_ns)
+            run = ContenderRun(
+                partition=drawn.partition, graph=drawn.graph, orders=orders, timed=timed, strategy=strategy
+            )
+            return Contender(name=name, run=run)
     return Contender(name=name, reason=f"its memory does not hold with {' or '.join(strategies)}")
-
-
-def _tasks(
-    space: RankSpace,
-    request: Request,
-    strategy: str,
-    _model: object,
-    partition: object,
-    microbatches: object,
-    **options: object,
-) -> TaskGraph:
-    return space.tasks(request, partition, microbatches, strategies=strategy, **options)  # type: ignore[arg-type]

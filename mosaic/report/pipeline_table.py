@@ -28,11 +28,11 @@ def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Tab
     table = empty_table("One step, simulated", "nothing here was measured", _COLUMNS)
     table.add_row(*plain(_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned)), "bold"))
     for one in contenders:
-        if one.graph is None or one.timed is None:
+        if (run := one.run) is None:
             table.add_row(*plain([one.name, "-", "-", "-", "-", one.reason], ""))
             continue
-        ratio = one.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        table.add_row(*plain(_cells(one.name, one.graph, one.timed, ratio, one.strategy), ""))
+        ratio = run.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
+        table.add_row(*plain(_cells(one.name, run.graph, run.timed, ratio, run.strategy), ""))
     return table
 
 

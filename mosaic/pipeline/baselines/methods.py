@@ -199,7 +199,11 @@ BASELINES = {baseline.name: baseline for baseline in _ALL}
 
 
 def draw_baseline(
-    name: str, request: Request, microbatches: Sequence[Microbatch], *, build: Callable[..., TaskGraph] = task_graph
+    name: str,
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    build: Callable[[Partition, bool], TaskGraph] | None = None,
 ) -> Drawn:
     """Cuts a model for ``request`` and orders the step ``microbatches`` as the baseline of that name does.
 
@@ -207,7 +211,7 @@ def draw_baseline(
         name: One of ``BASELINES``.
         request: Model, ranks, and the microbatches that the partition is made for.
         microbatches: The step's.
-        build: ``task_graph``, or the same with a network, strategies or limits filled in.
+        build: Makes the tasks of a partition, backward for weights apart or not; None: without a network or limits.
 
     Raises:
         ValueError: There is none of that name (lists all), or it does not fit the model, the ranks or the step.
@@ -216,5 +220,8 @@ def draw_baseline(
         raise ValueError(f"baseline={name!r} is none; use one of {', '.join(BASELINES)}")
     baseline = BASELINES[name]
     partition = baseline.cut(request)
-    graph = build(request.model, partition, microbatches, weights_apart=baseline.weights_apart)
+    if build is None:
+        graph = task_graph(request.model, partition, microbatches, weights_apart=baseline.weights_apart)
+    else:
+        graph = build(partition, baseline.weights_apart)
     return Drawn(partition=partition, graph=graph, candidates=baseline.order(graph, partition))

@@ -206,7 +206,7 @@ def rank_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> dict[int, RankPairs]:
 
 def pair_table(own: RankPairs) -> _search.PairTable:
     """Returns the choices of a rank's pairs, as the extension has them."""
-    return load_search().PairTable(
+    table: _search.PairTable = load_search().PairTable(
         [
             tuple(
                 [getattr(one, name) for one in pair.candidates]
@@ -215,3 +215,4 @@ def pair_table(own: RankPairs) -> _search.PairTable:
             for pair in own.pairs
         ]
     )
+    return table

@@ -13,7 +13,8 @@ from mosaic.errors import InfeasibleError
 from mosaic.pipeline.compare import contend
 from mosaic.pipeline.order.search import OrderLimits
 from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import PlannerOptions, RankSpace, plan_step
+from mosaic.pipeline.planner import PlannerOptions, plan_step
+from mosaic.pipeline.rank_space import RankSpace
 from mosaic.pipeline.schedule.check import check_pipeline_schedule
 from mosaic.pipeline.semu.step import rank_timelines
 from mosaic.pipeline.workload.known_models import find_known_model
@@ -71,11 +72,12 @@ def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot
     microbatches = (Microbatch(text_tokens=8192),) * 4
     request = Request(model=known.model(), num_ranks=4, microbatches=microbatches)
     (free,) = contend(request, microbatches, names=("gpipe",))
-    assert free.timed is not None
-    assert free.strategy == "keep"
-    limit = max(free.timed.peak_bytes) - 10**9
+    assert free.run is not None
+    assert free.run.strategy == "keep"
+    limit = max(free.run.timed.peak_bytes) - 10**9
     (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
-    assert tight.strategy in ("selective", "recompute")
+    assert tight.run is not None
+    assert tight.run.strategy in ("selective", "recompute")
     (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
     assert none.makespan_ns is None
     assert "memory does not hold" in none.reason

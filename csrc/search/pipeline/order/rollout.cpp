@@ -10,7 +10,9 @@ Rollout::Rollout(const Tasks& tasks) : tasks_(tasks), memory_(tasks), is_limited
     std::vector<std::vector<int>> sizes(kKinds, std::vector<int>(rows, 0));
     for (auto& members : members_) members.resize(tasks.num_groups());
     std::vector<Bytes> row_temporary(rows, 0), row_backward(rows, 0);
-    std::vector<std::vector<Bytes>> holds(ranks, std::vector<Bytes>(is_limited_ ? tasks.num_microbatches() : 0, 0));
+    constexpr Bytes kNoTask = -1;
+    std::vector<std::vector<Bytes>> holds(ranks,
+                                          std::vector<Bytes>(is_limited_ ? tasks.num_microbatches() : 0, kNoTask));
     for (int i = 0; i < n; ++i) {
         const Task& task = tasks[i];
         ++sizes[task.kind][task.row];
@@ -18,7 +20,10 @@ Rollout::Rollout(const Tasks& tasks) : tasks_(tasks), memory_(tasks), is_limited
         first_missing_.push_back(tasks.before(i).size());
         row_temporary[task.row] = std::max(row_temporary[task.row], task.temporary());
         if (task.kind != kForward) row_backward[task.row] = std::max(row_backward[task.row], task.temporary());
-        if (is_limited_) holds[tasks.rank_of(i)][task.microbatch] += std::max<Bytes>(0, task.net());
+        if (is_limited_) {
+            Bytes& held = holds[tasks.rank_of(i)][task.microbatch];
+            held = std::max<Bytes>(0, held) + std::max<Bytes>(0, task.net());
+        }
     }
     for (int kind = 0; kind < kKinds; ++kind) {
         open_[kind].resize(sizes[kind]);
@@ -41,7 +46,7 @@ Rollout::Rollout(const Tasks& tasks) : tasks_(tasks), memory_(tasks), is_limited
     is_limited_ = false;
     for (int rank = 0; rank < ranks; ++rank) {
         Bytes most = first_promised_[rank];
-        for (const Bytes bytes : holds[rank]) most += bytes;
+        for (const Bytes bytes : holds[rank]) most += std::max<Bytes>(0, bytes);
         is_limited_ |= tasks.limit(rank) > 0 && most > tasks.limit(rank);
     }
     if (!is_limited_) return;  // all of it fits at once
@@ -50,7 +55,7 @@ Rollout::Rollout(const Tasks& tasks) : tasks_(tasks), memory_(tasks), is_limited
     for (int rank = 0; rank < ranks; ++rank) {
         if (tasks.limit(rank) == 0) continue;
         for (int microbatch = 0; microbatch < tasks.num_microbatches(); ++microbatch) {
-            holds_[microbatch].emplace_back(rank, holds[rank][microbatch]);
+            if (holds[rank][microbatch] != kNoTask) holds_[microbatch].emplace_back(rank, holds[rank][microbatch]);
         }
     }
 }
@@ -122,7 +127,7 @@ void Rollout::show(int task) {
 
 bool Rollout::could_admit(int microbatch) const {
     for (const auto& [rank, bytes] : holds_[microbatch]) {
-        if (bytes > 0 && promised_[rank] + bytes > tasks_.limit(rank)) return false;
+        if (promised_[rank] + bytes > tasks_.limit(rank)) return false;
     }
     return true;
 }
