@@ -14,8 +14,8 @@ from mosaic.backends.table import BACKENDS
 from mosaic.cost.interference import FORMS
 from mosaic.hardware.catalogue import DEVICES
 from mosaic.models import MODELS
-from mosaic.pipeline.baselines.methods import BASELINES
-from mosaic.pipeline.partition.methods import PARTITION_METHODS
+from mosaic.pipelining.baselines.methods import BASELINES
+from mosaic.pipelining.partition.methods import PARTITION_METHODS
 from mosaic.solver.methods import METHODS
 
 NOT_YET = "not measured yet\n"
@@ -131,8 +131,8 @@ def choices_table() -> str:
         ("a model", "`mosaic/models/catalogue.py`", MODELS),
         ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
         ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
-        ("a way to cut a pipeline", "`mosaic/pipeline/partition/methods.py`", PARTITION_METHODS),
-        ("a schedule to compare with", "`mosaic/pipeline/baselines/methods.py`", BASELINES),
+        ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
+        ("a schedule to compare with", "`mosaic/pipelining/baselines/methods.py`", BASELINES),
     ]
     return table(
         ("to add", "write a file, and a line in", "there are"),

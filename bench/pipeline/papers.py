@@ -11,18 +11,18 @@ from dataclasses import replace
 from bench.pipeline.steps import Job, options, own_options, ratios, simulated
 from bench.record import Figure, missing_figure
 from mosaic.errors import InfeasibleError
-from mosaic.pipeline.baselines.multimodal import one_f_one_b
-from mosaic.pipeline.compare import STRATEGIES, contend
-from mosaic.pipeline.order.search import METHODS, OrderLimits, Searched, search_orders
-from mosaic.pipeline.order.simulate import roll_out, simulate
-from mosaic.pipeline.partition.methods import partition_by
-from mosaic.pipeline.partition.parallel import encoders_colocated, on_given_ranks
-from mosaic.pipeline.partition.partition import Partition
-from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.semu.step import rank_timelines
-from mosaic.pipeline.tasks import TaskGraph, Timed
-from mosaic.pipeline.workload.generators import rise_and_fall
-from mosaic.pipeline.workload.microbatch import Microbatch
+from mosaic.pipelining.baselines.multimodal import one_f_one_b
+from mosaic.pipelining.compare import STRATEGIES, contend
+from mosaic.pipelining.order.search import METHODS, OrderLimits, Searched, search_orders
+from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.parallel import encoders_colocated, on_given_ranks
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.pipelining.workload.generators import rise_and_fall
+from mosaic.pipelining.workload.microbatch import Microbatch
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
 """Those that PipeWeaver compares with; Optimus knows no decoders."""

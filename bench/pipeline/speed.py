@@ -12,13 +12,13 @@ from bench.pipeline.steps import Job, options
 from bench.record import Figure, missing_figure
 from mosaic import _search
 from mosaic.errors import InfeasibleError
-from mosaic.pipeline.order.simulate import roll_out, simulate
-from mosaic.pipeline.pair_layers import pair_layers
-from mosaic.pipeline.partition.methods import partition_by
-from mosaic.pipeline.semu.step import emulate_step, gradient_sums_ns
-from mosaic.pipeline.tuning.candidates import Candidates
-from mosaic.pipeline.tuning.pairs import pair_table, pairs_of, rank_pairs
-from mosaic.pipeline.tuning.tune import tune
+from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.pair_layers import pair_layers
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.semu.step import emulate_step, gradient_sums_ns
+from mosaic.pipelining.tuning.candidates import Candidates
+from mosaic.pipelining.tuning.pairs import pair_table, pairs_of, rank_pairs
+from mosaic.pipelining.tuning.tune import tune
 
 
 def rollouts(name: str, num_microbatches: int) -> Iterator[Figure]:

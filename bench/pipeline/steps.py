@@ -8,17 +8,17 @@ from functools import cached_property
 
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
-from mosaic.pipeline.compare import Contender, contend
-from mosaic.pipeline.order.search import OrderLimits
-from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import PlannedStep, PlannerOptions, plan_step
-from mosaic.pipeline.rank_space import RankSpace
-from mosaic.pipeline.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
-from mosaic.pipeline.workload.generators import draw_step
-from mosaic.pipeline.workload.known_models import KnownModel, find_known_model
-from mosaic.pipeline.workload.layers import PipelineModel
-from mosaic.pipeline.workload.microbatch import Microbatch
-from mosaic.pipeline.workload.transformer import TransformerModule
+from mosaic.pipelining.compare import Contender, contend
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
+from mosaic.pipelining.workload.generators import draw_step
+from mosaic.pipelining.workload.known_models import KnownModel, find_known_model
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.transformer import TransformerModule
 
 STEPS_FOR_PARTITION = 4
 """Steps of other seeds that stand for those to come when a partition is made: none sees the step that it runs."""

@@ -12,18 +12,18 @@ from tyro.conf import arg
 from mosaic.artifact import save
 from mosaic.errors import MosaicError
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipeline.compare import contend
-from mosaic.pipeline.order.search import DEFAULT_METHOD, OrderLimits
-from mosaic.pipeline.partition.request import Request
-from mosaic.pipeline.planner import PlannerOptions, plan_step
-from mosaic.pipeline.rank_space import RankSpace
-from mosaic.pipeline.schedule.check import check_pipeline_schedule
-from mosaic.pipeline.semu.rank_hardware import Degrees
-from mosaic.pipeline.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
-from mosaic.pipeline.workload.generators import draw_step
-from mosaic.pipeline.workload.known_models import find_known_model
-from mosaic.pipeline.workload.layers import PipelineModel
-from mosaic.pipeline.workload.microbatch import Microbatch
+from mosaic.pipelining.compare import contend
+from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.check import check_pipeline_schedule
+from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
+from mosaic.pipelining.workload.generators import draw_step
+from mosaic.pipelining.workload.known_models import find_known_model
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 from mosaic.report.pipeline_table import pipeline_table
 from mosaic.user_file import import_file
@@ -142,7 +142,7 @@ class PipelineCommand:
         model, given = made if isinstance(made, tuple) else (made, None)
         if not isinstance(model, PipelineModel):
             raise MosaicError(
-                f"{self.model} returned {type(model).__name__}; return a mosaic.pipeline PipelineModel, or one with a "
-                "list of microbatches"
+                f"{self.model} returned {type(model).__name__}; return a mosaic.pipelining PipelineModel, or one with "
+                "a list of microbatches"
             )
         return model, given

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosaic.pipeline.semu.step import rank_timelines
-from mosaic.pipeline.semu.timeline import MemoryTimeline
-from mosaic.pipeline.tasks import Task, TaskGraph
+from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.semu.timeline import MemoryTimeline
+from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.report.bars import ms_text
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
 from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter

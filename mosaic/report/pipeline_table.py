@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mosaic.pipeline.compare import Contender, bubble_share
-from mosaic.pipeline.planner import PlannedStep
-from mosaic.pipeline.tasks import TaskGraph, Timed
+from mosaic.pipelining.compare import Contender, bubble_share
+from mosaic.pipelining.planner import PlannedStep
+from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.report.frame import empty_table, plain
 
 if TYPE_CHECKING:

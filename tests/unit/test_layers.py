@@ -23,7 +23,7 @@ LAYERS = [
     {"plan", "schedule"},
     {"cost"},
     {"simulate"},
-    {"backends", "solver", "pipeline", "context"},
+    {"backends", "solver", "pipelining", "context"},
     {"checkpoint", "profiler", "models", "glue"},
     {"engine"},
     {"ranks", "report"},
@@ -58,12 +58,12 @@ HOMES = {
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
-    "ortools": {"solver", "pipeline/proof.py"},
+    "ortools": {"solver", "pipelining/proof.py"},
     "mosaic._C": {"backends/cuda/driver.py"},
     "mosaic._search": {
         "search_extension.py",
-        *("solver/exact/search.py", "pipeline/compiled.py"),  # names of types alone, and below
-        *("pipeline/tasks.py", "pipeline/order/simulate.py", "pipeline/tuning/pairs.py"),
+        *("solver/exact/search.py", "pipelining/compiled.py"),  # names of types alone, and below
+        *("pipelining/tasks.py", "pipelining/order/simulate.py", "pipelining/tuning/pairs.py"),
     },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
@@ -167,7 +167,7 @@ def test_planning_needs_no_torch():
 
 
 def test_tuning_a_pipeline_and_planning_its_next_step_needs_no_torch():
-    assert loaded_by("import mosaic.pipeline.tuning.tune, mosaic.pipeline.next_step.planner") == set()
+    assert loaded_by("import mosaic.pipelining.tuning.tune, mosaic.pipelining.next_step.planner") == set()
 
 
 def test_the_launcher_of_daily_retraining_loads_no_torch():

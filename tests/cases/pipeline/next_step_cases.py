@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from mosaic.pipeline.next_step.worker import Search
+from mosaic.pipelining.next_step.worker import Search
 
 
 class Unreadable:

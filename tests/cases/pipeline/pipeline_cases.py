@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from mosaic.pipeline.workload.layers import Feed, Layer, PipelineModel, Strategy
-from mosaic.pipeline.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
+from mosaic.pipelining.workload.microbatch import Microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mosaic.pipeline.tasks import Orders, TaskGraph, Timed
+from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 
 
 def simulated(graph: TaskGraph, orders: Orders) -> Timed | None:

@@ -6,7 +6,7 @@ import itertools
 import random
 
 from mosaic.graph import Part
-from mosaic.pipeline.tasks import Task, TaskGraph, Wait
+from mosaic.pipelining.tasks import Task, TaskGraph, Wait
 from mosaic.schedule import ActionKind
 
 FORWARD, BACKWARD, WEIGHTS = ActionKind

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.graph import Part
-from mosaic.pipeline.tasks import Deadlock, Orders, Task, TaskGraph, Timed, Wait
-from mosaic.pipeline.tuning.candidates import Candidate
-from mosaic.pipeline.tuning.pairs import Pair
+from mosaic.pipelining.tasks import Deadlock, Orders, Task, TaskGraph, Timed, Wait
+from mosaic.pipelining.tuning.candidates import Candidate
+from mosaic.pipelining.tuning.pairs import Pair
 from mosaic.schedule import ActionKind
 
 MIB = 2**20

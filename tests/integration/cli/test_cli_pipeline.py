@@ -8,7 +8,7 @@ import pytest
 
 from mosaic.artifact import load
 from mosaic.cli.main import run
-from mosaic.pipeline.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
 
 QUICK = ("--microbatches", "4", "--seconds", "0.2")
 
@@ -26,8 +26,8 @@ def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Pa
 
 def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine.py").write_text(
-        "from mosaic.pipeline.workload.known_models import find_known_model\n"
-        "from mosaic.pipeline.workload.microbatch import Microbatch\n"
+        "from mosaic.pipelining.workload.known_models import find_known_model\n"
+        "from mosaic.pipelining.workload.microbatch import Microbatch\n"
         "def make(cluster, degrees):\n"
         "    model = find_known_model('vlm-7b').model(cluster=cluster, degrees=degrees)\n"
         "    return model, [Microbatch(text_tokens=1000, images=one) for one in (1, 8, 0)]\n"
@@ -40,7 +40,7 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
     assert load(PipelineSchedule, tmp_path / "s.json").num_microbatches == 3
     capsys.readouterr()
     assert run(["plan", "--pipeline", "2", "--model", f"{mine}:wrong"]) == 1
-    assert "returned int; return a mosaic.pipeline PipelineModel" in capsys.readouterr().err.replace("\n", " ")
+    assert "returned int; return a mosaic.pipelining PipelineModel" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

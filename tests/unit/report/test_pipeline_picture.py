@@ -10,9 +10,9 @@ import pytest
 from tuning_cases import one_f_one_b, run_in_order
 
 from mosaic.graph import Part
-from mosaic.pipeline.semu.step import rank_timelines
-from mosaic.pipeline.tasks import Task, TaskGraph, Timed
-from mosaic.pipeline.tuning.pairs import with_candidates
+from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.tasks import Task, TaskGraph, Timed
+from mosaic.pipelining.tuning.pairs import with_candidates
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_canvas
 from mosaic.schedule import ActionKind
 
