@@ -64,12 +64,12 @@ class BuildExtension(build_ext):
 
 
 def extension(
-    name: str, folder: str, binding: str, libraries: list[str], compile_args: list[str] | None = None
+    name: str, folder: str, bindings: list[str], libraries: list[str], compile_args: list[str] | None = None
 ) -> Pybind11Extension:
-    """Describes the extension of all sources below a folder and one file that knows Python."""
+    """Describes the extension of all sources below a folder and the files that know Python."""
     return Pybind11Extension(
         name,
-        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.cpp")), binding],
+        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.cpp")), *bindings],
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.h")),
         include_dirs=["csrc"],
         libraries=libraries,
@@ -94,8 +94,14 @@ setup(
     packages=PACKAGES,
     package_dir={"mosaic.profiler": "profiler"},
     ext_modules=[
-        extension("mosaic._C", "csrc/driver", "csrc/bindings.cpp", ["dl"]),
-        extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", [], SAME_ON_ANY_MACHINE),
+        extension("mosaic._C", "csrc/driver", ["csrc/bindings.cpp"], ["dl"]),
+        extension(
+            "mosaic._search",
+            "csrc/search",
+            ["csrc/search_bindings.cpp", "csrc/bindings/orders.cpp", "csrc/bindings/tuning.cpp"],
+            ["pthread"],
+            SAME_ON_ANY_MACHINE,
+        ),
     ],
     cmdclass={"build_ext": BuildExtension},
 )

@@ -14,6 +14,8 @@ from mosaic.backends.table import BACKENDS
 from mosaic.cost.interference import FORMS
 from mosaic.hardware.catalogue import DEVICES
 from mosaic.models import MODELS
+from mosaic.pipelining.baselines.methods import BASELINES
+from mosaic.pipelining.partition.methods import PARTITION_METHODS
 from mosaic.solver.methods import METHODS
 
 NOT_YET = "not measured yet\n"
@@ -59,6 +61,15 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
             r"(exact|megatron|distmm|spindle): step over auto's, ofasys, \d+ GPUs, ratio",
             r"(auto|exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
+        ),
+        "bench_pipeline": (
+            r"Fig\. 12: .*: (natural|random|tree|shifts|swaps), 2 s: above the bound, %",
+            r"Fig\. 9a: .*: planned: (step, s|above its bound, %)",
+            r"Fig\. 9a: .*: (any partition.*|megatron|zb-v): step over the planned one's, ratio",
+            r"Table 5: .*",
+            r"roll-out of .*",
+            r"layer tuning of .*: (one rank, ms|above .*)",
+            r"vlm-xl-16k: .*",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (
@@ -121,6 +132,8 @@ def choices_table() -> str:
         ("a model", "`mosaic/models/catalogue.py`", MODELS),
         ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
         ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
+        ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
+        ("a schedule to compare with", "`mosaic/pipelining/baselines/methods.py`", BASELINES),
     ]
     return table(
         ("to add", "write a file, and a line in", "there are"),

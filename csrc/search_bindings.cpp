@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/orders.h"
+#include "bindings/signals.h"
+#include "bindings/tuning.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/interference.h"
 #include "search/stages/packers/held_packer.h"
@@ -44,31 +47,6 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     std::vector<PairShares> shares;
     for (const auto& [module, beside, rows] : given) shares.push_back({module, beside, rows});
     return shares;
-}
-
-// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C, unless a
-// handler makes a stop of it.
-Wish ask_python(const py::object* should_stop) {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) return Wish::interrupt;
-    try {
-        const bool is_asked = should_stop != nullptr && !should_stop->is_none();
-        return is_asked && (*should_stop)().cast<bool>() ? Wish::stop : Wish::go_on;
-    } catch (py::error_already_set& error) {
-        error.restore();
-        return Wish::interrupt;
-    }
-}
-
-template <typename Work>
-auto until_signalled(const py::object* should_stop, Work work) {
-    try {
-        const Watch watch([&] { return ask_python(should_stop); });
-        return work();
-    } catch (const Interrupted&) {
-        const py::gil_scoped_acquire gil;
-        throw py::error_already_set();
-    }
 }
 
 using HeldRow = std::tuple<int, int, std::int64_t, std::int64_t>;
@@ -235,6 +213,8 @@ PYBIND11_MODULE(_search, module) {
     module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
     bind_problem(module);
     bind_plan(module);
+    bind_orders(module);
+    bind_tuning(module);
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,

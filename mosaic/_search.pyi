@@ -4,6 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
 class Option:
@@ -156,3 +157,160 @@ def hold(
 
     Returns 'yes', 'no' (there are none) or 'open', and for 'yes' the option and the devices of each.
     """
+
+class Tasks:
+    """Tasks of a step, compiled."""
+
+    def __init__(
+        self,
+        tasks: Sequence[array[int]],
+        waits: Sequence[array[int]],
+        rank_of: Sequence[int],
+        base_bytes: Sequence[int],
+        limit_bytes: Sequence[int],
+    ) -> None:
+        """From columns: row, kind, microbatch, group, time, takes, frees; source, target, lag."""
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def natural_ranking(self) -> list[int]:
+        """Groups by microbatch, each after what feeds it."""
+
+class Deadlock:
+    """Rows that wait for ever."""
+
+    @property
+    def waiting(self) -> list[int]: ...
+    @property
+    def at_ns(self) -> int: ...
+    @property
+    def short_bytes(self) -> list[int]: ...
+
+class Replayed:
+    """A step played."""
+
+    @property
+    def makespan_ns(self) -> int: ...
+    @property
+    def start_ns(self) -> list[int]: ...
+    @property
+    def peak_bytes(self) -> list[int]: ...
+    @property
+    def deadlock(self) -> Deadlock | None:
+        """Where rows wait for ever; nothing else counts then."""
+
+class FoundOrders:
+    """The best orders that a search found."""
+
+    @property
+    def has_any(self) -> bool: ...
+    @property
+    def orders(self) -> list[list[int]]: ...
+    @property
+    def start_ns(self) -> list[int]: ...
+    @property
+    def makespan_ns(self) -> int: ...
+    @property
+    def num_rollouts(self) -> int: ...
+    @property
+    def num_deadlocks(self) -> int: ...
+    @property
+    def progress(self) -> list[tuple[float, int]]: ...
+    @property
+    def deadlock(self) -> Deadlock | None:
+        """The first one met."""
+
+class Bounds:
+    """Times that no orders are below."""
+
+    @property
+    def load_ns(self) -> int: ...
+    @property
+    def way_ns(self) -> int: ...
+    @property
+    def ends_ns(self) -> int: ...
+    @property
+    def one_machine_ns(self) -> int: ...
+    @property
+    def memory_ns(self) -> int: ...
+    @property
+    def best_ns(self) -> int: ...
+
+def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
+    """Plays orders."""
+
+def peak(tasks: Tasks, start_ns: Sequence[int]) -> list[int]:
+    """Most in use on each rank where tasks start at these times."""
+
+def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]:
+    """Rolls a ranking of groups out."""
+
+def time_rollouts(tasks: Tasks, times: int) -> float:
+    """Returns the seconds of one roll-out."""
+
+def find_bounds(tasks: Tasks) -> Bounds:
+    """Returns times that no orders are below."""
+
+def match_holds(tasks: Tasks) -> tuple[list[tuple[int, int, int, int]], list[bool]]:
+    """Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all."""
+
+def find_orders(
+    tasks: Tasks,
+    method: str,
+    *,
+    seconds: float,
+    max_rollouts: int,
+    num_threads: int,
+    seed: int,
+    bound_ns: int,
+    should_stop: Callable[[], bool] | None,
+) -> FoundOrders:
+    """Searches for orders."""
+
+def tuning_candidates(
+    layers: Sequence[tuple[Sequence[tuple[int, int, int]], int]], *, count: int
+) -> list[tuple[int, int, int, int, list[int]]]:
+    """Combinations of layers' ways, from fast to lean: (forward_ns, backward_ns, kept, workspace, ways).
+
+    A layer is its ways, each (forward_ns, backward_ns, kept), of which the first keeps everything, and its workspace.
+    """
+
+TuningSnapshot = tuple[Sequence[tuple[int, int, int, int]], Sequence[tuple[int, int]]]
+"""For each pair its start, the end of forward, the start of backward, its end; and (at_ns, bytes) of all else."""
+
+class PairTable:
+    """The choices of all pairs of a rank."""
+
+    def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]]) -> None:
+        """Takes for each pair four columns: forward_ns, backward_ns, kept and workspace of each choice."""
+    def rows(
+        self, snapshots: Sequence[TuningSnapshot], *, limit_bytes: int
+    ) -> list[tuple[int, int, list[int], list[int]]]:
+        """(at_ns, room_bytes, pairs that hold, pairs that work) of each instant that matters."""
+    def select(
+        self,
+        snapshots: Sequence[TuningSnapshot],
+        *,
+        limit_bytes: int,
+        forward_weights: Sequence[float],
+        backward_weights: Sequence[float],
+        gap: float = 0.0,
+        rounds: int = 400,
+    ) -> Selection:
+        """Chooses for each pair, until what it adds is within ``gap`` of a bound."""
+
+class Selection:
+    """A choice for each pair; the leanest of each where nothing fits."""
+
+    @property
+    def chosen(self) -> list[int]: ...
+    @property
+    def cost_ns(self) -> float: ...
+    @property
+    def bound_ns(self) -> float: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def at_ns(self) -> int: ...
+    @property
+    def short_bytes(self) -> int: ...

@@ -29,6 +29,7 @@ class ActionKind(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    WEIGHTS = "W"
 
 
 _TEXT = re.compile(r"(?P<kind>[A-Z]+)(?P<microbatch>\d+):(?P<part>.+)")

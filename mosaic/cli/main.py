@@ -37,6 +37,9 @@ EXIT_CODES = """exit codes:
 
 _CODES: dict[type[Exception], int] = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4}
 
+PIPELINE = "--pipeline"
+"""With it, ``plan`` plans a pipeline."""
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "doctor": Doctor,
@@ -55,13 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(arguments))
 
 
+def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The commands; ``plan`` of a pipeline has options of its own."""
+    if given[:1] == ["plan"] and any(word.partition("=")[0] == PIPELINE for word in given):
+        from mosaic.cli.pipeline import PipelineCommand
+
+        return COMMANDS | {"plan": PipelineCommand}
+    return COMMANDS
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; see ``EXIT_CODES``."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
+        _commands(given),
         prog="mosaic",
         description=f"Run the unequal modules of a multimodal model side by side.\n\n{EXIT_CODES}",
-        args=list(arguments) if arguments is not None else None,
+        args=given,
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")

@@ -59,7 +59,8 @@ class PlanCommand:
     FILE is a profile that `mosaic profile` wrote, or an instance: a machine and modules with their option tables, made
     by hand (the format is in docs/planning.md). Neither torch nor a GPU is loaded for it. With --model and --device
     h100-80g (or a100-80g, h200, h800, a40, host, or a .json file) the operators of the model are counted and nothing is
-    run: no GPU is needed, and --gpus may be any number.
+    run: no GPU is needed, and --gpus may be any number. With --pipeline RANKS a step of a pipeline is planned instead;
+    `mosaic plan --pipeline 4 --help` has its options.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None

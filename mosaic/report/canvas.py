@@ -163,11 +163,13 @@ class LegendEntry:
     """Inches that it takes on the page."""
 
 
-def legend_rows(colors: Mapping[str, str], *, glue: bool, page_width: float) -> tuple[tuple[LegendEntry, ...], ...]:
+def legend_rows(
+    colors: Mapping[str, str], *, glue: bool, page_width: float, weights: bool = False
+) -> tuple[tuple[LegendEntry, ...], ...]:
     """Breaks a legend of all modules, and of what shades mean, into rows of ``page_width`` inches."""
     ruler = Canvas(width=1, height=1)
     meanings: list[tuple[str, tuple[str, ...]]] = [(name, (color, lighter(color))) for name, color in colors.items()]
-    meanings.append(("darker: forward, lighter: backward", ()))
+    meanings.append(("darker: forward, lighter: backward" + (", lightest: for weights" if weights else ""), ()))
     meanings += [("glue", (GLUE,))] if glue else []
     meanings.append(("white: idle", ("#ffffff",)))
     rows: list[list[LegendEntry]] = [[]]

@@ -160,6 +160,9 @@ def _rows(schedule: Schedule, plan: Plan) -> Sequence[Sequence[Work]]:
         row: dict[Work, None] = {}
         for place, action in enumerate(schedule.actions(rank)):
             work = Work(kind=action.kind, part=action.part, microbatch=action.microbatch)
+            if action.kind not in _PHASES:
+                kinds = " or ".join(kind.value for kind in _PHASES)
+                raise bad_cell(schedule, rank, place, f"a plan's schedule has weights within B; write {kinds}")
             if work.part not in own[rank]:
                 raise bad_cell(schedule, rank, place, f"the plan does not have {work.part} on this rank")
             if work.microbatch >= schedule.num_microbatches:

@@ -16,14 +16,14 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"cache_folder", "errors", "provenance"},
-    {"artifact", "child", "lines", "user_file"},
+    {"artifact", "child", "lines", "search_extension", "user_file"},
     {"device"},
     {"graph", "hardware", "shape", "timeline"},
     {"placement", "profile", "rank_trace"},
     {"plan", "schedule"},
     {"cost"},
     {"simulate"},
-    {"backends", "solver", "pipeline", "context"},
+    {"backends", "solver", "pipelining", "context"},
     {"checkpoint", "profiler", "models", "glue"},
     {"engine"},
     {"ranks", "report"},
@@ -34,7 +34,7 @@ LAYERS = [
 ]
 """Packages of one line never import each other; a package may import from any line above its own here.
 
-Room is kept for ``pipeline``, ``context`` and ``glue``.
+Room is kept for ``context`` and ``glue``.
 """
 
 RANK_LAYERS = [
@@ -58,9 +58,13 @@ HOMES = {
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
-    "ortools": {"solver"},
+    "ortools": {"solver", "pipelining/proof.py"},
     "mosaic._C": {"backends/cuda/driver.py"},
-    "mosaic._search": {"solver/exact/search.py"},
+    "mosaic._search": {
+        "search_extension.py",
+        *("solver/exact/search.py", "pipelining/compiled.py"),  # names of types alone, and below
+        *("pipelining/tasks.py", "pipelining/order/simulate.py", "pipelining/tuning/pairs.py"),
+    },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
     "tyro": {"cli"},
@@ -160,6 +164,10 @@ def test_looking_at_checkpoints_needs_no_torch():
 
 def test_planning_needs_no_torch():
     assert "torch" not in loaded_by("import mosaic.solver")
+
+
+def test_tuning_a_pipeline_and_planning_its_next_step_needs_no_torch():
+    assert loaded_by("import mosaic.pipelining.tuning.tune, mosaic.pipelining.next_step.planner") == set()
 
 
 def test_the_launcher_of_daily_retraining_loads_no_torch():

@@ -20,6 +20,7 @@ from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
+from mosaic.search_extension import load_search
 from mosaic.solver.exact.pair_table import pair_shares, pair_table
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.stage import Machine, StageResult
@@ -200,23 +201,6 @@ def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
                     f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
                 )
     return None
-
-
-def load_search() -> Any:  # a module, which is no type
-    """Returns the extension.
-
-    Raises:
-        BackendUnavailableError: It is not built.
-    """
-    try:
-        from mosaic import _search
-    except ImportError as error:
-        raise BackendUnavailableError(
-            "the extension mosaic._search does not load; build it with `pip install -e .` or `pip install .`",
-            found=str(error),
-            needed="g++ with C++17 and Python's headers",
-        ) from error
-    return _search
 
 
 _Rows = Mapping[str, tuple[Sequence[DeploymentOption], Any]]

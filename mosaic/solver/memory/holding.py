@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mosaic.solver.exact.search import load_search
+from mosaic.search_extension import load_search
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice, lay_out
 from mosaic.solver.stage import Machine, StageResult

@@ -63,6 +63,7 @@ def test_one_forward_one_backward_overlaps_microbatches() -> None:
     ("plan", "rows", "cell", "problem"),
     [
         (CHAIN, ("F0:a B0:a F0:b", "F0:b B0:b"), (0, 2), "the plan does not have b on this rank"),
+        (CHAIN, ("F0:a B0:a W0:a", "F0:b B0:b"), (0, 2), "has weights within B; write F or B"),
         (CHAIN, ("F0:a B0:a", "F0:b[0:2/4] B0:b"), (1, 0), r"the plan does not have b\[0:2/4\]"),
         (CHAIN, ("F0:a F1:a B0:a", "F0:b B0:b"), (0, 1), "there are 1 microbatches"),
         (CHAIN, ("F0:a F0:a B0:a", "F0:b B0:b"), (0, 1), "it is there twice"),

@@ -1,0 +1,194 @@
+#include "bindings/orders.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/signals.h"
+#include "search/pipeline/bounds.h"
+#include "search/pipeline/holds.h"
+#include "search/pipeline/order/order_search.h"
+
+namespace py = pybind11;
+using namespace mosaic::search;
+using namespace mosaic::search::pipeline;
+
+namespace {
+
+using Column = std::vector<std::int64_t>;
+
+// Many whole numbers at once: what holds them as 8 bytes each, such as array.array("q").
+Column column_of(const py::buffer& given) {
+    const py::buffer_info info = given.request();
+    if (info.ndim != 1 || info.itemsize != 8 || info.strides[0] != 8) {
+        throw std::invalid_argument("a column is no row of whole numbers of 8 bytes; use array.array('q')");
+    }
+    const auto* first = static_cast<const std::int64_t*>(info.ptr);
+    return Column(first, first + info.size);
+}
+
+Columns columns_of(const std::vector<py::buffer>& tasks, const std::vector<py::buffer>& waits, const Column& rank_of,
+                   const Column& base, const Column& limit) {
+    if (tasks.size() != 7 || waits.size() != 3) {
+        throw std::invalid_argument("tasks have 7 columns and waits 3; given are " + std::to_string(tasks.size()) +
+                                    " and " + std::to_string(waits.size()));
+    }
+    Columns columns;
+    Column* of_tasks[] = {&columns.row,  &columns.kind,  &columns.microbatch, &columns.group,
+                          &columns.time, &columns.takes, &columns.frees};
+    Column* of_waits[] = {&columns.source, &columns.target, &columns.lag};
+    for (std::size_t i = 0; i < tasks.size(); ++i) *of_tasks[i] = column_of(tasks[i]);
+    for (std::size_t i = 0; i < waits.size(); ++i) *of_waits[i] = column_of(waits[i]);
+    for (const Column* column : of_tasks) {
+        if (column->size() != columns.row.size()) throw std::invalid_argument("the columns of tasks differ in length");
+    }
+    for (const Column* column : of_waits) {
+        if (column->size() != columns.source.size())
+            throw std::invalid_argument("the columns of waits differ in length");
+    }
+    columns.rank_of = rank_of;
+    columns.base = base;
+    columns.limit = limit;
+    return columns;
+}
+
+Column copy_of(const py::bytes& bytes) {
+    const std::string_view view = bytes;
+    Column column(view.size() / 8);
+    std::memcpy(column.data(), view.data(), column.size() * 8);
+    return column;
+}
+
+py::bytes bytes_of(const Column& column) {
+    return py::bytes(reinterpret_cast<const char*>(column.data()), column.size() * 8);
+}
+
+py::tuple state_of(const Tasks& tasks) {
+    const Columns& c = tasks.columns();
+    const Column* all[] = {&c.row,    &c.kind,   &c.microbatch, &c.group,   &c.time, &c.takes, &c.frees,
+                           &c.source, &c.target, &c.lag,        &c.rank_of, &c.base, &c.limit};
+    py::tuple state(std::size(all));
+    for (std::size_t i = 0; i < std::size(all); ++i) state[i] = bytes_of(*all[i]);
+    return state;
+}
+
+std::shared_ptr<Tasks> tasks_of(const py::tuple& state) {
+    Columns c;
+    Column* all[] = {&c.row,    &c.kind,   &c.microbatch, &c.group,   &c.time, &c.takes, &c.frees,
+                     &c.source, &c.target, &c.lag,        &c.rank_of, &c.base, &c.limit};
+    if (state.size() != std::size(all)) throw std::invalid_argument("this is no state of tasks");
+    for (std::size_t i = 0; i < std::size(all); ++i) *all[i] = copy_of(state[i].cast<py::bytes>());
+    return std::make_shared<Tasks>(std::move(c));
+}
+
+struct Replayed {
+    Ns makespan;  // kNever: they wait for ever
+    std::vector<Ns> starts;
+    std::vector<Bytes> peak;
+    std::optional<Deadlock> deadlock;
+};
+
+Replayed replay(const Tasks& tasks, const Orders& orders) {
+    check_orders(tasks, orders);
+    Replay played(tasks);
+    const Ns makespan = played.run(orders);
+    if (makespan == kNever) return {makespan, {}, {}, played.deadlock(orders)};
+    return {makespan, played.starts(), played.peak(), std::nullopt};
+}
+
+Ranking ranking_of(const Tasks& tasks, const std::vector<int>& groups, bool is_gated) {
+    std::vector<int> sorted = groups;
+    std::sort(sorted.begin(), sorted.end());
+    for (int i = 0; i < tasks.num_groups() || i < static_cast<int>(sorted.size()); ++i) {
+        if (i < static_cast<int>(sorted.size()) && i < tasks.num_groups() && sorted[i] == i) continue;
+        throw std::invalid_argument("a ranking has each group from 0 to " + std::to_string(tasks.num_groups() - 1) +
+                                    " once, and this one has not");
+    }
+    return {groups, groups, is_gated ? Admission::gate : Admission::reserve, Lean::alternate};
+}
+
+std::tuple<Orders, Replayed> roll_out(const Tasks& tasks, const std::vector<int>& groups, bool is_gated) {
+    Rollout rollout(tasks);
+    const Ns makespan = rollout.run(ranking_of(tasks, groups, is_gated));
+    if (makespan == kNever) return {Orders{}, {makespan, {}, {}, rollout.deadlock()}};
+    return {rollout.orders(), {makespan, rollout.starts(), peak_of(tasks, rollout.starts()), std::nullopt}};
+}
+
+std::pair<std::vector<std::tuple<int, int, int, Bytes>>, std::vector<bool>> holds_of(const Tasks& tasks) {
+    const Holds found = match_holds(tasks);
+    std::vector<std::tuple<int, int, int, Bytes>> rows;
+    for (const Hold& hold : found.holds) rows.emplace_back(hold.rank, hold.from, hold.to, hold.bytes);
+    return {rows, found.is_exact};
+}
+
+double time_rollouts(const Tasks& tasks, int times) {
+    Rollout rollout(tasks);
+    const Groups groups(tasks);
+    const Ranking ranking{groups.natural, groups.natural, Admission::reserve, Lean::alternate};
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) rollout.run(ranking);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / times;
+}
+
+}  // namespace
+
+void bind_orders(py::module_& module) {
+    py::class_<Tasks, std::shared_ptr<Tasks>>(module, "Tasks", "Tasks of a step, compiled.")
+        .def(py::init([](const std::vector<py::buffer>& tasks, const std::vector<py::buffer>& waits,
+                         const Column& rank_of, const Column& base, const Column& limit) {
+                 Columns columns = columns_of(tasks, waits, rank_of, base, limit);
+                 const py::gil_scoped_release release;
+                 return std::make_shared<Tasks>(std::move(columns));
+             }),
+             py::arg("tasks"), py::arg("waits"), py::arg("rank_of"), py::arg("base_bytes"), py::arg("limit_bytes"))
+        .def(py::pickle(&state_of, &tasks_of))
+        .def_property_readonly("num_groups", &Tasks::num_groups)
+        .def_property_readonly("natural_ranking", [](const Tasks& tasks) { return Groups(tasks).natural; });
+    py::class_<Deadlock>(module, "Deadlock", "Rows that wait for ever.")
+        .def_readonly("waiting", &Deadlock::waiting)
+        .def_readonly("at_ns", &Deadlock::at)
+        .def_readonly("short_bytes", &Deadlock::short_by);
+    py::class_<Replayed>(module, "Replayed", "A step played.")
+        .def_readonly("makespan_ns", &Replayed::makespan)
+        .def_readonly("start_ns", &Replayed::starts)
+        .def_readonly("peak_bytes", &Replayed::peak)
+        .def_readonly("deadlock", &Replayed::deadlock);
+    py::class_<FoundOrders>(module, "FoundOrders", "The best orders that a search found.")
+        .def_readonly("has_any", &FoundOrders::has_any)
+        .def_readonly("orders", &FoundOrders::orders)
+        .def_readonly("start_ns", &FoundOrders::starts)
+        .def_readonly("makespan_ns", &FoundOrders::makespan)
+        .def_readonly("num_rollouts", &FoundOrders::num_rollouts)
+        .def_readonly("num_deadlocks", &FoundOrders::num_deadlocks)
+        .def_readonly("progress", &FoundOrders::progress)
+        .def_readonly("deadlock", &FoundOrders::deadlock);
+    module.def("replay", &replay, py::arg("tasks"), py::arg("orders"), py::call_guard<py::gil_scoped_release>(),
+               "Plays orders.");
+    module.def(
+        "peak", [](const Tasks& tasks, const std::vector<Ns>& starts) { return peak_of(tasks, starts); },
+        py::arg("tasks"), py::arg("start_ns"), "Most in use on each rank where tasks start at these times.");
+    module.def("roll_out", &roll_out, py::arg("tasks"), py::arg("ranking"), py::arg("is_gated"),
+               py::call_guard<py::gil_scoped_release>(), "Rolls a ranking of groups out.");
+    module.def("time_rollouts", &time_rollouts, py::arg("tasks"), py::arg("times"),
+               py::call_guard<py::gil_scoped_release>(), "Returns the seconds of one roll-out.");
+    py::class_<Bounds>(module, "Bounds", "Times that no orders are below.")
+        .def_readonly("load_ns", &Bounds::load)
+        .def_readonly("way_ns", &Bounds::way)
+        .def_readonly("ends_ns", &Bounds::ends)
+        .def_readonly("one_machine_ns", &Bounds::one_machine)
+        .def_readonly("memory_ns", &Bounds::memory)
+        .def_property_readonly("best_ns", &Bounds::best);
+    module.def("find_bounds", &find_bounds, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
+               "Returns times that no orders are below.");
+    module.def("match_holds", &holds_of, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
+               "Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all.");
+    module.def(
+        "find_orders",
+        [](const Tasks& tasks, const std::string& method, double seconds, std::int64_t max_rollouts, int num_threads,
+           std::uint64_t seed, Ns bound, const py::object& should_stop) {
+            return until_signalled(&should_stop, [&] {
+                return find_orders(tasks, method, {seconds, max_rollouts, num_threads, seed, bound});
+            });
+        },
+        py::arg("tasks"), py::arg("method"), py::kw_only(), py::arg("seconds"), py::arg("max_rollouts"),
+        py::arg("num_threads"), py::arg("seed"), py::arg("bound_ns"), py::arg("should_stop"),
+        py::call_guard<py::gil_scoped_release>(), "Searches for orders.");
+}

@@ -1,0 +1,144 @@
+#include "search/pipeline/bounds.h"
+
+#include <algorithm>
+#include <queue>
+
+#include "search/pipeline/holds.h"
+
+namespace mosaic::search::pipeline {
+namespace {
+
+// One task on a machine of its own: when it can start, how long it takes, and how long the step lasts behind its end.
+struct Job {
+    Ns head, time, tail;
+};
+
+// The latest end of the best schedule that may interrupt jobs: of those that have come the one with the longest tail
+// runs (Jackson 1955). No schedule that interrupts none is shorter.
+Ns one_machine(std::vector<Job> jobs) {
+    std::sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) { return a.head < b.head; });
+    std::priority_queue<std::pair<Ns, Ns>> open;  // tail, time left
+    Ns now = 0, latest = 0;
+    std::size_t next = 0;
+    while (next < jobs.size() || !open.empty()) {
+        if (open.empty()) now = std::max(now, jobs[next].head);
+        for (; next < jobs.size() && jobs[next].head <= now; ++next) open.push({jobs[next].tail, jobs[next].time});
+        auto [tail, left] = open.top();
+        open.pop();
+        const Ns until = next < jobs.size() ? std::min(now + left, jobs[next].head) : now + left;
+        left -= until - now;
+        now = until;
+        if (left > 0) {
+            open.push({tail, left});
+        } else {
+            latest = std::max(latest, now + tail);
+        }
+    }
+    return latest;
+}
+
+// Longest ways as in `Tasks`, and more: where several tasks of one row feed one, their row takes its time for all of
+// them. Heads are times before a task's start, tails times behind its end.
+class Ends {
+  public:
+    explicit Ends(const Tasks& tasks) : head(tasks.num_tasks(), 0), tail(tasks.num_tasks(), 0), tasks_(tasks) {
+        const std::vector<int>& order = tasks.order();
+        for (const int task : order) head[task] = reach(tasks.before(task), head);
+        for (auto at = order.rbegin(); at != order.rend(); ++at) tail[*at] = reach(tasks.after(*at), tail);
+    }
+    std::vector<Ns> head, tail;
+
+  private:
+    // When all of these have run at the earliest, where each comes at its own `come` and has a lag behind it.
+    Ns reach(const Tasks::Arrows& arrows, const std::vector<Ns>& come) {
+        Ns latest = 0;
+        rows_.clear();
+        for (const Arrow& arrow : arrows) {
+            latest = std::max(latest, come[arrow.task] + tasks_[arrow.task].time + arrow.lag);
+            rows_.push_back(tasks_[arrow.task].row);
+        }
+        std::sort(rows_.begin(), rows_.end());
+        for (std::size_t i = 1; i < rows_.size(); ++i) {
+            if (rows_[i] != rows_[i - 1] || (i > 1 && rows_[i - 2] == rows_[i])) continue;
+            jobs_.clear();
+            for (const Arrow& arrow : arrows) {
+                const Task& task = tasks_[arrow.task];
+                if (task.row == rows_[i]) jobs_.push_back({come[arrow.task], task.time, arrow.lag});
+            }
+            latest = std::max(latest, one_machine(jobs_));
+        }
+        return latest;
+    }
+
+    const Tasks& tasks_;
+    std::vector<int> rows_;
+    std::vector<Job> jobs_;
+};
+
+constexpr int kMaxParts = 20;
+
+using Wide = __int128;
+
+// Each hold is a box of bytes times time, and the boxes lie between the first take and the last free. For k = 0 the
+// boxes are as they are. For k > 0 they are rounded to shares of 1 / k of the memory by the dual feasible function of
+// Fekete and Schepers: boxes that fit beside each other still do, and those of just above a (k + 1)th count more.
+Ns boxes(const Tasks& tasks, const std::vector<Hold>& holds, const Ends& ends, int rank, int k) {
+    const Bytes room = tasks.limit(rank) - tasks.base(rank);
+    Wide sum = 0;
+    Ns head = kNever, tail = kNever;
+    for (const Hold& hold : holds) {
+        if (hold.rank != rank) continue;
+        Wide width = hold.bytes;
+        if (k > 0) {
+            const Wide parts = width * (k + 1) / room;
+            width = parts * room == width * (k + 1) ? parts * k : parts * (k + 1);
+        }
+        if (hold.bytes == 0 || hold.least == 0) continue;
+        sum += width * hold.least;
+        head = std::min(head, ends.head[hold.from]);
+        tail = std::min(tail, hold.to < 0 ? 0 : ends.tail[hold.to]);
+    }
+    if (sum == 0) return 0;
+    const Wide all = k > 0 ? Wide{k} * (k + 1) : Wide{room};
+    return head + tail + static_cast<Ns>(std::min<Wide>((sum + all - 1) / all, kNever / 4));
+}
+
+Ns memory_bound(const Tasks& tasks, const Ends& ends) {
+    Ns best = 0;
+    if (!tasks.has_limits()) return best;
+    const Holds found = match_holds(tasks);
+    for (int rank = 0; rank < tasks.num_ranks(); ++rank) {
+        if (tasks.limit(rank) <= tasks.base(rank) || !found.is_exact[rank]) continue;
+        for (int k = 0; k <= kMaxParts; ++k) best = std::max(best, boxes(tasks, found.holds, ends, rank, k));
+    }
+    return best;
+}
+
+}  // namespace
+
+Ns Bounds::best() const { return std::max({load, way, ends, one_machine, memory}); }
+
+Bounds find_bounds(const Tasks& tasks) {
+    Bounds found;
+    const Ends ends(tasks);
+    for (int task = 0; task < tasks.num_tasks(); ++task) {
+        found.way = std::max(found.way, tasks.heads()[task] + tasks.tails()[task]);
+    }
+    for (const std::vector<int>& row : tasks.rows()) {
+        if (row.empty()) continue;
+        std::vector<Job> jobs;
+        Job sums{kNever, 0, kNever};
+        for (const int task : row) {
+            jobs.push_back({ends.head[task], tasks[task].time, ends.tail[task]});
+            sums = {std::min(sums.head, jobs.back().head), sums.time + jobs.back().time,
+                    std::min(sums.tail, jobs.back().tail)};
+        }
+        found.load = std::max(found.load, sums.time);
+        found.ends = std::max(found.ends, sums.head + sums.time + sums.tail);
+        found.one_machine = std::max(found.one_machine, one_machine(std::move(jobs)));
+    }
+    found.memory = memory_bound(tasks, ends);
+    return found;
+}
+
+}  // namespace mosaic::search::pipeline

@@ -1,0 +1,148 @@
+"""``mosaic plan --pipeline``: a step of a pipeline, planned for described devices; needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rich.console import Console
+from tyro.conf import arg
+
+from mosaic.artifact import save
+from mosaic.errors import MosaicError
+from mosaic.hardware import Cluster, find_cluster
+from mosaic.pipelining.compare import contend
+from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.check import check_pipeline_schedule
+from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
+from mosaic.pipelining.workload.generators import draw_step
+from mosaic.pipelining.workload.known_models import find_known_model
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
+from mosaic.report.pipeline_table import pipeline_table
+from mosaic.user_file import import_file
+
+_ZOO = "zoo:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCommand:
+    """Plan a step of a pipeline: which layers on which rank, in which order, and what is kept of activations.
+
+    Microbatches are drawn from data sets as PipeWeaver describes them, or come from FILE:FACTORY. All times are
+    simulated from counted operators of a described device.
+    """
+
+    pipeline: int
+    """Pipeline ranks."""
+    tensor: int | None = None
+    """Devices that share each matrix; by default what the model's paper says, or 1."""
+    context: int = 1
+    """Devices that share each sequence."""
+    data: int = 1
+    """Data-parallel copies of the pipeline."""
+    model: Annotated[str, arg(metavar="zoo:NAME|FILE:FACTORY")] = "zoo:vlm-s"
+    """A model of the papers by name; or a function of the user's that takes a cluster and degrees and returns a
+    PipelineModel, or one with a list of microbatches."""
+    device: str | None = None
+    """A described device, by name or file; by default the paper's."""
+    microbatches: int = 16
+    """Microbatches of the step."""
+    data_set: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()
+    """Data sets to draw samples from, in equal shares; by default those of the model's modality."""
+    seed: int = 0
+    """Of microbatches and of the search."""
+    partition: str = PlannerOptions().partition
+    """How layers are cut."""
+    method: str = DEFAULT_METHOD
+    """How orders are searched."""
+    weights: Literal["with", "apart", "either"] = "either"
+    """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
+    seconds: float = 5.0
+    """Of the search."""
+    threads: int = 1
+    """Of the search."""
+    memory_gb: float | None = None
+    """Of each device; by default what its description says."""
+    baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "optimus-coarse", "zb-v")
+    """Other ways to show beside it; none with --baselines alone."""
+    output: Path = Path("schedule.json")
+    """Where to write the schedule."""
+    picture: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Also draw it below the fastest baseline, as .png or .svg."""
+
+    def execute(self) -> int:
+        """Plans the step, writes its schedule, and prints it beside baselines; returns the exit code."""
+        request, microbatches, space = self._job()
+        options = PlannerOptions(
+            partition=self.partition,
+            method=self.method,
+            weights=self.weights,
+            limits=OrderLimits(seconds=self.seconds, threads=self.threads, seed=self.seed),
+        )
+        contenders = contend(request, microbatches, space=space, names=self.baselines)
+        planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
+        schedule = planned.schedule()
+        check_pipeline_schedule(schedule, planned.graph)
+        save(schedule, self.output)
+        console = Console()
+        console.print(pipeline_table(planned, contenders))
+        console.print(
+            f"{planned.origin}: {len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of "
+            f"this partition (bound {planned.bound_ns / 1e6:.1f} ms); all times are simulated; wrote {self.output}",
+            highlight=False,
+        )
+        if self.picture is not None:
+            runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
+            others = [(one.name, one.run) for one in contenders if one.run is not None]
+            if others:
+                name, best = min(others, key=lambda pair: pair[1].timed.makespan_ns)
+                runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
+            draw_pipelines(runs, self.picture)
+        return 0
+
+    def _job(self) -> tuple[Request, list[Microbatch], RankSpace]:
+        if self.model.startswith(_ZOO):
+            known = find_known_model(self.model.removeprefix(_ZOO))
+            degrees = self._degrees(self.tensor or known.degrees.tensor)
+            cluster = self._cluster(self.device or known.device, degrees)
+            model = known.model(cluster=cluster, degrees=degrees)
+            mixture = VIDEO_MIXTURE if known.video else IMAGE_MIXTURE
+            given = [known.microbatch()] * self.microbatches if known.is_frozen and not self.data_set else None
+        else:
+            degrees = self._degrees(self.tensor or 1)
+            cluster = self._cluster(self.device or "h100-80g", degrees)
+            (model, given), mixture = self._made(cluster, degrees), IMAGE_MIXTURE
+        if given is None:
+            mixture = dict.fromkeys(self.data_set, 1.0) or mixture
+            given = list(draw_step(mixture, num_microbatches=self.microbatches, seed=self.seed))
+        limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
+        space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
+        return Request(model=model, num_ranks=self.pipeline, microbatches=given), given, space
+
+    def _degrees(self, tensor: int) -> Degrees:
+        return Degrees(tensor=tensor, pipeline=self.pipeline, data=self.data, context=self.context)
+
+    def _cluster(self, device: str, degrees: Degrees) -> Cluster:
+        count = degrees.num_devices
+        return find_cluster(device, count if count <= 8 else -(-count // 8) * 8)
+
+    def _made(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch] | None]:
+        path, colon, name = self.model.rpartition(":")
+        factory = getattr(import_file(Path(path)), name, None) if colon else None
+        if factory is None:
+            raise MosaicError(f"{self.model} names no function; write zoo:NAME, or FILE:FACTORY")
+        made = factory(cluster, degrees)
+        model, given = made if isinstance(made, tuple) else (made, None)
+        if not isinstance(model, PipelineModel):
+            raise MosaicError(
+                f"{self.model} returned {type(model).__name__}; return a mosaic.pipelining PipelineModel, or one with "
+                "a list of microbatches"
+            )
+        return model, given

@@ -1,0 +1,1 @@
+"""Schedules of others, to compare with: a partition and orders each."""

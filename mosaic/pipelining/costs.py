@@ -1,0 +1,157 @@
+"""What one chunk does with one piece of a microbatch: nanoseconds and bytes of each phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from mosaic.pipelining.partition.backward import Gradients, layer_ms, strategy_of
+from mosaic.pipelining.partition.partition import Chunk
+from mosaic.pipelining.workload.layers import Layer, LayeredModule, Strategy
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+PairKey = tuple[int, int, int]
+"""A forward and its backward: chunk, microbatch, piece."""
+
+Strategies = str | Mapping[PairKey, tuple[int, ...]]
+"""One name for all layers that have it; or for a pair an index for each of its layers, the first where left out."""
+
+
+def in_proportion(module: str, share: float) -> float:
+    """Returns how much slower a module is on a share of a rank if its speed is proportional to it."""
+    return 1 / share
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A module that knows its layers on a share of a rank."""
+
+    def on_share(self, share: float) -> LayeredModule:
+        """Returns the module on a share of its ranks' SMs."""
+
+
+def on_lane(
+    module: LayeredModule, share: float, slowdown: Callable[[str, float], float]
+) -> tuple[LayeredModule, float]:
+    """Returns a module on a lane and how much slower than it says it is there: the latter where it does not know."""
+    if share == 1:
+        return module, 1.0
+    return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, slowdown(module.name, share))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one chunk does with one piece."""
+
+    forward_ns: int
+    """Forward."""
+    backward_ns: int
+    """Backward for inputs, what strategies add included."""
+    weights_ns: int
+    """Backward for weights."""
+    kept_bytes: int
+    """From the start of forward to the end of backward; 0 without one."""
+    forward_workspace_bytes: int
+    """While forward runs, above what is kept."""
+    backward_workspace_bytes: int
+    """While backward runs, with what strategies need for it."""
+    has_backward: bool
+    """Whether any of its layers computes gradients."""
+    has_weights: bool
+    """Whether any of its layers trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """Counts costs, those that are alike once."""
+
+    modules: Mapping[str, LayeredModule]
+    """By name."""
+    strategies: Strategies
+    """What becomes of activations."""
+    slowdown: Callable[[str, float], float]
+    """How much slower a module's phases are on a share of a rank's SMs, where it does not know itself."""
+    known: dict[object, Costs] = field(default_factory=dict)
+    """Costs that were counted."""
+    layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
+    """Layers that modules gave."""
+
+    def costs(
+        self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
+    ) -> Costs:
+        """Returns the costs of a chunk with a piece of ``units``; ``gradients`` has the modules that do not skip it."""
+        chosen = self.strategies if isinstance(self.strategies, str) else self.strategies.get(pair, ())
+        key = (id(gradients), pair[0], microbatch, units, chosen)
+        if key not in self.known:
+            self.known[key] = self._count(chunk, gradients, microbatch, units, chosen)
+        return self.known[key]
+
+    def _count(
+        self,
+        chunk: Chunk,
+        gradients: Mapping[str, Gradients],
+        microbatch: Microbatch,
+        units: int,
+        chosen: str | tuple[int, ...],
+    ) -> Costs:
+        times: list[tuple[float, ...]] = []
+        kept: list[int] = []
+        works, backward_works = [0], [0]
+        has_weights = False
+        place = 0
+        for part in chunk.parts:
+            place += part.count
+            if part.module not in gradients:
+                continue
+            own = gradients[part.module]
+            # a chunk of several modules takes whole microbatches: of each module all of its own units
+            count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
+            layers, slower = self._layers(part.module, chunk.share, microbatch, count)
+            for at, layer in enumerate(layers[part.first : part.end]):
+                index = part.first + at
+                strategy = _chosen(layer, chosen, place - part.count + at, part.module)
+                found = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
+                times.append(tuple(time * slower for time in found))
+                if own.any_of(index):
+                    kept.append(strategy.kept_bytes)
+                has_weights |= own.weights[index]
+                works.append(layer.workspace_bytes)
+                backward_works.append(layer.workspace_bytes + strategy.workspace_bytes)
+        if (least := min((*kept, *works, *backward_works))) < 0:
+            raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
+        forward, backward, weights = (_whole_ns(one, chunk) for one in zip(*times, strict=True))
+        return Costs(
+            forward_ns=forward,
+            backward_ns=backward,
+            weights_ns=weights,
+            kept_bytes=sum(kept),
+            forward_workspace_bytes=max(works),
+            backward_workspace_bytes=max(backward_works),
+            has_backward=bool(kept),
+            has_weights=has_weights,
+        )
+
+    def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[tuple[Layer, ...], float]:
+        module, slower = on_lane(self.modules[name], share, self.slowdown)
+        key = name, share, microbatch, units
+        if key not in self.layers:
+            self.layers[key] = module.layers(microbatch, units)
+        return self.layers[key], slower
+
+
+def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str) -> Strategy:
+    if isinstance(chosen, str):
+        return strategy_of(layer, chosen)
+    index = chosen[place] if place < len(chosen) else 0
+    if not 0 <= index < len(layer.strategies):
+        raise ValueError(f"strategy {index} for a layer of {module!r}, which has {len(layer.strategies)}; count from 0")
+    return layer.strategies[index]
+
+
+def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
+    wrong = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
+    if wrong is not None:
+        raise ValueError(f"a layer of {chunk} takes {wrong} ms; a time is finite, 0 or more")
+    return round(math.fsum(times_ms) * 1e6)

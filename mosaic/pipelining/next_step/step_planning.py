@@ -1,0 +1,51 @@
+"""The planning function of steps of one partition: what ``NextStepPlanner`` runs for a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mosaic.pipelining.next_step.worker import Search
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlanning:
+    """Plans a step from its microbatches: the natural order first, which is there in milliseconds, then a search."""
+
+    request: Request
+    """Model and ranks."""
+    partition: Partition
+    """Where layers are."""
+    space: RankSpace = field(default_factory=RankSpace)
+    """What ranks are."""
+    options: PlannerOptions = field(default_factory=PlannerOptions)
+    """How to plan; its limits hold where the search has none."""
+
+    def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> PipelineSchedule:
+        """Returns the best schedule found by the time that the search ends.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step``.
+        """
+        natural = self._plan(microbatches, OrderLimits(seconds=0.0), "natural")
+        search.offer(natural)
+        left_s = search.seconds_left
+        limits = replace(
+            self.options.limits,
+            seconds=self.options.limits.seconds if left_s is None else left_s,
+            threads=search.num_threads,
+            should_stop=search.should_stop,
+        )
+        return self._plan(microbatches, limits, self.options.method)
+
+    def _plan(self, microbatches: Sequence[Microbatch], limits: OrderLimits, method: str) -> PipelineSchedule:
+        options = replace(self.options, limits=limits, method=method)
+        planned = plan_step(self.request, microbatches, space=self.space, options=options, partition=self.partition)
+        return planned.schedule()

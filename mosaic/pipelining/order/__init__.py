@@ -1,0 +1,1 @@
+"""In which order rows run their tasks: simulated, rolled out from a ranking of groups, and searched."""

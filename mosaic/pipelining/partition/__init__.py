@@ -1,0 +1,1 @@
+"""Which layers run on which rank, and into which pieces microbatches are cut."""

@@ -1,0 +1,68 @@
+"""The methods of partitioning, one line each. To add one, write a function from a ``Request`` and name it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mosaic.pipelining.partition import mixed, parallel, separated
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMethod:
+    """A way to cut a model into chunks on ranks."""
+
+    name: str
+    """As people give it."""
+    phrase: str
+    """What it does."""
+    cut: Callable[[Request], Partition]
+    """Makes the partition; raises ValueError where the model has too few layers for it."""
+
+
+_ALL = (
+    PartitionMethod(
+        name="separated",
+        phrase="each module over all ranks, in segments whose longest chunk is as short as it can be",
+        cut=separated.separate_by_time,
+    ),
+    PartitionMethod(
+        name="separated-even",
+        phrase="each module over all ranks, in segments of equally many layers (PipeWeaver)",
+        cut=separated.separate_evenly,
+    ),
+    PartitionMethod(
+        name="mixed-parameters", phrase="one chain of all layers, balanced by parameters", cut=mixed.by_parameters
+    ),
+    PartitionMethod(name="mixed-time", phrase="one chain of all layers, balanced by time", cut=mixed.by_time),
+    PartitionMethod(name="mixed-v", phrase="one chain down all ranks and back up, balanced by time", cut=mixed.in_a_v),
+    PartitionMethod(
+        name="encoders-first",
+        phrase="encoders in the first chunk, the backbone's layers evenly",
+        cut=mixed.encoders_first,
+    ),
+    PartitionMethod(
+        name="parallel", phrase="each module on ranks of its own (Cornstarch's Algorithm 1)", cut=parallel.on_own_ranks
+    ),
+    PartitionMethod(
+        name="lanes",
+        phrase="encoders side by side on shares of the same ranks, the backbone on others",
+        cut=parallel.on_lanes,
+    ),
+)
+
+PARTITION_METHODS = {method.name: method for method in _ALL}
+"""By name."""
+
+
+def partition_by(name: str, request: Request) -> Partition:
+    """Cuts a model by the method of that name.
+
+    Raises:
+        ValueError: There is none of that name (lists all), or the model has too few layers for it.
+    """
+    if name not in PARTITION_METHODS:
+        raise ValueError(f"partition={name!r} is no way to partition; use one of {', '.join(PARTITION_METHODS)}")
+    return PARTITION_METHODS[name].cut(request)

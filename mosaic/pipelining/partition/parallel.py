@@ -1,0 +1,173 @@
+"""Modules on ranks of their own, encoders side by side (Cornstarch, 4.1), and how many each gets (its Algorithm 1).
+
+Two encoders ``v`` and ``a`` before a text model ``t``, on ranks of their own, or on lanes of one, which is our own::
+
+    rank      0    1    2    3    4         rank      0     1    2    3    4
+    parallel  v    v    a    t    t         lanes     v a   t    t    t    t
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mosaic.pipelining.partition.backward import sources_of
+from mosaic.pipelining.partition.partition import Chunk, Partition, parts_of
+from mosaic.pipelining.partition.ranges import balanced_ends
+from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
+
+MAX_LANES = 4
+"""Of a rank: with more, each has too little of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """A module cut into chunks."""
+
+    ends: tuple[int, ...]
+    """Where they end."""
+    chunk_ms: tuple[float, ...]
+    """The time of all phases of each."""
+
+    @classmethod
+    def of(cls, times: Sequence[float], count: int) -> _Cut:
+        """Cuts so that the longest chunk is as short as it can be."""
+        ends = balanced_ends(times, count)
+        starts = (0, *ends[:-1])
+        return cls(ends=ends, chunk_ms=tuple(math.fsum(times[a:b]) for a, b in zip(starts, ends, strict=True)))
+
+
+def on_own_ranks(request: Request) -> Partition:
+    """Gives each module ranks of its own: Algorithm 1.
+
+    For each number of chunks of the backbone, every other module gets the fewest whose longest takes no longer than the
+    backbone's longest, as far as there are ranks; of all these the one with the shortest step as ``step_ms`` has it.
+
+    Raises:
+        ValueError: There are fewer ranks than modules.
+    """
+    times = layer_times(request)
+    backbone = backbone_of(request.model)
+    others = [name for name in times if name != backbone]
+    _check_ranks(request, 1 + len(others))
+    found = []
+    for count in range(1, min(request.num_ranks - len(others), len(times[backbone])) + 1):
+        cuts = {backbone: _Cut.of(times[backbone], count)} | {name: _Cut.of(times[name], 1) for name in others}
+        for _ in range(request.num_ranks - count - len(others)):
+            longest = max(
+                (name for name in others if len(cuts[name].ends) < len(times[name])),
+                key=lambda name: max(cuts[name].chunk_ms),
+                default=backbone,
+            )
+            if longest == backbone or max(cuts[longest].chunk_ms) <= max(cuts[backbone].chunk_ms):
+                break
+            cuts[longest] = _Cut.of(times[longest], len(cuts[longest].ends) + 1)
+        found.append((step_ms(request, {name: cut.chunk_ms for name, cut in cuts.items()}), count, cuts))
+    _, _, best = min(found, key=lambda one: one[:2])
+    return on_given_ranks(request, {name: len(cut.ends) for name, cut in best.items()})
+
+
+def on_given_ranks(request: Request, counts: Mapping[str, int]) -> Partition:
+    """Gives each module as many ranks of its own as ``counts`` says, one module after the other.
+
+    Raises:
+        ValueError: A module has no ranks or more than layers, or there are more ranks than the request has.
+    """
+    times = layer_times(request)
+    _check_ranks(request, sum(counts.values()))
+    chunks: list[Chunk] = []
+    for name, own in times.items():
+        for part in parts_of(name, balanced_ends(own, counts.get(name, 0))):
+            chunks.append(Chunk(parts=(part,), rank=len(chunks)))
+    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
+
+
+def encoders_colocated(request: Request, num_front: int) -> Partition:
+    """Puts all encoders on the same ``num_front`` ranks, one after the other, and the backbone on the others.
+
+    Every encoder has as many chunks as the others: what Cornstarch's Table 2 compares with, for two encoders or more.
+
+    Raises:
+        ValueError: There are no ranks left, a module has fewer layers than ranks, or an encoder feeds another.
+    """
+    times = layer_times(request)
+    backbone = backbone_of(request.model)
+    encoders = [name for name in times if name != backbone]
+    _check_encoders(request, encoders, backbone)
+    _check_ranks(request, num_front + 1)
+    fronts = zip(*(parts_of(name, balanced_ends(times[name], num_front)) for name in encoders), strict=True)
+    chunks = [Chunk(parts=parts, rank=rank) for rank, parts in enumerate(fronts)]
+    ends = balanced_ends(times[backbone], request.num_ranks - num_front)
+    chunks += (Chunk(parts=(part,), rank=num_front + at) for at, part in enumerate(parts_of(backbone, ends)))
+    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
+
+
+def on_lanes(request: Request) -> Partition:
+    """Puts the backbone on ranks of its own, and all encoders side by side on lanes of the ranks before.
+
+    Each encoder is cut into as many chunks as there are such ranks, or as it has layers; its lane's share is its part
+    of the encoders' time. The number of ranks is chosen as in Algorithm 1, with an encoder on a share slowed by that.
+
+    Raises:
+        ValueError: There is one rank, encoders feed each other, or are more than a rank has lanes.
+    """
+    times = layer_times(request)
+    backbone = backbone_of(request.model)
+    encoders = [name for name in times if name != backbone]
+    _check_encoders(request, encoders, backbone)
+    if len(encoders) > MAX_LANES:
+        raise ValueError(f"{len(encoders)} encoders; a rank has at most {MAX_LANES} lanes: use another partition")
+    _check_ranks(request, 2)
+    whole = {name: math.fsum(times[name]) for name in encoders}
+    total = math.fsum(whole.values())
+    shares = {name: whole[name] / total if total and whole[name] else 1 / len(encoders) for name in encoders}
+    scale = max(1.0, math.fsum(shares.values()))
+    shares = {name: share / scale for name, share in shares.items()}
+    found = []
+    for count in range(1, min(request.num_ranks - 1, len(times[backbone])) + 1):
+        front = min(request.num_ranks - count, max(len(times[name]) for name in encoders))
+        cuts = {name: _Cut.of(times[name], min(front, len(times[name]))) for name in encoders}
+        cuts[backbone] = _Cut.of(times[backbone], count)
+        slowed = {name: tuple(time / shares.get(name, 1.0) for time in cut.chunk_ms) for name, cut in cuts.items()}
+        found.append((step_ms(request, slowed), count, front, cuts))
+    _, _, front, best = min(found, key=lambda one: one[:2])
+    chunks = []
+    for name in times:
+        is_lane = name != backbone
+        for at, part in enumerate(parts_of(name, best[name].ends)):
+            rank = at + front - len(best[name].ends) if is_lane else at + front
+            lane = encoders.index(name) if is_lane else 0
+            chunks.append(Chunk(parts=(part,), rank=rank, lane=lane, share=shares[name] if is_lane else 1.0))
+    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
+
+
+def step_ms(request: Request, chunk_ms: Mapping[str, Sequence[float]]) -> float:
+    """Returns an estimate of a step: the longest way through all chunks, and the longest chunk again for each more.
+
+    Alpa's formula (https://arxiv.org/abs/2201.12023, section 5), over a graph of modules instead of a chain.
+    """
+    sources = sources_of(request.model, chunk_ms)
+    ends: dict[str, float] = {}
+    for name, before in sources.items():
+        ends[name] = math.fsum(chunk_ms[name]) + max((ends[source] for source in before), default=0.0)
+    longest = max(time for times in chunk_ms.values() for time in times)
+    return max(ends.values()) + (len(request.microbatches) - 1) * longest
+
+
+def _check_ranks(request: Request, needed: int) -> None:
+    if request.num_ranks < needed:
+        raise ValueError(
+            f"num_ranks={request.num_ranks}; modules on ranks of their own need {needed} or more: use more"
+        )
+
+
+def _check_encoders(request: Request, encoders: Sequence[str], backbone: str) -> None:
+    for feed in request.model.feeds:
+        if feed.target != backbone or feed.source not in encoders:
+            raise ValueError(
+                f"{feed.source!r} feeds {feed.target!r}; on the same ranks stand modules that feed {backbone!r} and "
+                "nothing else: use another partition"
+            )
+    if not encoders:
+        raise ValueError(f"0 modules beside the backbone {backbone!r}; use another partition")

@@ -1,0 +1,107 @@
+"""What is asked of a partition, and the times of layers that it balances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mosaic.pipelining.partition.backward import gradients_of, layer_ms, sources_of, strategy_of
+from mosaic.pipelining.partition.sizes import efficient_sizes, even_pieces
+from mosaic.pipelining.workload.layers import Layer, LayeredModule, PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A model, ranks to spread it over, and microbatches that stand for those to come.
+
+    Raises:
+        ValueError: There are no ranks, no microbatches, or no module that any of them passes through.
+    """
+
+    model: PipelineModel
+    """What is cut."""
+    num_ranks: int
+    """Pipeline ranks."""
+    microbatches: Sequence[Microbatch]
+    """Representative ones; times are their means."""
+    chunks_per_rank: int = 1
+    """Of mixed partitions: how often their chunks pass over all ranks."""
+    frozen_aware: bool = True
+    """Whether backward counts by what trains; otherwise as twice forward everywhere."""
+    strategy: str = "keep"
+    """What is taken to become of activations; counts where a layer has a backward."""
+    sizes: Mapping[str, int] | None = None
+    """Sizes of sub-microbatches of separated partitions; None: the smallest efficient ones."""
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.chunks_per_rank < 1:
+            raise ValueError(
+                f"num_ranks={self.num_ranks}, chunks_per_rank={self.chunks_per_rank}; a pipeline has at least one each"
+            )
+        if not self.microbatches:
+            raise ValueError("no microbatches were given; a partition is made for at least one")
+        if not any(module.units(one) for module in self.model.modules for one in self.microbatches):
+            raise ValueError("no microbatch passes through any module; give microbatches with some modality")
+
+    def piece_sizes(self) -> Mapping[str, int]:
+        """Returns the sizes of sub-microbatches: those that were given, or the smallest efficient ones."""
+        return efficient_sizes(self.model, self.microbatches) if self.sizes is None else self.sizes
+
+
+def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> Mapping[str, tuple[float, ...]]:
+    """Returns each module's layers' times of all phases of a piece, in milliseconds: means over all pieces.
+
+    Pieces are whole microbatches where ``sizes`` is left out, and then microbatches that skip the module count as 0.
+    """
+    sums = {module.name: [0.0] * len(module.trains) for module in request.model.modules}
+    counts = dict.fromkeys(sums, 0)
+    for microbatch in request.microbatches:
+        present = {module.name for module in request.model.modules if module.units(microbatch)}
+        gradients = gradients_of(request.model, present)
+        for module in request.model.modules:
+            units = module.units(microbatch)
+            pieces = even_pieces(units, (sizes or {}).get(module.name, max(units, 1)))
+            counts[module.name] += max(len(pieces), sizes is None)
+            for piece in pieces:
+                own = gradients[module.name]
+                for index, layer in enumerate(_layers(module, microbatch, piece)):
+                    sums[module.name][index] += _time_ms(
+                        request, layer, inputs=own.inputs[index], weights=own.weights[index]
+                    )
+    return {name: tuple(total / max(counts[name], 1) for total in sums[name]) for name in sums}
+
+
+def backbone_of(model: PipelineModel) -> str:
+    """Returns the module that the others feed or are fed by: an encoder is a source of data, and no backbone.
+
+    Of several, such as a projector, the backbone and a decoder in a row, the one with the most parameters.
+    """
+    sources = sources_of(model, {module.name for module in model.modules})
+    before: dict[str, set[str]] = {}
+    for name, feeding in sources.items():
+        before[name] = set(feeding).union(*(before[one] for one in feeding))
+    sizes = {module.name: module.num_parameters(0, len(module.trains)) for module in model.modules}
+    joints = [
+        name
+        for name in sources
+        if before[name] and all(other in before[name] or name in before[other] for other in sources if other != name)
+    ]
+    return max(reversed(joints or tuple(sources)), key=lambda name: sizes[name])
+
+
+def _layers(module: LayeredModule, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+    layers = module.layers(microbatch, units)
+    if len(layers) != len(module.trains):
+        raise ValueError(
+            f"{module.name!r} gives {len(layers)} layers and says of {len(module.trains)} whether they train"
+        )
+    return layers
+
+
+def _time_ms(request: Request, layer: Layer, *, inputs: bool, weights: bool) -> float:
+    strategy = strategy_of(layer, request.strategy)
+    if request.frozen_aware:
+        return math.fsum(layer_ms(layer, strategy, inputs=inputs, weights=weights))
+    return 3 * layer.forward_ms + strategy.extra_forward_ms + strategy.extra_backward_ms

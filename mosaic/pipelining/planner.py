@@ -1,0 +1,334 @@
+"""A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
+
+As a score (PipeWeaver, section 6, for each way to cut the model): order the tasks as if memory had no limit; where some
+rank's memory does not hold, choose what is kept and what is made again in that order; beside it, search for orders that
+hold with everything kept, and, with what was chosen, for better ones. Ways whose bound is above the best step are left
+out, and what time is left is for the best one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from mosaic.errors import InfeasibleError
+from mosaic.pipelining.bounds import bound
+from mosaic.pipelining.compare import Contender, ContenderRun
+from mosaic.pipelining.costs import PairKey, Strategies
+from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
+from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.pair_layers import pair_layers
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.lower import lower
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.task_graph import training_chunks
+from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.pipelining.tuning.candidates import Candidates
+from mosaic.pipelining.tuning.pairs import Pair, pairs_of, with_candidates
+from mosaic.pipelining.tuning.shortage import MemoryShortage
+from mosaic.pipelining.tuning.tune import Tuned, tune
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.schedule import ActionKind
+
+AUTO = "auto"
+TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
+"""Ways to cut a model that are tried where none is asked for."""
+WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
+"""Ways to treat backward for weights: for each whether it is a task of its own."""
+_TRIAL_SHARE = 0.6
+"""Of the time, for all ways together; the rest is for the best one again."""
+_FIRST_SHARE = 0.4
+"""Of a way's time, for the order without limits; the rest is for orders that hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerOptions:
+    """How a step is planned.
+
+    Raises:
+        ValueError: ``weights`` is not known.
+    """
+
+    partition: str = AUTO
+    """A name of ``PARTITION_METHODS``; ``auto``: all of ``TRIED`` that fit the model."""
+    weights: str = "either"
+    """Whether backward for weights is a task of its own: ``apart``, ``with`` backward for inputs (as PipeWeaver has
+    it), or ``either``: both are tried."""
+    method: str = DEFAULT_METHOD
+    """A name of ``mosaic.pipelining.order.search.METHODS``."""
+    limits: OrderLimits = field(default_factory=OrderLimits)
+    """Of all searches of the step together."""
+    candidates: int = 8
+    """Combinations of strategies for each forward with its backward, at most."""
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights={self.weights!r}; use one of {', '.join(WEIGHTS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """What was planned for one step."""
+
+    partition: Partition
+    """Chunks on ranks."""
+    graph: TaskGraph
+    """Tasks, with the times and bytes of the chosen strategies."""
+    orders: Orders
+    """Of each row."""
+    timed: Timed
+    """Its simulation."""
+    bound_ns: int
+    """No orders and no strategies of this partition end earlier."""
+    strategies: Strategies = "keep"
+    """What becomes of activations."""
+    training: tuple[int, ...] = ()
+    """Chunks with gradients to reduce."""
+    origin: str = ""
+    """How it was found: a partition and an order, or a baseline."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """When the last task ends."""
+        return self.timed.makespan_ns
+
+    @property
+    def gap(self) -> float:
+        """By how much the step may be longer than the best of this partition, as a share of the bound."""
+        return self.makespan_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+    def schedule(self) -> PipelineSchedule:
+        """Returns the actions that ranks execute."""
+        return lower(self.partition, self.graph, self.orders, strategies=self.strategies, training=self.training)
+
+
+def plan_step(
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    space: RankSpace | None = None,
+    options: PlannerOptions | None = None,
+    partition: Partition | None = None,
+    contenders: Sequence[Contender] = (),
+) -> PlannedStep:
+    """Plans one step.
+
+    Args:
+        request: Model, ranks, and the microbatches that its partition is made for.
+        microbatches: The step's.
+        space: What ranks are.
+        options: How to plan.
+        partition: Where layers are already; None: it is made, as options say.
+        contenders: Of the same step; one that is shorter than what was found is taken.
+
+    Raises:
+        InfeasibleError: Nothing that was tried fits in memory; says which rank, when, by how much, and what helps.
+        ValueError: See ``partition_by``, ``task_graph`` and ``search_orders``.
+    """
+    space, options = space or RankSpace(), options or PlannerOptions()
+    job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
+    found = [job.as_planned(one.run, one.name) for one in contenders if one.run is not None]
+    ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
+    misfit = None
+    best_way = ways[0]
+    share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
+    for way in ways:
+        if found and (job.is_over(options.limits) or way.bound_ns >= min(one.makespan_ns for one in found)):
+            continue
+        try:
+            planned = job.plan(way, replace(options, limits=_share(options.limits, share)))
+        except InfeasibleError as error:
+            misfit = misfit or error
+            continue
+        if all(planned.makespan_ns < one.makespan_ns for one in found):
+            best_way = way
+        found.append(planned)
+    if not found:
+        assert misfit is not None
+        raise misfit
+    if len(ways) > 1 and misfit is None and not job.is_over(options.limits):
+        found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
+    return min(found, key=lambda planned: planned.makespan_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to cut the model, and the tasks that come of it."""
+
+    partition: Partition
+    name: str
+    weights_apart: bool
+    graph: TaskGraph
+    bound_ns: int
+    natural_ns: int
+    """What groups take as they come, memory apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A step on ranks."""
+
+    request: Request
+    microbatches: tuple[Microbatch, ...]
+    space: RankSpace
+    began: float
+
+    def is_over(self, limits: OrderLimits) -> bool:
+        is_late = limits.seconds is not None and time.monotonic() - self.began >= limits.seconds
+        return is_late or (limits.should_stop is not None and limits.should_stop())
+
+    def left(self, limits: OrderLimits) -> OrderLimits:
+        limits = _share(limits, 1 - _TRIAL_SHARE)
+        if limits.seconds is None:
+            return limits
+        whole = limits.seconds / (1 - _TRIAL_SHARE)
+        return replace(limits, seconds=max(0.0, whole - (time.monotonic() - self.began)))
+
+    def ways(self, options: PlannerOptions, given: Partition | None) -> list[_Way]:
+        """All ways to look at; where time is short the first one alone.
+
+        Raises:
+            ValueError: None fits the model.
+        """
+        names = TRIED if options.partition == AUTO and given is None else (options.partition,)
+        found: list[_Way] = []
+        problem = None
+        for name in names:
+            try:
+                partition = given or partition_by(name, self.request)
+            except ValueError as error:  # too few layers for it
+                problem = problem or error
+                continue
+            if len(names) > 1 and len({chunk.rank for chunk in partition.chunks}) < self.request.num_ranks:
+                continue  # ranks would do nothing
+            for weights_apart in WEIGHTS[options.weights]:
+                if found and self.is_over(_share(options.limits, _TRIAL_SHARE)):
+                    return found
+                found.append(self._way(partition, "given" if given else name, weights_apart=weights_apart))
+        if not found:
+            raise problem or ValueError(f"no partition of {', '.join(names)} uses all ranks; use fewer")
+        return found
+
+    def _way(self, partition: Partition, name: str, *, weights_apart: bool) -> _Way:
+        graph = self.space.tasks(self.request, partition, self.microbatches, weights_apart=weights_apart)
+        free = replace(graph, limit_bytes=())
+        rolled = roll_out(free)
+        assert not isinstance(rolled, Deadlock)  # without limits nothing waits for memory
+        return _Way(
+            partition=partition,
+            name=name,
+            weights_apart=weights_apart,
+            graph=graph,
+            bound_ns=bound(free).ns,
+            natural_ns=rolled[1].makespan_ns,
+        )
+
+    def plan(self, way: _Way, options: PlannerOptions) -> PlannedStep:
+        candidates = Candidates(count=options.candidates, weights_apart=way.weights_apart)
+        planner = _Planner(way.graph, options, lambda: self._pairs(way, candidates))
+        orders, chosen, timed, strategies = planner.run()
+        return PlannedStep(
+            partition=way.partition,
+            graph=chosen,
+            orders=orders,
+            timed=timed,
+            bound_ns=way.bound_ns,
+            strategies=strategies,
+            training=training_chunks(self.request.model, way.partition),
+            origin=f"{way.name}, {options.method}" + (", weights apart" if way.weights_apart else ""),
+        )
+
+    def as_planned(self, run: ContenderRun, name: str) -> PlannedStep:
+        weights_apart = any(task.kind is ActionKind.WEIGHTS for task in run.graph.tasks)
+        return PlannedStep(
+            partition=run.partition,
+            graph=run.graph,
+            orders=run.orders,
+            timed=run.timed,
+            bound_ns=self._way(run.partition, name, weights_apart=weights_apart).bound_ns,
+            strategies=run.strategy,
+            training=training_chunks(self.request.model, run.partition),
+            origin=name,
+        )
+
+    def _pairs(self, way: _Way, candidates: Candidates) -> tuple[Pair, ...]:
+        layers = pair_layers(self.request.model, way.partition, self.microbatches)
+        return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+
+
+def _share(limits: OrderLimits, share: float) -> OrderLimits:
+    seconds = None if limits.seconds is None else share * limits.seconds
+    rollouts = None if limits.rollouts is None else max(1, round(share * limits.rollouts))
+    return replace(limits, seconds=seconds, rollouts=rollouts)
+
+
+_Found = tuple[Orders, TaskGraph, Timed, Strategies]
+
+
+class _Planner:
+    """One step, as it is planned."""
+
+    def __init__(self, graph: TaskGraph, options: PlannerOptions, pairs: Callable[[], tuple[Pair, ...]]) -> None:
+        self.graph, self.options, self.make_pairs = graph, options, pairs
+        self.free = replace(graph, limit_bytes=())
+        self.began = time.monotonic()
+        self.found: list[_Found] = []
+
+    def run(self) -> _Found:
+        is_limited = any(self.graph.limit_bytes)
+        first = self._search(self.free, _FIRST_SHARE if is_limited else 1.0)
+        assert isinstance(first, Searched)  # without limits nothing waits for memory
+        if not is_limited or self._holds(first.timed):
+            return first.orders, self.graph, first.timed, "keep"
+        self._note(self.graph, self._search(self.graph, 0.3), "keep")
+        pairs = self.make_pairs()
+        shortage = self._tune(pairs, first.orders)
+        if shortage is not None:  # orders of what keeps least, and then what else has room in them
+            leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
+            lean = self._search(leanest, 0.5)
+            self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
+            if isinstance(lean, Searched):
+                self._tune(pairs, lean.orders)
+        if not self.found:
+            raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[str(shortage)])
+        return min(self.found, key=lambda one: one[2].makespan_ns)
+
+    def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
+        """Chooses strategies in these orders, then searches for better orders with them."""
+        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
+        if isinstance(tuned, MemoryShortage):
+            return tuned
+        assert isinstance(tuned, Tuned)  # the orders have run before
+        strategies = strategies_of(self.graph, pairs, tuned.choice)
+        self.found.append((orders, tuned.graph, tuned.timed, strategies))
+        self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
+        return None
+
+    def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
+        """Searches for a share of the time that is left."""
+        limits = self.options.limits
+        if limits.seconds is not None:
+            limits = replace(limits, seconds=max(0.0, limits.seconds - (time.monotonic() - self.began)))
+        return search_orders(graph, method=self.options.method, limits=_share(limits, share))
+
+    def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
+        if isinstance(searched, Searched):
+            self.found.append((searched.orders, graph, searched.timed, strategies))
+
+    def _holds(self, timed: Timed) -> bool:
+        pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
+        return all(peak <= limit for peak, limit in pairs if limit)
+
+
+def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
+    """Returns for each pair the index of each of its layers' strategies."""
+    found = {}
+    for pair, chosen in zip(pairs, choice, strict=True):
+        task = graph.tasks[pair.forward]
+        found[task.chunk, task.microbatch, task.piece] = pair.candidates[chosen].strategies
+    return found

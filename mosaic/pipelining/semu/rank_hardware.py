@@ -1,0 +1,155 @@
+"""Latencies of operators, collectives and messages on one rank of a cluster, in whole nanoseconds.
+
+Kernels: ``mosaic.cost.roofline``. Collectives: ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter sends
+half of what an all-reduce of the same tensor does (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and is
+taken to need half of its time.
+
+Ranks are numbered as in Megatron: tensor first, then context, data, pipeline. Tensor peers are neighbours; context
+peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together, and pipeline
+neighbours ``tensor * context * data``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mosaic.cost.counts import Operator
+from mosaic.cost.roofline import operator_ms
+from mosaic.hardware import Cluster, Message
+
+MAX_KNOWN = 20_000
+"""Times that a machine remembers at once."""
+
+Axis = Literal["tensor", "context", "data"]
+"""Along which peers of a collective lie; ``data`` are all that sum gradients, the context ranks too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How many ranks share the work along each axis.
+
+    Raises:
+        ValueError: One is below 1.
+    """
+
+    tensor: int = 1
+    """Share each matrix; with Megatron's sequence parallelism."""
+    pipeline: int = 1
+    """Have different layers."""
+    data: int = 1
+    """Have different microbatches, and sum their gradients."""
+    context: int = 1
+    """Share each sequence."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "data", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"degrees: {name}={value!r}; use a whole number, 1 or more")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole job."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """An all-gather or reduce-scatter of a tensor, or both as an all-reduce."""
+
+    name: str
+    """Such as ``gather qkv``."""
+    num_bytes: int
+    """Of the whole tensor, gathered."""
+    axis: Axis
+    """Who takes part."""
+    is_reduce: bool = False
+    """Whether it is a whole all-reduce."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHardware:
+    """One rank of a job, and the links to its peers.
+
+    Raises:
+        ValueError: The share is not above 0 and at most 1, or the job needs more devices than there are.
+    """
+
+    cluster: Cluster
+    """Where it runs."""
+    degrees: Degrees = Degrees()
+    """How it is spread."""
+    share: float = 1.0
+    """Of the device's SMs that kernels have; lanes of one rank have less than all."""
+    _known: dict[Operator | Collective, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share}; use a share of the SMs above 0 and at most 1")
+        if self.degrees.num_devices > self.cluster.num_devices:
+            raise ValueError(
+                f"{self.degrees} need {self.degrees.num_devices} devices; the cluster has {self.cluster.num_devices}"
+            )
+
+    @property
+    def num_sms(self) -> int:
+        """SMs that kernels have, at least one."""
+        return max(1, round(self.cluster.hardware.num_sms * self.share))
+
+    def time_ns(self, work: Operator | Collective) -> int:
+        """Returns the device's time of all calls of a kernel, or of a collective; worked out once."""
+        known = self._known.get(work)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            timed = self._operator_ns(work) if isinstance(work, Operator) else self.collective_ns(work)
+            known = self._known[work] = timed
+        return known
+
+    def launch_ns(self, kernels: int) -> int:
+        """Returns the time in which one thread launches so many kernels."""
+        return round(kernels * self.cluster.hardware.launch_us * 1e3)
+
+    def collective_ns(self, collective: Collective) -> int:
+        """Returns the time of a collective among this rank's peers; 0 where it has none."""
+        degree = self._degree(collective.axis)
+        whole = self._peers(degree, collective.axis).all_reduce_ms(collective.num_bytes, degree)
+        return round(whole * 1e6 * (1.0 if collective.is_reduce else 0.5))
+
+    def send_ns(self, num_bytes: int, source: int, target: int) -> int:
+        """Returns the time in which all peers of one pipeline rank send as much to those of another, each to its own.
+
+        Devices of a node share its NICs where there are fewer; the nearest copy of the pipeline along the data axis is
+        taken to send at the same time.
+        """
+        if source == target or num_bytes <= 0:
+            return 0
+        peers = self.degrees.tensor * self.degrees.context
+        stride = peers * self.degrees.data
+        together = min(stride, max(peers, self.cluster.gpus_per_node))
+        messages = [
+            Message(source=source * stride + at, target=target * stride + at, num_bytes=num_bytes)
+            for at in range(together)
+        ]
+        return round(self.cluster.exchange_ms(messages) * 1e6)
+
+    def _operator_ns(self, operator: Operator) -> int:
+        return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)
+
+    def _degree(self, axis: Axis) -> int:
+        degrees = self.degrees
+        return {"tensor": degrees.tensor, "context": degrees.context, "data": degrees.data * degrees.context}[axis]
+
+    def _peers(self, degree: int, axis: Axis) -> Cluster:
+        """The cluster as one peer sees it: only every ``stride``-th device, and this one's part of the NICs."""
+        stride = 1 if axis == "tensor" else self.degrees.tensor
+        cluster = self.cluster
+        inside = max(1, cluster.gpus_per_node // stride)
+        nics = cluster.gpus_per_node if cluster.nics_per_node is None else cluster.nics_per_node
+        rails = max(1, nics * inside // cluster.gpus_per_node)
+        shared = min(1.0, nics * inside / cluster.gpus_per_node / rails)
+        between = dataclasses.replace(cluster.inter_node, gb_per_s=cluster.inter_node.gb_per_s * shared)
+        nodes = -(-degree // inside)
+        return dataclasses.replace(cluster, nodes=nodes, gpus_per_node=inside, nics_per_node=rails, inter_node=between)

@@ -1,0 +1,301 @@
+"""The tasks of one step of a partitioned model: each chunk with each piece of each microbatch in each phase.
+
+One microbatch of two images that are two pieces for ``v``, one for ``t``, each on its own rank::
+
+    v    F0.0  F0.1              B0.1  B0.0
+    t                F0.0  B0.0
+
+A module passes over what it has of a microbatch in pieces; where it has nothing it is skipped, and what it feeds waits
+for what feeds it. Every piece of a module waits for every piece of the modules that feed it, and hands each an equal
+share of its output. The loss of a piece of a module that feeds nothing is its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mosaic.hardware.cluster import Cluster
+from mosaic.hardware.link import Link, Message
+from mosaic.pipelining.costs import Costs, Counter, Strategies, in_proportion
+from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.sizes import even_pieces
+from mosaic.pipelining.tasks import Task, TaskGraph, Wait
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.schedule import ActionKind
+
+MAX_TASKS = 2_000_000
+"""That a step may have."""
+
+_Place = tuple[int, int]
+"""Chunk and piece."""
+
+
+def task_graph(
+    model: PipelineModel,
+    partition: Partition,
+    microbatches: Sequence[Microbatch],
+    *,
+    network: Link | Cluster | None = None,
+    devices_per_rank: int = 1,
+    strategies: Strategies = "keep",
+    weights_apart: bool = False,
+    limit_bytes: Sequence[int] = (),
+    slowdown: Callable[[str, float], float] = in_proportion,
+) -> TaskGraph:
+    """Returns the tasks of a step.
+
+    Args:
+        model: What is trained.
+        partition: Its chunks on ranks.
+        microbatches: The step's, in the order in which groups are numbered.
+        network: What carries bytes between ranks; None: they take no time. In a cluster, rank r is the r-th
+            ``devices_per_rank`` devices, which send to those of another rank all at once.
+        devices_per_rank: Devices of one rank: tensor times context parallel.
+        strategies: What becomes of activations.
+        weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
+        limit_bytes: Memory of each rank, 0 for no limit.
+        slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
+
+    Raises:
+        ValueError: There are no microbatches, the partition is of another model, a time or a number of bytes is
+            negative or not finite, a strategy is not there, or there are more than ``MAX_TASKS`` tasks.
+    """
+    if not microbatches:
+        raise ValueError("no microbatches; a step has at least one")
+    partition.check_covers(model)
+    if limit_bytes and len(limit_bytes) != partition.num_ranks:
+        raise ValueError(f"limit_bytes has {len(limit_bytes)} ranks; the partition has {partition.num_ranks}")
+    rows = partition.rows
+    build = _Build(
+        model=model,
+        partition=partition,
+        row_of=[rows.index(chunk.row) for chunk in partition.chunks],
+        rank_of=[rank for rank, _ in rows],
+        links=_Links(network=network, devices_per_rank=devices_per_rank),
+        counter=Counter(
+            modules={module.name: module for module in model.modules}, strategies=strategies, slowdown=slowdown
+        ),
+        weights_apart=weights_apart,
+    )
+    for index, microbatch in enumerate(microbatches):
+        build.add(index, microbatch)
+    return TaskGraph(
+        tasks=tuple(build.tasks),
+        waits=tuple(build.waits),
+        rank_of=tuple(build.rank_of),
+        base_bytes=base_bytes(model, partition),
+        limit_bytes=tuple(limit_bytes),
+    )
+
+
+def base_bytes(model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+    """Returns what is always in use on each rank: weights, and gradients and optimizer's state of what trains."""
+    modules = {module.name: module for module in model.modules}
+    found = [0] * partition.num_ranks
+    for chunk in partition.chunks:
+        found[chunk.rank] += sum(modules[part.module].state_bytes(part.first, part.count) for part in chunk.parts)
+    return tuple(found)
+
+
+def training_chunks(model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+    """Returns the chunks whose weights, or some of them, train: those with gradients to reduce."""
+    trains = {module.name: module.trains for module in model.modules}
+    return tuple(
+        index
+        for index, chunk in enumerate(partition.chunks)
+        if any(any(trains[part.module][part.first : part.end]) for part in chunk.parts)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Links:
+    """Times of messages between ranks, each worked out once."""
+
+    network: Link | Cluster | None
+    devices_per_rank: int
+    known: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def lag_ns(self, source: int, target: int, num_bytes: int) -> int:
+        if self.network is None or source == target:
+            return 0
+        key = source, target, num_bytes
+        if key not in self.known:
+            per = self.devices_per_rank
+            messages = [
+                Message(source=source * per + at, target=target * per + at, num_bytes=num_bytes) for at in range(per)
+            ]
+            self.known[key] = round(self.network.exchange_ms(messages) * 1e6)
+        return self.known[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """How microbatches that have the same modules pass through the chunks."""
+
+    gradients: Mapping[str, Gradients]
+    modules: dict[int, tuple[str, ...]]
+    """For each chunk that has something to do the modules that it has it for, in the order of chunks."""
+    feeds: Mapping[int, tuple[tuple[int, str], ...]]
+    """For each of them the chunks that feed it, each with the module whose output it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """One microbatch on its way."""
+
+    index: int
+    microbatch: Microbatch
+    flow: _Flow
+    pieces: Mapping[str, tuple[int, ...]]
+    """For each module the units of its pieces."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """For each module its group; a chunk of several modules is of its last one's."""
+    costs: dict[_Place, Costs] = field(default_factory=dict)
+    forward: dict[_Place, int] = field(default_factory=dict)
+    """Tasks."""
+
+    def units(self, chunk: int) -> tuple[int, ...]:
+        """Units of the chunk's pieces."""
+        return self.pieces[self.flow.modules[chunk][0]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Build:
+    """A task graph as it is built, microbatch after microbatch."""
+
+    model: PipelineModel
+    partition: Partition
+    row_of: Sequence[int]
+    """Of each chunk."""
+    rank_of: Sequence[int]
+    """Of each row."""
+    links: _Links
+    counter: Counter
+    weights_apart: bool
+    tasks: list[Task] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    flows: dict[frozenset[str], _Flow] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of groups."""
+
+    def add(self, index: int, microbatch: Microbatch) -> None:
+        """Adds the tasks of one microbatch: its forwards in the order of chunks, then its backwards in reverse."""
+        units = {name: module.units(microbatch) for name, module in self.counter.modules.items()}
+        present = {name: count for name, count in units.items() if count}
+        if not present:
+            raise ValueError(
+                f"microbatch {index}, {microbatch}, passes through no module; leave it out, or give it some modality"
+            )
+        passed = _Pass(
+            index=index,
+            microbatch=microbatch,
+            flow=self._flow(frozenset(present)),
+            pieces={name: even_pieces(count, self.partition.sizes.get(name, count)) for name, count in present.items()},
+        )
+        self._add_forward(passed)
+        self._add_backward(passed)
+        if len(self.tasks) > MAX_TASKS:
+            raise ValueError(
+                f"{len(self.tasks)} tasks by microbatch {index}; a step has at most {MAX_TASKS}: use larger "
+                "sub-microbatches, or fewer chunks"
+            )
+
+    def _add_forward(self, passed: _Pass) -> None:
+        for chunk, names in passed.flow.modules.items():
+            for piece, count in enumerate(passed.units(chunk)):
+                pair = chunk, passed.index, piece
+                own = self.partition.chunks[chunk]
+                cost = self.counter.costs(own, passed.flow.gradients, passed.microbatch, count, pair)
+                passed.costs[chunk, piece] = cost
+                works = cost.forward_workspace_bytes
+                takes = cost.kept_bytes + works
+                task = self._task(passed, ActionKind.FORWARD, (chunk, piece), cost.forward_ns, takes, works)
+                passed.forward[chunk, piece] = task
+                for source, size in self._inputs(passed, chunk, piece, names):
+                    self._wait(passed.forward[source], task, size)
+
+    def _add_backward(self, passed: _Pass) -> None:
+        gradients: dict[_Place, list[tuple[int, int]]] = {}
+        for chunk, names in reversed(passed.flow.modules.items()):
+            for piece in reversed(range(len(passed.units(chunk)))):
+                cost = passed.costs[chunk, piece]
+                if not cost.has_backward:
+                    continue
+                is_apart = self.weights_apart and cost.has_weights
+                time_ns = cost.backward_ns + (0 if is_apart else cost.weights_ns)
+                works, frees = cost.backward_workspace_bytes, cost.backward_workspace_bytes + cost.kept_bytes
+                at = chunk, piece
+                task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, works if is_apart else frees)
+                self._wait(passed.forward[at], task, 0)
+                for source, size in gradients.get(at, ()):
+                    self._wait(source, task, size)
+                for fed, size in self._inputs(passed, chunk, piece, names):
+                    if passed.costs[fed].has_backward:
+                        gradients.setdefault(fed, []).append((task, size))
+                if is_apart:
+                    apart = self._task(passed, ActionKind.WEIGHTS, at, cost.weights_ns, works, frees)
+                    self._wait(task, apart, 0)
+
+    def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterable[tuple[_Place, int]]:
+        """Returns for each input of a piece of a chunk where it comes from, and its bytes: of all modules there."""
+        found: dict[_Place, int] = {}
+        for source, name in passed.flow.feeds[chunk]:
+            module = self.counter.modules[name]
+            units = passed.pieces[name]
+            if name in names:  # within a module, each piece by itself
+                sent = [(piece, units[piece], 1)]
+            else:
+                sent = [(at, count, len(passed.units(chunk))) for at, count in enumerate(units)]
+            for at, count, shared_by in sent:
+                size = module.boundary_bytes(passed.microbatch, count) // shared_by
+                found[source, at] = found.get((source, at), 0) + size
+        return found.items()
+
+    def _task(self, passed: _Pass, kind: ActionKind, at: _Place, time_ns: int, takes: int, frees: int) -> int:
+        chunk, piece = at
+        names = passed.flow.modules[chunk]
+        parts = self.partition.chunks[chunk].parts
+        if names[-1] not in passed.groups:
+            passed.groups[names[-1]] = next(self.numbers)
+        task = Task(
+            row=self.row_of[chunk],
+            kind=kind,
+            parts=parts if len(names) == len(parts) else tuple(part for part in parts if part.module in names),
+            microbatch=passed.index,
+            piece=piece,
+            chunk=chunk,
+            time_ns=time_ns,
+            group=passed.groups[names[-1]],
+            takes_bytes=takes,
+            frees_bytes=frees,
+        )
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def _wait(self, source: int, target: int, num_bytes: int) -> None:
+        ranks, tasks = self.rank_of, self.tasks
+        lag_ns = self.links.lag_ns(ranks[tasks[source].row], ranks[tasks[target].row], num_bytes)
+        self.waits.append(Wait(source=source, target=target, lag_ns=lag_ns, num_bytes=num_bytes))
+
+    def _flow(self, present: frozenset[str]) -> _Flow:
+        if present in self.flows:
+            return self.flows[present]
+        last: dict[str, int] = {}
+        sources = sources_of(self.model, present)
+        modules: dict[int, tuple[str, ...]] = {}
+        feeds: dict[int, tuple[tuple[int, str], ...]] = {}
+        for index, chunk in enumerate(self.partition.chunks):
+            names = tuple(part.module for part in chunk.parts if part.module in present)
+            found = []
+            for name in names:
+                before = (name,) if name in last else sources[name]
+                found += [(last[one], one) for one in before if last[one] != index]
+                last[name] = index
+            if names:
+                modules[index], feeds[index] = names, tuple(dict.fromkeys(found))
+        self.flows[present] = _Flow(gradients=gradients_of(self.model, present), modules=modules, feeds=feeds)
+        return self.flows[present]

@@ -1,0 +1,1 @@
+"""Modules as lists of layers, and steps as microbatches with metadata."""

@@ -1,0 +1,119 @@
+"""Samples that follow the data sets of PipeWeaver's Fig. 3, of which the text gives few numbers.
+
+Text tokens beside an image or a second of video are lognormal here: positive, with a long tail, as the figure shows
+them. The means are the data sets' own or PipeWeaver's where a source is named; spreads (of the logarithm) are assumed:
+
+* OBELICS: 141 million documents with 353 million images and 115 billion tokens (arXiv 2306.16527): 2.5 images a
+  document, geometric and at most 30, its filter, and 816 tokens, spread 1.0. Tokens an image are cut to PipeWeaver's
+  range, 0.4 to 3,115; one document in 100 is cut from above.
+* LAION-2B: 16.4 tokens an image (PipeWeaver), spread 0.6; one image a sample, and at most CLIP's 77 tokens.
+* ScienceQA: question, choices, hint, lecture and solution of a school book's exercise beside one image; 180 tokens are
+  assumed, spread 0.7.
+* InternVid: 760,000 hours in 234 million clips with 4.1 billion words (arXiv 2307.06942): 11.7 s a clip and 17.5 words,
+  at 1.3 tokens a word; spreads 0.7 and 0.4.
+* ShareGPT4Video: captions of 270 words for clips of 26 s (assumed); spreads 0.4 and 0.8.
+* MMTrail: 94 million seconds in 21 million clips (arXiv 2407.20962, section 3): 4.5 s; captions of 80 words (assumed);
+  spreads 0.7 and 0.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+TOKENS_PER_WORD = 1.3
+"""Of English text."""
+MAX_IMAGES = 30
+"""In a document of OBELICS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lognormal:
+    """Positive numbers whose logarithm is normal, cut to a range."""
+
+    mean: float
+    """Before it is cut."""
+    sigma: float
+    """Standard deviation of the logarithm."""
+    least: float
+    """Smaller ones become this."""
+    most: float
+    """Larger ones become this."""
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Returns one."""
+        middle = math.log(self.mean) - self.sigma**2 / 2
+        return min(self.most, max(self.least, float(rng.lognormal(middle, self.sigma))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSample:
+    """One document, pair or clip."""
+
+    text_tokens: int
+    """Its text."""
+    images: int = 0
+    """Images."""
+    video_s: float = 0.0
+    """Seconds of video."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """Where samples come from."""
+
+    name: str
+    """In the table."""
+    tokens: Lognormal
+    """Text tokens of a sample."""
+    more_images: float = 0.0
+    """Images of a sample beyond one, on average; those are geometric."""
+    ratio: tuple[float, float] = (0.0, math.inf)
+    """Least and most text tokens for each image."""
+    seconds: Lognormal | None = None
+    """Length of a clip; None: it has images."""
+
+    def draw(self, rng: np.random.Generator) -> DataSample:
+        """Returns one sample."""
+        tokens = self.tokens.draw(rng)
+        if self.seconds is not None:
+            return DataSample(text_tokens=max(1, round(tokens)), video_s=round(self.seconds.draw(rng), 2))
+        images = 1
+        if self.more_images:
+            images = min(MAX_IMAGES, int(rng.geometric(1 / (1 + self.more_images))))
+        tokens = min(self.ratio[1] * images, max(self.ratio[0] * images, tokens))
+        return DataSample(text_tokens=max(1, round(tokens)), images=images)
+
+
+def _caption(words: float, sigma: float) -> Lognormal:
+    return Lognormal(mean=words * TOKENS_PER_WORD, sigma=sigma, least=1, most=2048)
+
+
+def _clip(seconds: float, sigma: float) -> Lognormal:
+    return Lognormal(mean=seconds, sigma=sigma, least=1.0, most=16.0)
+
+
+_DATA_SETS = (
+    DataSet(
+        name="obelics",
+        tokens=Lognormal(mean=816, sigma=1.0, least=4, most=8192),
+        more_images=1.5,
+        ratio=(0.4, 3115.0),
+    ),
+    DataSet(name="laion-2b", tokens=Lognormal(mean=16.4, sigma=0.6, least=1, most=77)),
+    DataSet(name="scienceqa", tokens=Lognormal(mean=180, sigma=0.7, least=8, most=1024)),
+    DataSet(name="sharegpt4video", tokens=_caption(270, 0.4), seconds=_clip(26.0, 0.8)),
+    DataSet(name="internvid", tokens=_caption(17.5, 0.4), seconds=_clip(11.7, 0.7)),
+    DataSet(name="mmtrail", tokens=_caption(80, 0.4), seconds=_clip(4.5, 0.7)),
+)
+DATA_SETS: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in _DATA_SETS})
+"""All of them by name; clips are cut to 16 s, as PipeWeaver's are."""
+
+IMAGE_MIXTURE: Mapping[str, float] = MappingProxyType({"obelics": 0.4, "laion-2b": 0.4, "scienceqa": 0.2})
+"""Shares of samples; PipeWeaver does not say its own."""
+VIDEO_MIXTURE: Mapping[str, float] = MappingProxyType({"sharegpt4video": 0.2, "internvid": 0.4, "mmtrail": 0.4})
+"""Shares of samples; PipeWeaver does not say its own."""

@@ -1,0 +1,219 @@
+"""The one table of pipelined models known by name, with how the papers spread them over devices.
+
+Tokens. An image is 169 tokens of the backbone in PipeWeaver (section 8). What the ViT computes for them it does not
+say. We take 26 x 26 patches, merged 2 x 2 before the backbone, as current models do. That agrees with its evaluation:
+by section 5's rule of 95 % a sub-microbatch of VLM-S is then 14 images (Fig. 10 finds 12), the ViT has 0.37 to 0.46 of
+the work with 11 to 16 images (Fig. 9b's loss of 50.5 % with text alone asks for 0.34 to 0.5), and the largest of 100
+microbatches has 4 to 5 times the operations of the smallest (4.15 in section 1). Without merging these are 24 images,
+0.16 to 0.19, and less than 2. Section 2.2's layer times, 6.75 ms for 8 images beside 10.5 ms for 8,192 tokens, ask for
+more, about 16 patches a token: ``patches_per_token=16``.
+
+A second of video is 512 tokens: Movie Gen's 16 s at 16 FPS and 256 x 256 pixels, compressed 8 x 8 x 8 and cut 2 x 2,
+are 8,192 tokens. Cornstarch's image is 1,024 tokens (EVA-CLIP at 448 pixels in patches of 14) and its 30 s of audio
+Whisper's 1,500, so that with 1k text tokens a sample has 2.0k to 3.5k, of its 1.5k to 4k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mosaic.hardware import Cluster, find_cluster
+from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.workload.intake import Intake
+from mosaic.pipelining.workload.known_shapes import KNOWN_SHAPES
+from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.transformer import TransformerModule
+
+IMAGE_TOKENS = 169
+"""Of an image in PipeWeaver's backbones."""
+PATCHES_PER_TOKEN = 4
+"""That its ViTs merge; see the head of this file."""
+VIDEO_TOKENS_PER_S = 512.0
+"""Of a second of video in a DiT."""
+EVA_TOKENS = 1024
+"""Of an image in Cornstarch."""
+WHISPER_TOKENS = 1500
+"""Of 30 s of audio in Cornstarch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """A model that a paper trains in pipelines."""
+
+    name: str
+    """In the table."""
+    source: str
+    """Where it is printed."""
+    vision: str = ""
+    """Shape of the encoder of images; empty: it has none."""
+    audio: str = ""
+    """Shape of the encoder of audio."""
+    text: str = ""
+    """Shape of the language model: the backbone, or before a video decoder its encoder."""
+    video: str = ""
+    """Shape of the video decoder."""
+    is_frozen: bool = False
+    """Whether only projectors train."""
+    device: str
+    """On which it ran."""
+    degrees: Degrees
+    """How it was spread."""
+    ranks: tuple[int, ...] = ()
+    """Pipeline ranks of each module, in the order of ``PipelineModel.modules``, where modules have ranks of their own;
+    empty: all modules are on all ranks."""
+    colocated_ranks: tuple[int, int] | None = None
+    """The same of all encoders together, and of the backbone: Cornstarch's colocated baseline; None where not known."""
+
+    def cluster(self) -> Cluster:
+        """Returns as many devices as it ran on, in whole nodes."""
+        count = self.degrees.num_devices
+        return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
+
+    def model(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        degrees: Degrees | None = None,
+        patches_per_token: int = PATCHES_PER_TOKEN,
+    ) -> PipelineModel:
+        """Returns its modules as tables of layers, by default where and as it ran.
+
+        Raises:
+            ValueError: The cluster is too small, or a degree does not fit a shape.
+        """
+        machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
+        modules = tuple(self._modules(machine, patches_per_token))
+        last = modules[-1].name
+        return PipelineModel(
+            modules=modules, feeds=tuple(Feed(source=module.name, target=last) for module in modules[:-1])
+        )
+
+    def microbatch(self) -> Microbatch:
+        """Returns a typical microbatch: Cornstarch's sample; in PipeWeaver a full one, with a third of it images."""
+        if self.source.startswith("Cornstarch"):
+            return Microbatch(text_tokens=1024, images=1 if self.vision else 0, audio_s=30.0 if self.audio else 0.0)
+        if self.video:
+            return Microbatch(text_tokens=800, video_s=16.0, clips=4)
+        images = 16 if self.vision else 0
+        return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
+
+    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[TransformerModule]:
+        starch = self.source.startswith("Cornstarch")
+        image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
+        backbone = self.video or self.text
+        for name, shape in (("vision", self.vision), ("audio", self.audio), ("text", self.text), ("video", self.video)):
+            if not shape:
+                continue
+            intake = {
+                "vision": Intake(unit="image", image_tokens=image * merges, merges=merges),
+                "audio": Intake(unit="audio", window_tokens=WHISPER_TOKENS),
+                "text": Intake(
+                    unit="text",
+                    text=True,
+                    image_tokens=image if self.vision else 0,
+                    window_tokens=WHISPER_TOKENS if self.audio else 0,
+                ),
+                "video": Intake(unit="video", text=True, video_tokens_per_s=VIDEO_TOKENS_PER_S),
+            }[name]
+            yield TransformerModule(
+                name=name,
+                shape=KNOWN_SHAPES[shape].shape,
+                machine=machine,
+                intake=intake,
+                is_frozen=self.is_frozen,
+                has_head=shape == backbone and not self.video,
+                projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
+            )
+
+
+def find_known_model(name: str) -> KnownModel:
+    """Returns a model by its name.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if name not in KNOWN_MODELS:
+        raise ValueError(f"no pipelined model is named {name!r}; there are {', '.join(KNOWN_MODELS)}")
+    return KNOWN_MODELS[name]
+
+
+def _pipeweaver() -> Iterator[KnownModel]:
+    table_1, table_4, table_6 = (f"PipeWeaver, Table {number}" for number in (1, 4, 6))
+    rows = (
+        ("lm-7b", table_1, "", "lm-7b", "", "h800", (2, 4, 1)),
+        ("vlm-7b", table_1, "vit-2b", "lm-5b", "", "h800", (2, 4, 1)),
+        ("vlm-s", table_4, "vit-5b", "llama3-8b", "", "h800", (4, 4, 1)),
+        ("vlm-m", table_4, "vit-5b", "qwen2-32b", "", "h800", (8, 4, 1)),
+        ("vlm-l", table_4, "vit-22b", "qwen2-72b", "", "h800", (8, 8, 1)),
+        ("t2v-s", table_4, "", "llama3-8b", "dit-5b", "h800", (4, 4, 1)),
+        ("t2v-l", table_4, "", "qwen2-32b", "dit-30b", "h800", (8, 8, 1)),
+        ("vlm-xl-8k", table_6, "vit-22b", "gpt-175b", "", "h100-80g", (8, 8, 128)),
+        ("vlm-xl-16k", table_6, "vit-22b", "gpt-175b", "", "h100-80g", (8, 16, 128)),
+        ("t2v-xl-3k", table_6, "", "qwen2-72b", "dit-30b", "h100-80g", (8, 4, 96)),
+        ("t2v-xl-6k", table_6, "", "qwen2-72b", "dit-30b", "h100-80g", (8, 8, 96)),
+    )
+    for name, source, vision, text, video, device, (tensor, pipeline, data) in rows:
+        degrees = Degrees(tensor=tensor, pipeline=pipeline, data=data)
+        yield KnownModel(
+            name=name, source=source, vision=vision, text=text, video=video, device=device, degrees=degrees
+        )
+
+
+_VISION = {"s": "eva-clip-1b", "m": "eva-clip-8b", "l": "eva-clip-18b"}
+_AUDIO = {"s": "whisper-1b", "m": "whisper-7b", "l": "whisper-15b"}
+_TEXT = {"s": "llama-1b", "m": "llama-8b", "l": "llama-32b"}
+
+_RANKS: Mapping[str, Mapping[str, str]] = {
+    "s": {
+        **{"vlm-s": "5,2 4,2", "vlm-m": "2,3 3,3", "vlm-l": "1,4 2,4"},
+        **{"alm-s": "3,2 3,1", "alm-m": "3,5 2,3", "alm-l": "2,6 3,5"},
+        **{"valm-ss": "3,4 3,1,1", "valm-sm": "1,3 3,1,4", "valm-sl": "1,4 3,1,5"},
+        **{"valm-ms": "2,4 3,3,1", "valm-mm": "1,4 3,2,3", "valm-ml": "1,5 3,2,4"},
+        **{"valm-ls": "1,4 3,5,1", "valm-lm": "1,6 2,4,3", "valm-ll": "5,2 2,3,3"},
+    },
+    "m": {
+        **{"vlm-s": "3,1 5,1", "vlm-m": "3,2 3,1", "vlm-l": "2,3 3,2"},
+        **{"alm-s": "4,2 5,1", "alm-m": "3,3 4,2", "alm-l": "? 4,2"},
+        **{"valm-ss": "5,2 5,1,1", "valm-sm": "4,3 5,1,1", "valm-sl": "3,4 4,1,2"},
+        **{"valm-ms": "4,4 4,2,1", "valm-mm": "3,4 4,1,1", "valm-ml": "2,4 3,1,1"},
+        **{"valm-ls": "2,4 4,2,1", "valm-lm": "2,4 4,2,2", "valm-ll": "2,5 5,1,1"},
+    },
+    "l": {
+        **{"vlm-s": "5,1 5,1", "vlm-m": "4,1 5,1", "vlm-l": "3,2 4,1"},
+        **{"alm-s": "5,1 5,1", "alm-m": "5,1 5,1", "alm-l": "5,2 5,1"},
+        **{"valm-ss": "5,1 5,1,1", "valm-sm": "5,2 5,1,1", "valm-sl": "5,2 5,1,1"},
+        **{"valm-ms": "4,1 5,1,1", "valm-mm": "4,2 5,1,1", "valm-ml": "4,3 5,1,1"},
+        **{"valm-ls": "4,2 5,1,1", "valm-lm": "4,3 5,1,1", "valm-ll": "4,3 5,1,1"},
+    },
+}
+"""Cornstarch's Tables 5 and 6: for each backbone and model the ranks of backbone and encoders, colocated, and then of
+backbone, vision, audio in Cornstarch. Tensor and context degrees are 2. One cell cannot be read."""
+
+
+def _cornstarch() -> Iterator[KnownModel]:
+    for text, models in _RANKS.items():
+        for name, cells in models.items():
+            kind, sizes = name.split("-")
+            colocated, own = cells.split()
+            backbone, *encoders = (int(count) for count in own.split(","))
+            ranks = (*encoders, backbone)
+            both = None if colocated == "?" else tuple(int(count) for count in colocated.split(","))
+            yield KnownModel(
+                name=f"cornstarch-{name}-llm-{text}",
+                source=f"Cornstarch, Table {6 if kind == 'valm' else 5}",
+                vision="" if kind == "alm" else _VISION[sizes[0]],
+                audio="" if kind == "vlm" else _AUDIO[sizes[-1]],
+                text=_TEXT[text],
+                is_frozen=True,
+                device="a40",
+                degrees=Degrees(tensor=2, context=2, pipeline=sum(ranks)),
+                ranks=ranks,
+                colocated_ranks=None if both is None else (both[1], both[0]),
+            )
+
+
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({one.name: one for one in (*_pipeweaver(), *_cornstarch())})
+"""All of them by name."""

@@ -1,0 +1,211 @@
+"""A layer's steps as SEMU's subgraphs of forward and backward, and from them its times and bytes.
+
+Kernels run on ``compute`` one after the other, collectives on the link of their axis, and one thread launches all of
+them on ``launcher``. In backward the input of a product is gathered again while the gradient of its input is computed,
+and that is reduce-scattered while the weights' gradients are, as Megatron does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mosaic.cost.counts import Operator
+from mosaic.pipelining.semu.graph import OperatorNode, Subgraph, TensorNode
+from mosaic.pipelining.semu.rank_hardware import RankHardware
+from mosaic.pipelining.semu.simulate import Simulator
+from mosaic.pipelining.workload.formulas import LayerStep, LayerWork
+from mosaic.pipelining.workload.layers import Layer, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSteps:
+    """A layer, ready to be simulated."""
+
+    steps: tuple[LayerStep, ...]
+    """In order."""
+    sources: Mapping[str, int]
+    """Bytes of what may come from outside."""
+    output: str
+    """What leaves it."""
+    trains: bool
+    """Whether its weights train."""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """What comes from outside."""
+        written = {step.writes for step in self.steps}
+        return tuple(dict.fromkeys(name for step in self.steps for name in step.reads if name not in written))
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """What backward reads; inputs of products only where weights train."""
+        found = (name for step in self.steps if self.trains or not step.weights for name in step.saved)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def cheap(self) -> tuple[LayerStep, ...]:
+        """Steps that selective recomputation runs again."""
+        return tuple(step for step in self.steps if step.is_cheap and step.writes in self.saved)
+
+    def bytes_of(self, names: Sequence[str]) -> int:
+        """Returns the bytes of tensors, without those of another module."""
+        sizes = {step.writes: step.num_bytes for step in self.steps} | dict(self.sources)
+        return sum(sizes[name] for name in names if name != "context")
+
+
+def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
+    """Returns forward: it reads what comes from outside, and leaves the output and what is saved."""
+    draft = _Draft(machine=machine)
+    for name in layer.read:
+        draft.tensors[name] = layer.sources[name]
+    for step in layer.steps:
+        draft.tensors[step.writes] = step.num_bytes
+        draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
+    kept = {layer.output, *layer.saved} - set(layer.read)
+    return draft.subgraph("forward", inputs=layer.read, outputs=kept)
+
+
+def backward_graph(layer: LayerSteps, machine: RankHardware, *, with_weights: bool) -> Subgraph:
+    """Returns backward: it reads what is saved and the output's gradient, and leaves the gradient of ``x``."""
+    sizes = {step.writes: step.num_bytes for step in layer.steps} | dict(layer.sources)
+    draft = _Draft(machine=machine)
+    for name in layer.saved:
+        draft.tensors[f"saved {name}"] = sizes[name]
+    inputs = [f"saved {name}" for name in layer.saved]
+    gradient: dict[str, str] = {layer.output: f"d {layer.output}"}
+    if layer.steps[-1].writes != "softmax":  # a loss begins by itself
+        draft.tensors[gradient[layer.output]] = sizes[layer.output]
+        inputs.append(gradient[layer.output])
+    else:
+        del gradient[layer.output]
+    for step in reversed(layer.steps):
+        _add_backward(draft, step, gradient, sizes, layer, with_weights=with_weights)
+    return draft.subgraph("backward", inputs=inputs, outputs=[gradient[n] for n in layer.read if n in gradient])
+
+
+def _add_backward(
+    draft: _Draft,
+    step: LayerStep,
+    gradient: dict[str, str],
+    sizes: Mapping[str, int],
+    layer: LayerSteps,
+    *,
+    with_weights: bool,
+) -> None:
+    """The gradient of a sum is that of both its terms; any other step reads its result's, and adds to its inputs'."""
+    own = tuple(gradient[name] for name in (step.writes,) if name in gradient)
+    if not step.backward and len(step.reads) > 1:
+        gradient.update(dict.fromkeys(step.reads, gradient[step.writes]))
+        return
+    weights = with_weights and layer.trains and bool(step.weights)
+    if weights and step.again is not None:
+        draft.tensors[f"{step.name} again"] = step.again.num_bytes
+        draft.add(f"{step.name} gather again", step.again, reads=own, writes=(f"{step.name} again",))
+    saved = tuple(f"saved {name}" for name in step.saved if name in layer.saved)
+    before = tuple(gradient[name] for name in step.reads if name in gradient)
+    after = []
+    for name in step.reads if step.backward else ():
+        made = f"d {name} by {step.name}"
+        draft.tensors[made] = sizes[name]
+        gradient[name] = made
+        after.append(made)
+    at = len(step.backward) - 1
+    for place, work in enumerate(step.backward):
+        reads = (*own, *before, *(() if step.weights else saved))
+        draft.add(f"{step.name} backward {place}", work, reads=reads, writes=tuple(after) if place == at else ())
+    if weights:
+        again = (f"{step.name} again",) if step.again is not None else saved
+        for place, work in enumerate(step.weights):
+            draft.add(f"{step.name} weights {place}", work, reads=(*own, *again))
+
+
+def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
+    """Returns a layer's times and bytes, simulated.
+
+    Backward of a layer that trains is simulated with the weights' gradients, which hide collectives; what these take by
+    themselves is ``weights_ms``, and the rest ``backward_ms``.
+
+    Strategies: ``keep`` everything; ``recompute`` all of forward from the input; ``selective``, only norms and
+    activation, which are cheap and write a third of what is kept; ``offload`` to the host, whose copies hide behind the
+    layer's own forward and backward as far as these last. Megatron's selective recomputation is of attention's scores,
+    which fused attention does not keep.
+    """
+    simulator = Simulator()
+    forward = forward_graph(layer, machine)
+    backward = backward_graph(layer, machine, with_weights=layer.trains)
+    ran, ran_back = simulator.run(forward), simulator.run(backward)
+    products = [work for step in layer.steps for work in step.weights if layer.trains]
+    weights_ns = max(machine.launch_ns(len(products)), sum(machine.time_ns(work) for work in products))
+    backward_ns = max(0, ran_back.length_ns - weights_ns)
+    kept = layer.bytes_of(layer.saved)
+    peaks = (
+        ran.timelines(forward, kept=forward.inputs)["compute"].peak_bytes,
+        ran_back.timelines(backward, kept=backward.inputs)["compute"].peak_bytes,
+    )
+    cheap = layer.cheap
+    less = layer.bytes_of([step.writes for step in cheap])
+    source = min(kept, layer.bytes_of(layer.read))
+    away_ns = round(kept / host_gb_per_s)
+    strategies = (
+        Strategy(name="keep", kept_bytes=kept),
+        Strategy(
+            name="recompute",
+            kept_bytes=source,
+            extra_backward_ms=ran.length_ns / 1e6,
+            workspace_bytes=kept - source,
+        ),
+        Strategy(
+            name="selective",
+            kept_bytes=kept - less,
+            extra_backward_ms=sum(machine.time_ns(step.forward) for step in cheap) / 1e6,
+            workspace_bytes=less,
+        ),
+        Strategy(
+            name="offload",
+            kept_bytes=0,
+            extra_forward_ms=max(0, away_ns - ran.length_ns) / 1e6,
+            extra_backward_ms=max(0, away_ns - backward_ns - weights_ns) / 1e6,
+            workspace_bytes=kept,
+        ),
+    )
+    return Layer(
+        forward_ms=ran.length_ns / 1e6,
+        backward_ms=backward_ns / 1e6,
+        weights_ms=weights_ns / 1e6,
+        strategies=strategies,
+        workspace_bytes=max(0, max(peaks) - kept),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A subgraph as it is written."""
+
+    machine: RankHardware
+    tensors: dict[str, int] = field(default_factory=dict)
+    nodes: list[OperatorNode] = field(default_factory=list)
+
+    def add(self, name: str, work: LayerWork, *, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
+        device = "compute" if isinstance(work, Operator) else f"{work.axis} link"
+        self.nodes.append(
+            OperatorNode(
+                name=name,
+                device=device,
+                time_ns=self.machine.time_ns(work),
+                reads=tuple(dict.fromkeys(reads)),
+                writes=tuple(writes),
+            )
+        )
+
+    def subgraph(self, name: str, *, inputs: Sequence[str], outputs: set[str] | list[str]) -> Subgraph:
+        """With the thread that launches all kernels."""
+        launch_ns = self.machine.launch_ns(len(self.nodes))
+        launcher = OperatorNode(name="launch", device="launcher", time_ns=launch_ns)
+        return Subgraph(
+            name=name,
+            nodes=(launcher, *self.nodes),
+            tensors=tuple(TensorNode(name=one, num_bytes=size) for one, size in self.tensors.items()),
+            inputs=frozenset(inputs),
+            outputs=frozenset(outputs),
+        )

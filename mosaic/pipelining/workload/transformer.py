@@ -1,0 +1,178 @@
+"""Transformers as pipelines see them: tables of layers, timed by SEMU from closed formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from mosaic.cost.counts import Operator
+from mosaic.pipelining.semu.rank_hardware import RankHardware
+from mosaic.pipelining.workload.formulas import (
+    ITEM_BYTES,
+    ModuleLoad,
+    StepWriter,
+    source_bytes,
+    write_first,
+    write_head,
+    write_projector,
+)
+from mosaic.pipelining.workload.intake import Intake
+from mosaic.pipelining.workload.layer_graphs import LayerSteps, timed_layer
+from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.shapes import TransformerShape
+
+MAX_LOADS = 2000
+"""Of which a module remembers its layers at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerModule:
+    """A transformer on the ranks of a machine; a ``LayeredModule``.
+
+    What is before the first layer belongs to it, and a head with its loss to the last one. So does a projector, but
+    where the layers are frozen: it trains, and is a last layer of its own.
+
+    Raises:
+        ValueError: The tensor degree is no divisor of the heads, or there is a head without a vocabulary.
+    """
+
+    name: str
+    """In the graph."""
+    shape: TransformerShape
+    """Its layers."""
+    machine: RankHardware
+    """One of its ranks."""
+    intake: Intake
+    """What it reads."""
+    is_frozen: bool = False
+    """Whether its weights, but for a projector, do not train."""
+    has_head: bool = False
+    """Whether it ends in a head over its vocabulary and a loss."""
+    projects_to: int = 0
+    """Width of who reads its output, behind a projector; 0: it has none."""
+    host_gb_per_s: float = 25.0
+    """Of a device's link to the host, in 10^9 bytes a second; PCIe 4 by default."""
+    _known: dict[ModuleLoad, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tensor = self.machine.degrees.tensor
+        if self.shape.heads % tensor:
+            raise ValueError(
+                f"{self.name}: {self.shape.heads} heads do not divide by tensor={tensor}; use a divisor of the heads"
+            )
+        if self.has_head and not self.shape.vocabulary:
+            raise ValueError(f"{self.name}: a head needs a vocabulary; give its shape one")
+        if not 0 < self.host_gb_per_s < float("inf"):
+            raise ValueError(f"{self.name}: host_gb_per_s={self.host_gb_per_s}; use a finite number above 0")
+
+    @property
+    def trains(self) -> tuple[bool, ...]:
+        """For each layer whether its weights train."""
+        own = (not self.is_frozen,) * self.shape.layers
+        return (*own, True) if self._projects_apart else own
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers, of all tensor-parallel ranks together."""
+        return sum(self._parameters(layer) for layer in range(first, first + count))
+
+    def state_bytes(self, first: int, count: int) -> int:
+        """Returns what stays on a rank for these layers.
+
+        Weights in bfloat16, 2 bytes each; where they train also a gradient in float32, 4, and the distributed
+        optimizer's share of float32 weights and AdamW's moments, 12 over the data and context ranks (Megatron-LM,
+        docs "distributed optimizer": 6 + 12 / d bytes).
+        """
+        degrees = self.machine.degrees
+        total = 0.0
+        for layer in range(first, first + count):
+            per = ITEM_BYTES + (4 + 12 / (degrees.data * degrees.context) if self.trains[layer] else 0)
+            total += self._parameters(layer, with_copies=True) / degrees.tensor * per
+        return round(total)
+
+    def units(self, microbatch: Microbatch) -> int:
+        """Returns how many pieces at most a microbatch has here."""
+        return self.intake.units(microbatch)
+
+    def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns all layers with ``units`` of a microbatch's units."""
+        load = self.intake.load(microbatch, units)
+        known = self._known.get(load)
+        if known is None:
+            if len(self._known) >= MAX_LOADS:
+                self._known.clear()
+            known = self._known[load] = self._timed(load)
+        return known
+
+    def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes between two of its layers on one rank; its output counts the same."""
+        return self._writer(self.intake.load(microbatch, units)).own_bytes
+
+    def forward_flops(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the operations of forward on all tensor and context ranks together; a step has three times it."""
+        load, degrees = self.intake.load(microbatch, units), self.machine.degrees
+        steps = (step for layer in self._layer_steps(load) for step in layer.steps)
+        own = sum(step.forward.flops for step in steps if isinstance(step.forward, Operator))
+        return own * degrees.tensor * degrees.context
+
+    def on_share(self, share: float) -> TransformerModule:
+        """Returns the module on a share of its ranks' SMs, as one lane of several has."""
+        return dataclasses.replace(self, machine=dataclasses.replace(self.machine, share=share))
+
+    @property
+    def _projects_apart(self) -> bool:
+        return bool(self.projects_to) and self.is_frozen
+
+    def _parameters(self, layer: int, *, with_copies: bool = False) -> int:
+        shape, last = self.shape, self.shape.layers - 1
+        if layer > last:
+            return self._projector_parameters
+        found = shape.layer_parameters + (shape.first_parameters if layer == 0 else 0)
+        if layer == last:
+            found += 0 if self._projects_apart else self._projector_parameters
+            if self.has_head:
+                copied = with_copies and layer > 0
+                found += shape.vocabulary * shape.hidden if copied else shape.head_parameters
+        return found
+
+    @property
+    def _projector_parameters(self) -> int:
+        return self.shape.hidden * self.intake.merges * self.projects_to
+
+    def _writer(self, load: ModuleLoad) -> StepWriter:
+        return StepWriter(shape=self.shape, degrees=self.machine.degrees, load=load)
+
+    def _steps(self, load: ModuleLoad, *, first: bool, last: bool) -> LayerSteps:
+        writer = self._writer(load)
+        output = writer.layer(write_first(writer) if first else "x")
+        if last and self.has_head:
+            output = write_head(writer, output)
+        elif last and self.projects_to and not self._projects_apart:
+            output = write_projector(writer, output, self.projects_to)
+        return self._as_steps(writer, output, trains=not self.is_frozen)
+
+    def _projector(self, load: ModuleLoad) -> LayerSteps:
+        writer = self._writer(load)
+        return self._as_steps(writer, write_projector(writer, "x", self.projects_to), trains=True)
+
+    def _as_steps(self, writer: StepWriter, output: str, *, trains: bool) -> LayerSteps:
+        return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)
+
+    def _layer_steps(self, load: ModuleLoad) -> tuple[LayerSteps, ...]:
+        """All layers; those in the middle are one object."""
+        count = self.shape.layers
+        if count == 1:
+            found: tuple[LayerSteps, ...] = (self._steps(load, first=True, last=True),)
+        else:
+            middle = self._steps(load, first=False, last=False)
+            ends = self._steps(load, first=True, last=False), self._steps(load, first=False, last=True)
+            found = (ends[0], *(middle,) * (count - 2), ends[1])
+        return (*found, self._projector(load)) if self._projects_apart else found
+
+    def _timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
+        timed: dict[int, Layer] = {}
+        layers = self._layer_steps(load)
+        for layer in layers:
+            if id(layer) not in timed:
+                timed[id(layer)] = timed_layer(layer, self.machine, host_gb_per_s=self.host_gb_per_s)
+        return tuple(timed[id(layer)] for layer in layers)

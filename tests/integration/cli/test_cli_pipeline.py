@@ -1,0 +1,68 @@
+"""``mosaic plan --pipeline``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mosaic.artifact import load
+from mosaic.cli.main import run
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+
+QUICK = ("--microbatches", "4", "--seconds", "0.2")
+
+
+def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output, picture = tmp_path / "schedule.json", tmp_path / "schedule.png"
+    code = run(["plan", "--pipeline", "4", *QUICK, "--output", str(output), "--picture", str(picture)])
+    said = capsys.readouterr().out
+    assert code == 0
+    assert load(PipelineSchedule, output).num_microbatches == 4
+    assert picture.stat().st_size > 10_000
+    for word in ("planned", "megatron", "optimus-coarse", "nothing here was measured", "longer than the best"):
+        assert word in said
+
+
+def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "mine.py").write_text(
+        "from mosaic.pipelining.workload.known_models import find_known_model\n"
+        "from mosaic.pipelining.workload.microbatch import Microbatch\n"
+        "def make(cluster, degrees):\n"
+        "    model = find_known_model('vlm-7b').model(cluster=cluster, degrees=degrees)\n"
+        "    return model, [Microbatch(text_tokens=1000, images=one) for one in (1, 8, 0)]\n"
+        "def wrong(cluster, degrees):\n"
+        "    return 3\n"
+    )
+    mine = str(tmp_path / "mine.py")
+    code = run(["plan", "--pipeline=2", "--model", f"{mine}:make", *QUICK, "--output", str(tmp_path / "s.json")])
+    assert code == 0
+    assert load(PipelineSchedule, tmp_path / "s.json").num_microbatches == 3
+    capsys.readouterr()
+    assert run(["plan", "--pipeline", "2", "--model", f"{mine}:wrong"]) == 1
+    assert "returned int; return a mosaic.pipelining PipelineModel" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--model", "zoo:vlm-q"), "no pipelined model is named 'vlm-q'; there are lm-7b"),
+        (("--partition", "diagonal"), "is no way to partition; use one of separated"),
+        (("--baselines", "zigzag"), "baseline='zigzag' is none"),
+        (("--method", "luck"), "method='luck' is not known; use one of natural"),
+        (("--microbatches", "0"), "num_microbatches=0; a step has at least one"),
+        (("--pipeline", "100"), "layers for 100 ranks"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_that_says_the_way_out(
+    options: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    output = tmp_path / "none.json"
+    assert run(["plan", "--pipeline", "4", *QUICK, "--output", str(output), *options]) == 1
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
+
+
+def test_memory_that_is_too_small_ends_with_the_exit_code_of_no_plan(capsys: pytest.CaptureFixture[str]):
+    assert run(["plan", "--pipeline", "4", *QUICK, "--memory-gb", "2"]) == 3
+    assert "what would help" in capsys.readouterr().err.replace("\n", " ")

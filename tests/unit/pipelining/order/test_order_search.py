@@ -1,0 +1,78 @@
+"""Searches for orders: the optimum on small steps, never worse than the natural order, the same answer again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_graph_cases import random_step
+
+from mosaic.pipelining.bounds import bound
+from mosaic.pipelining.order.search import METHODS, OrderLimits, Searched, search_orders
+from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.tasks import Deadlock, TaskGraph
+
+
+def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
+    method = given.pop("method", "swaps")
+    found = search_orders(step, method=method, limits=OrderLimits(seconds=None, rollouts=rollouts, **given))
+    assert isinstance(found, Searched)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), method=st.sampled_from(sorted(METHODS)), room=st.sampled_from((None, 0.3, 0.6)))
+def test_bound_is_at_most_the_best_and_the_best_at_most_the_natural_order(seed: int, method: str, room: float | None):
+    step = random_step(seed, ranks=3, microbatches=4, segments=2, room=room)
+    found = search(step, method=method)
+    natural = roll_out(step)
+    assert not isinstance(natural, Deadlock)
+    assert bound(step).ns <= found.makespan_ns <= natural[1].makespan_ns
+    assert simulate(step, found.orders) == found.timed
+    assert all(peak <= limit for peak, limit in zip(found.timed.peak_bytes, step.limit_bytes, strict=False))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_seed_gives_the_same_answer(method: str, threads: int):
+    step = random_step(5, ranks=3, microbatches=4, room=0.5)
+    first, second = (search(step, method=method, threads=threads, seed=7) for _ in range(2))
+    assert (first.orders, first.timed, first.num_rollouts) == (second.orders, second.timed, second.num_rollouts)
+
+
+@pytest.mark.parametrize("rollouts", [0, 1, 50])
+def test_a_search_keeps_its_limit_of_roll_outs_and_has_an_answer_without_any(rollouts: int):
+    step = random_step(5, ranks=3, microbatches=4)
+    assert search(step, rollouts).num_rollouts <= max(1, rollouts)
+
+
+def test_progress_falls_down_to_the_answer():
+    found = search(random_step(5, ranks=3, microbatches=4), 2000)
+    makespans = [makespan for _, makespan in found.progress]
+    assert makespans == sorted(set(makespans), reverse=True)
+    assert makespans[-1] == found.makespan_ns
+
+
+def test_memory_too_small_for_one_microbatch_is_a_deadlock():
+    step = random_step(5, ranks=2, microbatches=2)
+    tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
+    found = search_orders(tight, limits=OrderLimits(seconds=None, rollouts=200))
+    assert isinstance(found, Deadlock)
+    assert max(found.short_bytes) > 0
+
+
+def test_somebody_can_stop_a_search_that_has_no_other_limit_in_sight():
+    step = random_step(5, ranks=3, microbatches=5)
+    found = search_orders(step, limits=OrderLimits(seconds=300, threads=2, should_stop=lambda: True), bound_ns=0)
+    assert isinstance(found, Searched)
+
+
+@pytest.mark.parametrize("given", [{"seconds": None}, {"seconds": float("nan")}, {"rollouts": -1}, {"threads": 0}])
+def test_limits_that_end_no_search_are_refused(given: dict):
+    with pytest.raises(ValueError):
+        OrderLimits(**given)
+
+
+def test_an_unknown_method_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="'magic' is not known; use one of natural, random"):
+        search_orders(random_step(1), method="magic")

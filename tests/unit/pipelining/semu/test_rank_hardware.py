@@ -1,0 +1,57 @@
+"""Latencies on one rank of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mosaic.hardware import find_cluster
+from mosaic.pipelining.semu.rank_hardware import Collective, Degrees, RankHardware
+
+
+def machine(**degrees: int) -> RankHardware:
+    return RankHardware(cluster=find_cluster("h800", 64), degrees=Degrees(**degrees))
+
+
+def test_a_gather_takes_half_of_the_clusters_all_reduce() -> None:
+    whole = find_cluster("h800", 64).all_reduce_ms(2**26, 4)
+    gather = Collective(name="gather", num_bytes=2**26, axis="tensor")
+    assert machine(tensor=4).collective_ns(gather) == round(whole * 1e6 / 2)
+    assert machine(tensor=4).collective_ns(dataclasses.replace(gather, is_reduce=True)) == round(whole * 1e6)
+
+
+def test_a_rank_without_peers_on_an_axis_sends_nothing() -> None:
+    assert machine(tensor=4).collective_ns(Collective(name="keys", num_bytes=2**26, axis="context")) == 0
+
+
+def test_context_peers_in_other_nodes_are_slower_than_in_the_same_node() -> None:
+    gather = Collective(name="keys", num_bytes=2**26, axis="context")
+    assert machine(tensor=4, context=2).collective_ns(gather) < machine(tensor=8, context=2).collective_ns(gather)
+
+
+def test_with_one_nic_a_node_tensor_peers_share_it() -> None:
+    many = machine(tensor=8, data=8)
+    few = dataclasses.replace(many, cluster=dataclasses.replace(many.cluster, nics_per_node=1))
+    reduce = Collective(name="gradients", num_bytes=2**28, axis="data", is_reduce=True)
+    assert few.collective_ns(reduce) == pytest.approx(8 * many.collective_ns(reduce), rel=0.02)
+    one = dataclasses.replace(many, degrees=Degrees(tensor=8, pipeline=8))
+    shared = dataclasses.replace(few, degrees=one.degrees)
+    assert shared.send_ns(2**28, 0, 1) == pytest.approx(8 * one.send_ns(2**28, 0, 1), rel=0.02)
+
+
+def test_pipeline_neighbours_in_a_node_send_over_its_links() -> None:
+    inside = machine(tensor=4, pipeline=4)
+    assert 0 < inside.send_ns(2**26, 0, 1) < inside.send_ns(2**26, 1, 2)
+    assert inside.send_ns(2**26, 1, 1) == inside.send_ns(0, 0, 1) == 0
+
+
+def test_a_share_of_the_sms_and_bad_degrees_are_checked() -> None:
+    assert dataclasses.replace(machine(), share=0.5).num_sms == 66
+    for share in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            dataclasses.replace(machine(), share=share)
+    with pytest.raises(ValueError, match="tensor=0"):
+        Degrees(tensor=0)
+    with pytest.raises(ValueError, match="need 128 devices; the cluster has 64"):
+        machine(tensor=8, pipeline=16)

@@ -1,0 +1,91 @@
+"""The planner of a step: never above its bound's law, never above the memory, never longer than baselines that fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import images, models, steps, two_encoders
+
+from mosaic.errors import InfeasibleError
+from mosaic.pipelining.compare import contend
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.check import check_pipeline_schedule
+from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.workload.known_models import find_known_model
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+FEW = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=2000))
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(min_layers=4), steps(), st.integers(1, 2))
+def test_a_planned_step_is_between_its_bound_and_the_natural_order_and_its_schedule_holds(model, microbatches, ranks):
+    request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
+    planned = plan_step(request, microbatches, options=FEW)
+    natural = plan_step(request, microbatches, options=replace(FEW, method="natural"))
+    assert planned.bound_ns <= planned.makespan_ns <= natural.makespan_ns
+    schedule = planned.schedule()
+    assert check_pipeline_schedule(schedule, planned.graph).makespan_ns >= planned.makespan_ns
+
+
+@pytest.fixture(scope="module")
+def vlm() -> tuple[Request, tuple[Microbatch, ...]]:
+    known = find_known_model("vlm-s")
+    microbatches = tuple(Microbatch(text_tokens=8192 - 169 * count, images=count) for count in (4, 30, 0, 18))
+    return Request(model=known.model(), num_ranks=4, microbatches=microbatches), microbatches
+
+
+def test_memory_that_is_short_is_kept_by_recomputing_some_layers(vlm):
+    request, microbatches = vlm
+    free = plan_step(request, microbatches, options=FEW)
+    most = max(free.timed.peak_bytes)
+    base = max(free.graph.base_bytes)
+    limit = base + (most - base) * 6 // 10
+    planned = plan_step(request, microbatches, space=RankSpace(limit_bytes=limit), options=FEW)
+    assert planned.bound_ns <= planned.makespan_ns
+    assert planned.strategies != "keep"
+    assert all(line.peak_bytes <= limit for line in rank_timelines(planned.graph, planned.timed.start_ns))
+    check_pipeline_schedule(planned.schedule(), planned.graph)
+
+
+def test_memory_that_no_schedule_fits_is_an_error_that_says_where_and_what_helps(vlm):
+    request, microbatches = vlm
+    with pytest.raises(InfeasibleError, match=r"rank \d is short of .* GB .* what would help: "):
+        plan_step(request, microbatches, space=RankSpace(limit_bytes=10**9), options=FEW)
+
+
+def test_the_planned_step_of_a_model_of_the_paper_is_no_longer_than_any_baseline(vlm):
+    request, microbatches = vlm
+    planned = plan_step(request, microbatches, options=FEW)
+    found = contend(replace(request, chunks_per_rank=2), microbatches, names=("1f1b", "megatron", "optimus-coarse"))
+    assert all(one.makespan_ns is not None and planned.makespan_ns <= one.makespan_ns for one in found)
+
+
+def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot_run():
+    known = find_known_model("vlm-s")
+    microbatches = (Microbatch(text_tokens=8192),) * 4
+    request = Request(model=known.model(), num_ranks=4, microbatches=microbatches)
+    (free,) = contend(request, microbatches, names=("gpipe",))
+    assert free.run is not None
+    assert free.run.strategy == "keep"
+    limit = max(free.run.timed.peak_bytes) - 10**9
+    (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
+    assert tight.run is not None
+    assert tight.run.strategy in ("selective", "recompute")
+    (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
+    assert none.makespan_ns is None
+    assert "memory does not hold" in none.reason
+
+
+def test_unknown_baselines_and_steps_without_microbatches_are_refused():
+    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(1))
+    with pytest.raises(ValueError, match="baseline='zigzag' is none; use some of gpipe"):
+        contend(request, images(1), names=("zigzag",))
+    with pytest.raises(ValueError, match="no microbatches"):
+        plan_step(request, [], options=FEW)
