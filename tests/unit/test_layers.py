@@ -40,7 +40,7 @@ Room is kept for ``context`` and ``glue``.
 RANK_LAYERS = [
     {"rows", "meeting"},
     {"parameters"},
-    {"calls"},
+    {"calls", "pipeline"},
     {"running"},
     {"choosing"},
     {"__init__", "colocate", "compare"},

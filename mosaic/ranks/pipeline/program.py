@@ -1,0 +1,157 @@
+"""A schedule made ready for one rank: numbers and tuples instead of texts, so that executing it reads none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.schedule.action import TaskName, Verb
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.ranks.pipeline.lanes import cells_of
+from mosaic.ranks.pipeline.transport import Message
+from mosaic.ranks.pipeline.work import Edge, Work
+from mosaic.schedule import ActionKind
+
+FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)
+"""What an action does."""
+
+_OF_KIND = {ActionKind.FORWARD: FORWARD, ActionKind.BACKWARD: BACKWARD, ActionKind.WEIGHTS: WEIGHTS}
+_OF_VERB = {Verb.SEND: SEND, Verb.AWAIT_SENT: SENT, Verb.RECEIVE: RECEIVE, Verb.AWAIT_RECEIVED: GOT}
+
+Exit = tuple[TaskName, int, int]
+"""Whom an output is for; the place of that task on this rank, or -1, and the message that takes it there, or -1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What one rank does in one step."""
+
+    cells: tuple[str, ...]
+    """Each action's text, for messages and pictures."""
+    actions: tuple[tuple[int, int, TaskName | int | None, tuple[Exit, ...]], ...]
+    """Each action's code; the place of its task or message; its task or chunk; and where its outputs go."""
+    inputs: tuple[tuple[TaskName, ...], ...]
+    """For each task whose outputs or gradients it is given, in the order of its arguments."""
+    messages: tuple[Message, ...]
+    """All that this rank sends or receives."""
+
+    @property
+    def carried(self) -> dict[int, str]:
+        """For each other rank what is sent to it and received from it, by channel, to be compared with its own."""
+        found: dict[int, str] = {}
+        for message in sorted(self.messages, key=lambda each: each.name):
+            found[message.peer] = found.get(message.peer, "") + f"{message.name} {', '.join(map(str, message.specs))}\n"
+        return found
+
+
+def program_of(schedule: PipelineSchedule, rank: int, work: Work) -> Program:
+    """Makes a schedule ready for a rank.
+
+    Raises:
+        InvalidScheduleError: An action comes before what it needs of this rank, or is missing; or lanes of the rank
+            cannot be run by one thread. ``check_pipeline_schedule`` finds more.
+    """
+    return _Reading(schedule, rank, work).read()
+
+
+class _Reading:
+    """A schedule as it is read."""
+
+    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work) -> None:
+        self.schedule, self.rank, self.work = schedule, rank, work
+        self.cells = cells_of(schedule, rank)
+        self.home = {
+            cell: other
+            for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
+            for cell in row
+            if cell[-1] != ")"
+        }
+        self.names: dict[str, TaskName] = {}
+        self.place = {cell: place for place, cell in enumerate(cell for cell in self.cells if cell[-1] != ")")}
+        self.inputs: list[list[TaskName]] = [[] for _ in self.place]
+        self.exits: list[list[Exit]] = [[] for _ in self.place]
+        self.before: list[list[str]] = [[] for _ in self.place]
+        """For each task the cells that have to come before it."""
+        self.messages: list[Message] = []
+        self.number: dict[str, int] = {}
+
+    def read(self) -> Program:
+        for edge in self.schedule.edges:
+            source, _, target = edge.partition(">")
+            if source in self.place or target in self.place:
+                self._add_edge(edge, source, target)
+        done: set[str] = set()
+        actions = []
+        for cell in self.cells:
+            actions.append(self._action(cell, done))
+            done.add(cell)
+        missing = next((f"{v}({m})" for m in self.number for v in self._ends(m) if f"{v}({m})" not in done), None)
+        if missing is not None:
+            raise self._wrong(missing, "it is missing; both ends of a message are posted and awaited once")
+        return Program(
+            cells=self.cells,
+            actions=tuple(actions),
+            inputs=tuple(map(tuple, self.inputs)),
+            messages=tuple(self.messages),
+        )
+
+    def _add_edge(self, edge: str, source: str, target: str) -> None:
+        if source not in self.home or target not in self.home:
+            raise self._wrong(edge, "no row has one of its tasks; make the schedule again")
+        place = self.place
+        is_here = source in place, target in place
+        ends = Edge(self._name(source), self._name(target))
+        carries = ends.source.kind is ends.target.kind and ends.source.kind is not ActionKind.WEIGHTS
+        if not all(is_here) and not carries:
+            raise self._wrong(edge, "between ranks go outputs of forwards and gradients, and this is neither")
+        message = -1
+        if not all(is_here):
+            message = self.number[edge] = len(self.messages)
+            peer = self.home[target if is_here[0] else source]
+            is_forward = ends.source.kind is ActionKind.FORWARD
+            self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends))))
+        if is_here[1]:
+            self.before[place[target]].append(source if is_here[0] else f"{Verb.AWAIT_RECEIVED}({edge})")
+            if carries:
+                self.inputs[place[target]].append(ends.source)
+        if is_here[0] and carries:
+            self.exits[place[source]].append((ends.target, place.get(target, -1), message))
+
+    def _action(self, cell: str, done: set[str]) -> tuple[int, int, TaskName | int | None, tuple[Exit, ...]]:
+        if cell[-1] != ")":
+            task, place = self._name(cell), self.place[cell]
+            self._check_before(cell, self.before[place], done)
+            return _OF_KIND[task.kind], place, task, tuple(self.exits[place])
+        verb, _, inner = cell[:-1].partition("(")
+        if verb == Verb.FREE:
+            self._check_before(cell, [inner], done)
+            return FREE, -1, self._name(inner), ()
+        if verb == Verb.REDUCE:
+            return REDUCE, -1, int(inner), ()
+        source, _, target = inner.partition(">")
+        if inner not in self.number or verb not in self._ends(inner):
+            raise self._wrong(cell, "no edge of the schedule leaves or reaches this rank so; make the schedule again")
+        needs = {Verb.SEND: source, Verb.AWAIT_SENT: f"{Verb.SEND}({inner})", Verb.AWAIT_RECEIVED: f"RECV({inner})"}
+        self._check_before(cell, [needs[Verb(verb)]] if verb in needs else [], done)
+        exits = ((self._name(source), self.place[target], -1),) if verb == Verb.AWAIT_RECEIVED else ()
+        return _OF_VERB[Verb(verb)], self.number[inner], None, exits
+
+    def _name(self, text: str) -> TaskName:
+        """Returns a task's name; the same one each time, so that mappings find it at once."""
+        name = self.names.get(text)
+        if name is None:
+            name = self.names[text] = TaskName.parse(text)
+        return name
+
+    def _ends(self, message: str) -> tuple[Verb, Verb]:
+        is_sender = message.partition(">")[0] in self.place
+        return (Verb.SEND, Verb.AWAIT_SENT) if is_sender else (Verb.RECEIVE, Verb.AWAIT_RECEIVED)
+
+    def _check_before(self, cell: str, needed: list[str], done: set[str]) -> None:
+        missing = next((each for each in needed if each not in done), None)
+        if missing is not None or cell in done:
+            problem = f"{missing} has to come before it" if missing is not None else "it is there twice; do it once"
+            raise self._wrong(cell, problem)
+
+    def _wrong(self, cell: str, problem: str) -> InvalidScheduleError:
+        return InvalidScheduleError(f"rank {self.rank}, {cell}: {problem}", grid=self.schedule.text)
