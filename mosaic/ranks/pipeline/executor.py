@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
+from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.program import (
     BACKWARD,
@@ -34,6 +35,8 @@ from mosaic.ranks.pipeline.work import Work
 
 MAX_PROGRAMS = 64
 """Schedules that an executor keeps ready."""
+MAX_NAMES = 100_000
+"""Tasks whose names it keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class Executor:
     def __init__(self, transport: Transport, *, split: str = "") -> None:
         self.transport = transport
         self.split = split
+        self._names: dict[str, TaskName] = {}
         self._programs: OrderedDict[str, tuple[Program, dict[int, str]]] = OrderedDict()
 
     def run(self, schedule: PipelineSchedule, work: Work, *, is_timed: bool = False) -> ActionTimes | None:
@@ -118,11 +122,13 @@ class Executor:
                     f"the schedule is for {size} ranks, and there are {self.transport.size}; start {size}, or plan for "
                     f"{self.transport.size}"
                 )
-            program = program_of(schedule, self.transport.rank, work)
+            program = program_of(schedule, self.transport.rank, work, names=self._names)
             carried = {peer: sha256(text.encode()).hexdigest() for peer, text in program.carried.items()}
             ready = self._programs[schedule.hash] = program, carried
             if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
+            if len(self._names) > MAX_NAMES:
+                self._names.clear()
         return ready
 
 

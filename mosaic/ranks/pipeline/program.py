@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.schedule.action import TaskName, Verb
+from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.lanes import cells_of
 from mosaic.ranks.pipeline.transport import Message
@@ -16,7 +16,8 @@ FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)
 """What an action does."""
 
 _OF_KIND = {ActionKind.FORWARD: FORWARD, ActionKind.BACKWARD: BACKWARD, ActionKind.WEIGHTS: WEIGHTS}
-_OF_VERB = {Verb.SEND: SEND, Verb.AWAIT_SENT: SENT, Verb.RECEIVE: RECEIVE, Verb.AWAIT_RECEIVED: GOT}
+_OF_VERB = {"SEND": SEND, "SENT": SENT, "RECV": RECEIVE, "GOT": GOT}
+_POSTED_BY = {"SENT": "SEND", "GOT": "RECV"}
 
 Exit = tuple[TaskName, int, int]
 """Whom an output is for; the place of that task on this rank, or -1, and the message that takes it there, or -1."""
@@ -44,21 +45,29 @@ class Program:
         return found
 
 
-def program_of(schedule: PipelineSchedule, rank: int, work: Work) -> Program:
+def program_of(
+    schedule: PipelineSchedule, rank: int, work: Work, *, names: dict[str, TaskName] | None = None
+) -> Program:
     """Makes a schedule ready for a rank.
+
+    Args:
+        schedule: Of all ranks.
+        rank: Which.
+        work: Asked for what messages carry.
+        names: Of tasks that were read before, and those that are now: steps have most of them in common.
 
     Raises:
         InvalidScheduleError: An action comes before what it needs of this rank, or is missing; or lanes of the rank
             cannot be run by one thread. ``check_pipeline_schedule`` finds more.
     """
-    return _Reading(schedule, rank, work).read()
+    return _Reading(schedule, rank, work, {} if names is None else names).read()
 
 
 class _Reading:
     """A schedule as it is read."""
 
-    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work) -> None:
-        self.schedule, self.rank, self.work = schedule, rank, work
+    def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
+        self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
         self.cells = cells_of(schedule, rank)
         self.home = {
             cell: other
@@ -66,7 +75,6 @@ class _Reading:
             for cell in row
             if cell[-1] != ")"
         }
-        self.names: dict[str, TaskName] = {}
         self.place = {cell: place for place, cell in enumerate(cell for cell in self.cells if cell[-1] != ")")}
         self.inputs: list[list[TaskName]] = [[] for _ in self.place]
         self.exits: list[list[Exit]] = [[] for _ in self.place]
@@ -74,6 +82,8 @@ class _Reading:
         """For each task the cells that have to come before it."""
         self.messages: list[Message] = []
         self.number: dict[str, int] = {}
+        self.sends: list[bool] = []
+        """For each message whether this rank is its sender."""
 
     def read(self) -> Program:
         for edge in self.schedule.edges:
@@ -85,9 +95,10 @@ class _Reading:
         for cell in self.cells:
             actions.append(self._action(cell, done))
             done.add(cell)
-        missing = next((f"{v}({m})" for m in self.number for v in self._ends(m) if f"{v}({m})" not in done), None)
-        if missing is not None:
-            raise self._wrong(missing, "it is missing; both ends of a message are posted and awaited once")
+        for message, number in self.number.items():
+            awaits = f"{'SENT' if self.sends[number] else 'GOT'}({message})"
+            if awaits not in done:
+                raise self._wrong(awaits, "it is missing; both ends of a message are posted and awaited once")
         return Program(
             cells=self.cells,
             actions=tuple(actions),
@@ -109,9 +120,10 @@ class _Reading:
             message = self.number[edge] = len(self.messages)
             peer = self.home[target if is_here[0] else source]
             is_forward = ends.source.kind is ActionKind.FORWARD
+            self.sends.append(is_here[0])
             self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends))))
         if is_here[1]:
-            self.before[place[target]].append(source if is_here[0] else f"{Verb.AWAIT_RECEIVED}({edge})")
+            self.before[place[target]].append(source if is_here[0] else f"GOT({edge})")
             if carries:
                 self.inputs[place[target]].append(ends.source)
         if is_here[0] and carries:
@@ -123,18 +135,22 @@ class _Reading:
             self._check_before(cell, self.before[place], done)
             return _OF_KIND[task.kind], place, task, tuple(self.exits[place])
         verb, _, inner = cell[:-1].partition("(")
-        if verb == Verb.FREE:
+        if verb == "FREE":
             self._check_before(cell, [inner], done)
             return FREE, -1, self._name(inner), ()
-        if verb == Verb.REDUCE:
+        if verb == "REDUCE":
             return REDUCE, -1, int(inner), ()
-        source, _, target = inner.partition(">")
-        if inner not in self.number or verb not in self._ends(inner):
+        number, exits = self.number.get(inner), ()
+        if number is None or (verb in ("SEND", "SENT")) != self.sends[number]:
             raise self._wrong(cell, "no edge of the schedule leaves or reaches this rank so; make the schedule again")
-        needs = {Verb.SEND: source, Verb.AWAIT_SENT: f"{Verb.SEND}({inner})", Verb.AWAIT_RECEIVED: f"RECV({inner})"}
-        self._check_before(cell, [needs[Verb(verb)]] if verb in needs else [], done)
-        exits = ((self._name(source), self.place[target], -1),) if verb == Verb.AWAIT_RECEIVED else ()
-        return _OF_VERB[Verb(verb)], self.number[inner], None, exits
+        if verb == "GOT":
+            source, _, target = inner.partition(">")
+            exits = ((self.names[source], self.place[target], -1),)
+        if verb == "SEND":
+            self._check_before(cell, [inner.partition(">")[0]], done)
+        else:
+            self._check_before(cell, [f"{_POSTED_BY[verb]}({inner})"] if verb in _POSTED_BY else [], done)
+        return _OF_VERB[verb], number, None, exits
 
     def _name(self, text: str) -> TaskName:
         """Returns a task's name; the same one each time, so that mappings find it at once."""
@@ -142,10 +158,6 @@ class _Reading:
         if name is None:
             name = self.names[text] = TaskName.parse(text)
         return name
-
-    def _ends(self, message: str) -> tuple[Verb, Verb]:
-        is_sender = message.partition(">")[0] in self.place
-        return (Verb.SEND, Verb.AWAIT_SENT) if is_sender else (Verb.RECEIVE, Verb.AWAIT_RECEIVED)
 
     def _check_before(self, cell: str, needed: list[str], done: set[str]) -> None:
         missing = next((each for each in needed if each not in done), None)
