@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.follow import Followed, SeenCall, follow
 from mosaic.parts.layer_lists import candidates, check_chain, check_model, is_chain
-from mosaic.parts.owners import Owner, assign_owners, check_order
+from mosaic.parts.owners import Owner, assign_owners, check_order, check_random_numbers
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, Site, SplitModule
 
@@ -42,6 +43,7 @@ def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[
     output, kept = _output(seen, owners)
     sites_seen = [*zip(owners, seen.calls, strict=True), output]
     check_order(sites_seen)
+    check_random_numbers(sites_seen)
     return ModelSplit(
         modules=_modules(chains, names, sites_seen, seen, sample),
         sites=tuple(_site(model, owner, call, chains, names) for owner, call in sites_seen),
@@ -62,7 +64,7 @@ def _watched(model: nn.Module, lists: Mapping[str, nn.Module]) -> tuple[dict[str
             continue
         elif path == "" or any(layer.startswith(f"{path}.") for layer in layers):
             scopes[path] = module
-        elif next(module.parameters(), None) is not None:
+        elif next(module.parameters(), None) is not None or isinstance(module, _DropoutNd):
             sites[path] = module
     return sites, scopes
 

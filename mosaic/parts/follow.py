@@ -10,18 +10,31 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mosaic.errors import UnsplittableError
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
 from mosaic.parts.split import Value
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
+_RANDOM = (
+    "bernoulli",
+    "bernoulli_",
+    "native_dropout",
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "normal_",
+    "uniform_",
+)
 _READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class SeenCall:
     """One call of a layer or another module with parameters."""
 
@@ -37,6 +50,8 @@ class SeenCall:
     """Parameters that it read, or that operations before it did."""
     inputs: set[str] = field(default_factory=set)
     """Tensors of the sample that it read."""
+    random: set[str] = field(default_factory=set)
+    """Lines of operations between calls that drew random numbers for what it read."""
     form: tuple[list[Any], Any] | None = None
     """What it returned, without its tensors."""
     keeps_shape: bool = False
@@ -68,7 +83,7 @@ class _Follower(TorchDispatchMode):
         self.scopes: list[str] = []
         self.scoped: dict[str, set[str]] = {}
         self._sources: dict[int, frozenset[_Source]] = {}
-        self._alive: list[torch.Tensor] = []  # so that memory is never given out twice
+        self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
         for name, parameter in parameters.items():
             self.mark(parameter, {("parameter", name)})
         for name, value in sample.items():
@@ -76,10 +91,11 @@ class _Follower(TorchDispatchMode):
                 self.mark(tensor, {("input", name)})
 
     def mark(self, tensor: torch.Tensor, sources: Iterable[_Source], *, anew: bool = False) -> None:
-        key = tensor.untyped_storage()._cdata
-        known = frozenset() if anew else self._sources.get(key, frozenset())
-        self._sources[key] = known | frozenset(sources)
-        self._alive.append(tensor)
+        """Says what a tensor's memory stems from; beside what it stemmed from so far, or anew."""
+        weak = StorageWeakRef(tensor.untyped_storage())
+        known = frozenset() if anew else self._sources.get(weak.cdata, frozenset())
+        self._sources[weak.cdata] = known | frozenset(sources)
+        self._memory[weak.cdata] = weak
 
     def sources(self, tensors: Iterable[torch.Tensor]) -> set[_Source]:
         found: set[_Source] = set()
@@ -88,7 +104,18 @@ class _Follower(TorchDispatchMode):
         return found
 
     def note_read(self, sources: set[_Source]) -> None:
-        """What is read here belongs to the call that reads it, and to the module that is running."""
+        """What is read here belongs to the call that reads it, and to the module that is running.
+
+        Raises:
+            UnsplittableError: It was made inside of another call, which did not return it.
+        """
+        for kind, made_in in sources:
+            if kind == "inside" and (self.here is None or made_in.path != self.here.path):
+                raise UnsplittableError(
+                    f"a tensor made inside of {made_in.path} is used outside of it at {caller()}, other than as its "
+                    "result (a hook or an attribute keeps it, such as routers' logits for a loss); where it runs on "
+                    "another rank it is not there: return it, or switch off what uses it"
+                )
         if self.here is not None:
             note(self.here, sources)
         if self.scopes:
@@ -99,18 +126,21 @@ class _Follower(TorchDispatchMode):
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         if name in _SHAPE_ALONE or name.startswith("new_"):
-            return result
-        sources = self.sources(_tensors((args, kwargs)))
-        if not sources:
-            return result
-        self.note_read(sources)
-        if self.here is None:
+            sources: set[_Source] = set()
+        else:
+            sources = self.sources(_tensors((args, kwargs)))
+            self.note_read(sources)
+        if self.here is not None:
+            sources = {("inside", self.here)}
+        elif name in _RANDOM:
+            sources.add(("random", caller()))
+        if sources:
+            came = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
             for tensor in _tensors((result,)):
+                if self.here is None or tensor.untyped_storage()._cdata not in came:
+                    self.mark(tensor, sources)
+            for tensor in _written(func, args):
                 self.mark(tensor, sources)
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in _tensors((value,)):
-                        self.mark(tensor, sources)
         return result
 
 
@@ -129,7 +159,13 @@ class _Reads(TorchFunctionMode):
 
 def note(call: SeenCall, sources: Iterable[_Source]) -> None:
     """Adds sources to what a call reads."""
-    kinds = {"value": call.values, "parameter": call.parameters, "input": call.inputs}
+    kinds = {
+        "value": call.values,
+        "parameter": call.parameters,
+        "input": call.inputs,
+        "random": call.random,
+        "inside": set(),
+    }
     for kind, name in sources:
         kinds[kind].add(name)
 
@@ -156,7 +192,7 @@ def follow(
         def run(*args: Any, **kwargs: Any) -> Any:
             if follower.here is not None:
                 return forward(*args, **kwargs)
-            call = SeenCall(path=path, call=counts[path], line=_caller())
+            call = SeenCall(path=path, call=counts[path], line=caller())
             counts[path] += 1
             follower.here = call
             follower.calls.append(call)
@@ -204,17 +240,23 @@ def _note_result(follower: _Follower, call: SeenCall, result: Any, hidden: torch
 def _output(follower: _Follower, result: Any) -> dict[str, SeenCall]:
     found: dict[str, SeenCall] = {}
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
-        if isinstance(leaf, torch.Tensor):
+        sources = follower.sources(_tensors((leaf,)))
+        if isinstance(leaf, torch.Tensor) and not any(kind == "inside" for kind, _ in sources):
             found[pytree.keystr(path)] = seen = SeenCall(path="", call=0, line="")
-            note(seen, follower.sources([leaf]))
+            note(seen, sources)
     return found
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    writes = (argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments)
+    return _tensors([value for value, written in zip(args, writes, strict=False) if written])
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _caller() -> str:
+def caller() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.parts", "torch.")):
         frame = frame.f_back

@@ -109,6 +109,24 @@ def check_order(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
         ) from None
 
 
+def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Checks that what is drawn between modules is used by one layer: each rank would draw it anew.
+
+    Raises:
+        UnsplittableError: Several use it.
+    """
+    users: dict[str, set[Owner]] = {}
+    for owner, call in sites:
+        for line in call.random:
+            users.setdefault(line, set()).add(owner)
+    for line, found in users.items():
+        if len(found) > 1:
+            raise UnsplittableError(
+                f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of {max(found)[0]!r}; "
+                "ranks would each draw others: draw them in a module, such as nn.Dropout, or set the rate to 0"
+            )
+
+
 def _join(path: str, index: int) -> str:
     return f"{path}.{index}" if path else str(index)
 

@@ -74,7 +74,7 @@ class PassThrough:
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
-        if site.is_layer and site.keeps_shape:
+        if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
             leaves[0] = hidden_of(args, kwargs)
         else:

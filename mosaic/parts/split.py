@@ -91,6 +91,14 @@ class ModelSplit:
                 found.setdefault(value, []).append((site.module, site.layer))
         return dict(sorted(found.items()))
 
+    def has_further_values(self, site: int) -> bool:
+        """Whether others need more of what a site returns than its first tensor."""
+        return site in self._sites_with_further_values
+
+    @cached_property
+    def _sites_with_further_values(self) -> frozenset[int]:
+        return frozenset(value.site for value in self._consumers if value.leaf)
+
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
         """Returns what a part that begins at this layer, above 0, needs of the part before it.
 

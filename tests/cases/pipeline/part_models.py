@@ -107,7 +107,12 @@ class OwnEncoder(nn.Module):
 
 def sequential() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 12), nn.Tanh(), nn.Sequential(nn.Linear(12, 12), nn.GELU()), nn.Linear(12, 2)
+        nn.Linear(4, 8),
+        nn.ReLU(),
+        nn.Linear(8, 12),
+        nn.Tanh(),
+        nn.Sequential(nn.Linear(12, 12), nn.GELU()),
+        nn.Linear(12, 2),
     )
 
 
