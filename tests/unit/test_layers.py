@@ -24,7 +24,7 @@ LAYERS = [
     {"cost"},
     {"simulate"},
     {"backends", "solver", "pipelining", "context"},
-    {"checkpoint", "profiler", "models", "glue"},
+    {"checkpoint", "profiler", "models", "glue", "parts"},
     {"engine"},
     {"ranks", "report"},
     {"microbench", "train"},
@@ -52,7 +52,7 @@ ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
 
 HOMES = {
     "torch": {
-        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
+        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "parts"),
         "cost/analytic",
         "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
