@@ -15,7 +15,7 @@ from functools import partial
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.compare import Contender, ContenderRun
+from mosaic.pipelining.compare import Contender, ContenderRun, contend
 from mosaic.pipelining.costs import PairKey, Strategies
 from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
 from mosaic.pipelining.order.simulate import roll_out, simulate
@@ -154,6 +154,23 @@ def plan_step(
     if len(ways) > 1 and misfit is None and not job.is_over(options.limits):
         found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
     return min(found, key=lambda planned: planned.makespan_ns)
+
+
+def plan_baseline(
+    name: str, request: Request, microbatches: Sequence[Microbatch], *, space: RankSpace | None = None
+) -> PlannedStep:
+    """Plans one step as a baseline of that name does.
+
+    Raises:
+        InfeasibleError: It cannot run the step; says why.
+        ValueError: There is none of that name.
+    """
+    space = space or RankSpace()
+    (found,) = contend(request, microbatches, space=space, names=(name,))
+    if found.run is None:
+        raise InfeasibleError(f"{name} cannot run this step", reasons=[found.reason])
+    job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
+    return job.as_planned(found.run, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

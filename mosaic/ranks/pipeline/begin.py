@@ -13,13 +13,17 @@ from mosaic.parts.find import find_split
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import count_model
-from mosaic.ranks.pipeline.handle import Pipeline, PipelineParts
+from mosaic.ranks.pipeline.distributed import DistributedTransport
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
@@ -33,6 +37,7 @@ def pipeline(
     partition: Partition | None = None,
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
+    trial: bool = True,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -47,6 +52,7 @@ def pipeline(
         partition: Where layers are; planned by default.
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: no limit.
+        trial: Whether the plan takes turns with 1F1B on the sample before the first step, and the faster one stays.
 
     Raises:
         UnsplittableError: The model cannot be cut; says where and why.
@@ -59,24 +65,28 @@ def pipeline(
     split = find_split(model, steps[0], modules=modules)
     cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
     counted = count_model(model, split, steps[0], cluster.hardware)
-    microbatches = [counted.microbatch(one) for one in steps]
-    request = Request(model=counted.model, num_ranks=world.size, microbatches=microbatches)
-    space = RankSpace(network=cluster, limit_bytes=memory_bytes)
-    if partition is None:
-        if world.rank == 0:
-            stands = microbatches * -(-2 * world.size // len(microbatches))
-            partition = plan_step(request, stands, space=space, options=options).partition
-        partition = world.first_says(partition)
-        assert partition is not None
-    parts = PipelineParts(
+    step = list(steps) * -(-2 * world.size // len(steps))
+    request = Request(model=counted.model, num_ranks=world.size, microbatches=[counted.microbatch(one) for one in step])
+    candidates = Candidates(
+        model=model,
         counted=counted,
         request=request,
-        partition=partition,
-        space=space,
+        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
         options=options,
         loss=loss or _own_loss,
+        world=world,
+        executor=Executor(DistributedTransport(world), split=repr(split.modules)),
     )
-    return Pipeline(model, world, parts)
+    if partition is not None:
+        way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
+        found = PipelineTrial(best=way)
+    elif trial:
+        found = try_ways(candidates, step)
+    else:
+        planned = candidates.make(PLANNED, request)
+        assert planned is not None
+        found = PipelineTrial(best=planned)
+    return Pipeline(candidates, found)
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

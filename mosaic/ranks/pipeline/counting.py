@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
+    def scaled(self, scales: Mapping[str, float]) -> PipelineModel:
+        """Returns its modules with counted times times what was measured."""
+        modules = tuple(
+            replace(one, scale=scales.get(one.name, 1.0)) if isinstance(one, CountedModule) else one
+            for one in self.model.modules
+        )
+        return replace(self.model, modules=modules)
+
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
         present = self.split.present(kwargs)
@@ -56,7 +64,9 @@ class CountedModel:
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        key = "; ".join(f"{name} {one.units} {one.boundary_bytes}" for name, one in counted.items())
+        key = " ".join(
+            f"{name}{tuple(value.shape) if isinstance(value, torch.Tensor) else ''}" for name, value in kwargs.items()
+        )
         return CountedMicrobatch(text_tokens=1, key=key, counted=counted)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,40 +12,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
-from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.next_step.planner import NextStepPlanner
+from mosaic.pipelining.next_step.step_planning import StepPlanning
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
-from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.distributed import DistributedTransport
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
+from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks
 
 MAX_SCHEDULES = 256
 """Steps of different shapes whose schedules are kept."""
+PLANNING_SHARE = 0.05
+"""Of the time of the last step, for a step that nobody announced."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineParts:
-    """What a pipeline is made of."""
-
-    counted: CountedModel
-    """The model, as planning sees it."""
-    request: Request
-    """What was planned for."""
-    partition: Partition
-    """Where layers are."""
-    space: RankSpace
-    """What ranks are."""
-    options: PlannerOptions
-    """How steps are planned."""
-    loss: Loss
-    """Makes a number of the output."""
+Step = Sequence[Mapping[str, Any]]
+"""Microbatches, as keyword arguments of the model; the same on every rank."""
 
 
 class Pipeline(KeepsCheckpoints):
@@ -54,28 +33,28 @@ class Pipeline(KeepsCheckpoints):
     Attributes:
         world: The ranks.
         partition: Which layers are where.
+        trial: What was tried at the start.
     """
 
-    def __init__(self, model: nn.Module, world: World, parts: PipelineParts) -> None:
-        self.world = world
-        self.partition = parts.partition
-        self._model = model
-        self._ranks = world
-        self._parts = parts
-        split, chunks = parts.counted.split, [chunk.parts for chunk in parts.partition.chunks]
-        own = [index for index, chunk in enumerate(parts.partition.chunks) if chunk.rank == world.rank]
-        self._parted = PartedModel(model, split, chunks, own)
-        self._shared = _Shared(model, split, parts.partition, world)
-        self._transport = DistributedTransport(world)
-        self._executor = Executor(self._transport, split=repr(split.modules))
+    def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
+        self.world = candidates.world
+        self.partition = trial.best.partition
+        self.trial = trial
+        self._model = candidates.model
+        self._ranks = candidates.world
+        self._counted, self._executor = candidates.counted, candidates.executor
+        self._way = trial.best
+        self._runner = candidates.runner(trial.best, keeps_all=False)
         self._schedules: dict[tuple[str, ...], PipelineSchedule] = {}
-        self._own = own
+        self._ahead: NextStepPlanner | None = None
+        self._next: Step | None = None
+        self._announced = -1
+        self._number = 0
+        self._last_s = 0.0
+        self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
 
-    def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Tensor:
+    def step(self, microbatches: Step) -> Tensor:
         """Runs forward and backward of a step; gradients are those of the mean of the microbatches' losses.
-
-        Args:
-            microbatches: The step's, the same on every rank: keyword arguments of the model.
 
         Returns:
             The loss of each microbatch, on every rank.
@@ -87,21 +66,27 @@ class Pipeline(KeepsCheckpoints):
         """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
+        began = time.perf_counter()
         schedule = self._schedule(microbatches)
-        counted = self._parts.counted
-        data = StepData(
-            split=counted.split,
-            partition=self.partition,
-            schedule=schedule,
-            microbatches=microbatches,
-            layers=counted.layers,
-        )
-        work = ChunkWork(self._parted, self._parts.loss, data)
-        self._executor.run(schedule, work)
-        self._shared.sum()
-        told = self._transport.tell(json.dumps({str(at): float(loss) for at, loss in work.losses.items()}))
-        losses = {int(at): loss for text in told for at, loss in json.loads(text).items()}
-        return torch.tensor([losses[at] for at in range(len(microbatches))])
+        self._announce()
+        ran = self._runner.run(schedule, microbatches)
+        self._ran = microbatches, schedule, ran
+        self._number += 1
+        self._last_s = time.perf_counter() - began
+        return ran.losses
+
+    def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
+        """Gives the steps of a loader, each one read while the one before is still to run.
+
+        So the schedule of the next step is searched in a process beside this one, on at most half of the cores; what it
+        has found when its turn comes is taken, and nobody waits for it.
+        """
+        steps = iter(loader)
+        following = next(steps, None)
+        while following is not None:
+            now, following = following, next(steps, None)
+            self._next = following
+            yield now
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -109,75 +94,105 @@ class Pipeline(KeepsCheckpoints):
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before."""
-        counted_elsewhere = self._shared.counted_elsewhere
-        grads = [one.grad for one in self.parameters() if one.grad is not None]
-        own = [one.grad for one in self.parameters() if one.grad is not None and id(one) not in counted_elsewhere]
-        total = torch.stack([grad.detach().double().square().sum() for grad in own]).sum() if own else torch.zeros(())
-        total = total.double().to(self.world.device)
+        elsewhere = self._runner.shared.counted_elsewhere
+        with_grad = [one for one in self.parameters() if one.grad is not None]
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for one in with_grad:
+            if id(one) not in elsewhere and one.grad is not None:
+                total += one.grad.detach().double().square().sum()
         dist.all_reduce(total, group=self.world.everyone)
         norm = total.sqrt()
-        scale = min(1.0, max_norm / (float(norm) + 1e-6))
+        scale = max_norm / (float(norm) + 1e-6)
         if scale < 1:
-            for grad in grads:
-                grad.mul_(scale)
+            for one in with_grad:
+                assert one.grad is not None
+                one.grad.mul_(scale)
         return norm
 
-    def plan(self, microbatches: Sequence[Mapping[str, Any]]) -> PlannedStep:
-        """Plans a step on this rank alone; nothing is run."""
-        parts = self._parts
-        step = [parts.counted.microbatch(one) for one in microbatches]
-        return plan_step(parts.request, step, space=parts.space, options=parts.options, partition=self.partition)
+    def metrics(self) -> dict[str, float]:
+        """Returns the time of the last step, and of each way that was tried at the start."""
+        tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
+        return {"step_ms": 1e3 * self._last_s, "schedules": float(len(self._schedules)), **tried}
 
     def describe(self) -> str:
-        """Returns which chunks are on which rank."""
-        lines = [f"{self.partition.num_ranks} ranks"]
+        """Says which way was taken and why, and which chunks are on which rank."""
+        lines = [f"{self._way.name} on {self.partition.num_ranks} ranks"]
+        lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
+        lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for rank in range(self.partition.num_ranks):
             chunks = [str(chunk) for chunk in self.partition.chunks if chunk.rank == rank]
             lines.append(f"rank {rank}: {', '.join(chunks)}")
         return "\n".join(lines)
 
+    def draw(self, path: str | Path) -> None:
+        """Draws the last step, measured above simulated, on rank 0; every rank calls it.
+
+        Raises:
+            ValueError: No step has run.
+        """
+        from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
+
+        if self._ran is None:
+            raise ValueError("no step has run; call draw() after step()")
+        microbatches, _, ran = self._ran
+        measured = gather_tasks(ran.times, self._executor)
+        if self.world.rank == 0:
+            planned = self._way.plan([self._counted.microbatch(one) for one in microbatches], seconds=0.0)
+            graph = measured.of(planned.graph)
+            runs = [
+                PipelineRun(title="measured", graph=graph[0], start_ns=graph[1]),
+                PipelineRun(title="simulated", graph=planned.graph, start_ns=planned.timed.start_ns),
+            ]
+            draw_pipelines(runs, Path(path))
+
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
-        self._transport.close()
+        if self._ahead is not None:
+            self._ahead.close()
+        self._executor.transport.close()
 
-    def _schedule(self, microbatches: Sequence[Mapping[str, Any]]) -> PipelineSchedule:
-        step = tuple(self._parts.counted.microbatch(one).key for one in microbatches)
-        if step not in self._schedules:
-            own = self.plan(microbatches).schedule() if self.world.rank == 0 else None
-            schedule = self.world.first_says(own)
-            assert schedule is not None
-            if len(self._schedules) >= MAX_SCHEDULES:
-                self._schedules.pop(next(iter(self._schedules)))
-            self._schedules[step] = schedule
-        return self._schedules[step]
+    def _schedule(self, microbatches: Step) -> PipelineSchedule:
+        """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
+        counted = [self._counted.microbatch(one) for one in microbatches]
+        key = tuple(one.key for one in counted)
+        is_announced, self._announced = self._announced == self._number, -1
+        own = None
+        if self.world.rank == 0 and is_announced and self._ahead is not None:
+            handed = self._ahead.take(self._number)
+            own = handed.schedule if handed.step == self._number else None
+        if is_announced:
+            own = self.world.first_says(own)
+        if own is None and key in self._schedules:
+            return self._schedules[key]
+        if own is None:
+            if self.world.rank == 0:
+                seconds = PLANNING_SHARE * self._last_s if self._number else None
+                own = self._way.plan(counted, seconds=seconds).schedule()
+            own = self.world.first_says(own)
+        assert own is not None
+        if len(self._schedules) >= MAX_SCHEDULES:
+            self._schedules.pop(next(iter(self._schedules)))
+        self._schedules[key] = own
+        return own
+
+    def _announce(self) -> None:
+        """Has the next step planned while this one runs."""
+        following, self._next = self._next, None
+        if following is None or self._way.name != PLANNED:
+            return
+        self._announced = self._number + 1
+        counted = [self._counted.microbatch(one) for one in following]
+        if self.world.rank == 0:
+            way = self._way
+            if self._ahead is None:
+                planning = StepPlanning(
+                    request=way.request, partition=way.partition, space=way.space, options=way.options
+                )
+                self._ahead = NextStepPlanner(planning)
+            self._ahead.start(self._announced, counted, step_s=self._last_s or None)
 
     def _plan_name(self) -> str:
         return f"pipeline of {self.partition.num_ranks}"
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""
-
-
-class _Shared:
-    """Parameters that several ranks hold: their gradients are summed after each step."""
-
-    def __init__(self, model: nn.Module, split: ModelSplit, partition: Partition, world: World) -> None:
-        named = dict(model.named_parameters())
-        self._groups: list[tuple[nn.Parameter, Any]] = []
-        self.counted_elsewhere: set[int] = set()
-        for name, chunks in split.shared_parameters([chunk.parts for chunk in partition.chunks]):
-            ranks = sorted({partition.chunks[index].rank for index in chunks})
-            if len(ranks) < 2:
-                continue
-            group = world.group(ranks)
-            if world.rank in ranks and named[name].requires_grad:
-                self._groups.append((named[name], group))
-                if world.rank != ranks[0]:
-                    self.counted_elsewhere.add(id(named[name]))
-
-    def sum(self) -> None:
-        """Sums gradients; all ranks that hold a parameter call it."""
-        for parameter, group in self._groups:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)

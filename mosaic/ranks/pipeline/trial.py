@@ -1,0 +1,158 @@
+"""Ways tried at the start, in turn, on the sample's step: the fastest stays. Nothing of it trains."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from mosaic.errors import InfeasibleError, MosaicError
+from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, gather_tasks, measured_over_counted
+
+RIVALS = ("1f1b",)
+"""Baselines that the plan has to beat."""
+ROUNDS = 3
+"""Timed steps of each way."""
+SMALLEST_GAIN = 1.02
+"""Of the plan over a baseline, below which the baseline, which plans no step anew, is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTrial:
+    """What a trial found."""
+
+    best: Way
+    """The way that stays."""
+    step_ms: Mapping[str, float] = field(default_factory=dict)
+    """Median step of each way on the slowest rank; empty: nothing was tried."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a way could not be tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """What a trial needs, on every rank."""
+
+    model: nn.Module
+    """With the weights of all layers."""
+    counted: CountedModel
+    """As planning sees it."""
+    request: Request
+    """For planning."""
+    space: RankSpace
+    """For planning."""
+    options: PlannerOptions
+    """For planning."""
+    loss: Loss
+    """Of the model's output."""
+    world: World
+    """The ranks."""
+    executor: Executor
+    """For all ways."""
+
+    def make(self, name: str, request: Request) -> Way | None:
+        """Plans a way on rank 0 for all; None where it cannot be."""
+        way: Way | MosaicError | None = None
+        if self.world.rank == 0:
+            try:
+                way = Way.make(name, request, self.space, self.options)
+            except (InfeasibleError, ValueError) as error:
+                way = error if isinstance(error, InfeasibleError) else InfeasibleError(str(error))
+        way = self.world.first_says(way)
+        if isinstance(way, MosaicError):
+            if name == PLANNED:
+                raise way
+            return None
+        return way
+
+    def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
+        """Returns what runs a way."""
+        return WayRunner(
+            self.model, way, self.counted, self.loss, world=self.world, executor=self.executor, keeps_all=keeps_all
+        )
+
+
+def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> PipelineTrial:
+    """Plans, measures one step, plans again with what layers took, and times that plan and baselines in turn.
+
+    Gradients are dropped, and random numbers are as before.
+
+    Raises:
+        InfeasibleError: Nothing that is planned fits in memory.
+        RankFailedError: Another rank has failed; names it.
+    """
+    own = candidates
+    shapes = [own.counted.microbatch(one) for one in step]
+    request = replace(own.request, microbatches=shapes)
+    with kept_random_state({own.world.device}):
+        first = own.make(PLANNED, request)
+        assert first is not None
+        ways = {PLANNED: _measured_anew(own, first, step, request)}
+        reasons = {}
+        for name in RIVALS:
+            way = own.make(name, ways[PLANNED].request)
+            if way is None:
+                reasons[name] = "it cannot be planned"
+            else:
+                ways[name] = way
+        times = _times(own, ways, step)
+    best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if name == PLANNED else 1.0))
+    return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
+
+
+def _measured_anew(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]], request: Request) -> Way:
+    """Runs a way twice, and plans again with how long layers took."""
+    runner = own.runner(way, keeps_all=True)
+    schedule, planned = _planned(own, way)
+    for _ in range(2):
+        ran = runner.run(schedule, step)
+    measured = gather_tasks(ran.times, own.executor)
+    _drop_gradients(own.model)
+    scaled = None
+    if own.world.rank == 0:
+        assert planned is not None
+        scaled = replace(request, model=own.counted.scaled(measured_over_counted(planned, measured)))
+    scaled = own.world.first_says(scaled)
+    assert scaled is not None
+    again = own.make(PLANNED, scaled)
+    assert again is not None
+    return again
+
+
+def _planned(own: Candidates, way: Way) -> tuple[Any, Any]:
+    planned = way.plan(way.request.microbatches) if own.world.rank == 0 else None
+    schedule = own.world.first_says(None if planned is None else planned.schedule())
+    return schedule, planned
+
+
+def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
+    schedules = {name: _planned(own, way)[0] for name, way in ways.items()}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for at in range(ROUNDS + 1):
+        for name, runner in runners.items():
+            began = time.perf_counter()
+            runner.run(schedules[name], step)
+            slowest = max(float(text) for text in own.executor.transport.tell(json.dumps(time.perf_counter() - began)))
+            if at:  # the first one warms up
+                taken[name].append(1e3 * slowest)
+            _drop_gradients(own.model)
+    return {name: statistics.median(found) for name, found in taken.items()}
+
+
+def _drop_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
