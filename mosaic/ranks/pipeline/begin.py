@@ -83,9 +83,7 @@ def pipeline(
     elif trial:
         found = try_ways(candidates, step)
     else:
-        planned = candidates.make(PLANNED, request)
-        assert planned is not None
-        found = PipelineTrial(best=planned)
+        found = PipelineTrial(best=candidates.planned())
     return Pipeline(candidates, found)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.errors import InfeasibleError, MosaicError
+from mosaic.errors import InfeasibleError
 from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
@@ -20,10 +21,12 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, gather_tasks, measured_over_counted
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
 
 RIVALS = ("1f1b",)
 """Baselines that the plan has to beat."""
+WARM_STEPS = 2
+"""Before what layers take is measured."""
 ROUNDS = 3
 """Timed steps of each way."""
 SMALLEST_GAIN = 1.02
@@ -63,19 +66,25 @@ class Candidates:
     executor: Executor
     """For all ways."""
 
-    def make(self, name: str, request: Request) -> Way | None:
-        """Plans a way on rank 0 for all; None where it cannot be."""
-        way: Way | MosaicError | None = None
+    def make(self, name: str, options: PlannerOptions | None = None) -> Way | str:
+        """Plans a way on rank 0 for all; returns why it cannot be where it cannot."""
+        way: Way | str = ""
         if self.world.rank == 0:
             try:
-                way = Way.make(name, request, self.space, self.options)
+                way = Way.make(name, self.request, self.space, options or self.options)
             except (InfeasibleError, ValueError) as error:
-                way = error if isinstance(error, InfeasibleError) else InfeasibleError(str(error))
-        way = self.world.first_says(way)
-        if isinstance(way, MosaicError):
-            if name == PLANNED:
-                raise way
-            return None
+                way = str(error)
+        return self.world.first_says(way)
+
+    def planned(self) -> Way:
+        """Plans each step.
+
+        Raises:
+            InfeasibleError: Nothing fits, on all ranks.
+        """
+        way = self.make(PLANNED)
+        if isinstance(way, str):
+            raise InfeasibleError("the model cannot be planned on these ranks", reasons=[way])
         return way
 
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
@@ -94,42 +103,37 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         InfeasibleError: Nothing that is planned fits in memory.
         RankFailedError: Another rank has failed; names it.
     """
-    own = candidates
-    shapes = [own.counted.microbatch(one) for one in step]
-    request = replace(own.request, microbatches=shapes)
-    with kept_random_state({own.world.device}):
-        first = own.make(PLANNED, request)
-        assert first is not None
-        ways = {PLANNED: _measured_anew(own, first, step, request)}
-        reasons = {}
-        for name in RIVALS:
-            way = own.make(name, ways[PLANNED].request)
-            if way is None:
-                reasons[name] = "it cannot be planned"
-            else:
-                ways[name] = way
+    with kept_random_state({candidates.world.device}):
+        own = _fitted(candidates, step)
+        made = {PLANNED: own.planned(), **{name: own.make(name) for name in RIVALS}}
+        ways = {name: way for name, way in made.items() if isinstance(way, Way)}
+        reasons = {name: way for name, way in made.items() if isinstance(way, str)}
         times = _times(own, ways, step)
     best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if name == PLANNED else 1.0))
     return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
 
 
-def _measured_anew(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]], request: Request) -> Way:
-    """Runs a way twice, and plans again with how long layers took."""
+def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+    """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
+    apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
+    way = own.make(PLANNED, apart)
+    if isinstance(way, str):
+        way = own.planned()
     runner = own.runner(way, keeps_all=True)
     schedule, planned = _planned(own, way)
-    for _ in range(2):
+    for _ in range(WARM_STEPS + 1):
         ran = runner.run(schedule, step)
     measured = gather_tasks(ran.times, own.executor)
     _drop_gradients(own.model)
-    scaled = None
-    if own.world.rank == 0:
-        assert planned is not None
-        scaled = replace(request, model=own.counted.scaled(measured_over_counted(planned, measured)))
-    scaled = own.world.first_says(scaled)
-    assert scaled is not None
-    again = own.make(PLANNED, scaled)
-    assert again is not None
-    return again
+    names = [module.name for module in own.request.model.modules]
+    fitted = None if planned is None else fit_times(planned, measured, names)
+    fitted = own.world.first_says(fitted)
+    assert fitted is not None
+    return replace(
+        own,
+        request=replace(own.request, model=own.counted.scaled(fitted.scales)),
+        space=replace(own.space, task_ns=fitted.task_ns),
+    )
 
 
 def _planned(own: Candidates, way: Way) -> tuple[Any, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -176,12 +176,30 @@ def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
     )
 
 
-def measured_over_counted(planned: PlannedStep, measured: MeasuredTasks) -> dict[str, float]:
-    """Returns for each module measured over counted times of its tasks; chunks of several modules are left out."""
-    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for task in planned.graph.tasks:
-        if len(task.parts) == 1 and task.time_ns:
-            pair = sums[task.parts[0].module]
-            pair[0] += measured.time_ns[str(TaskName.of(task))]
-            pair[1] += task.time_ns
-    return {module: taken / counted for module, (taken, counted) in sums.items()}
+@dataclass(frozen=True, kw_only=True)
+class FittedTimes:
+    """What a measured step says about counted times."""
+
+    scales: Mapping[str, float]
+    """For each module measured over counted time; the mean of all where it was in no task of its own."""
+    task_ns: int
+    """What a task takes beside its layers."""
+
+
+def fit_times(planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str]) -> FittedTimes:
+    """Fits measured times of tasks of one module each: a scale for each module, and one constant, by least squares."""
+    tasks = [task for task in planned.graph.tasks if len(task.parts) == 1]
+    known = list(dict.fromkeys(task.parts[0].module for task in tasks))
+    counted = np.zeros((len(tasks), len(known) + 1))
+    for row, task in enumerate(tasks):
+        counted[row, known.index(task.parts[0].module)] = task.time_ns
+    counted[:, -1] = 1.0
+    taken = np.array([measured.time_ns[str(TaskName.of(task))] for task in tasks], dtype=float)
+    weights = 1 / np.maximum(taken, 1.0)  # errors count as shares
+    found = np.linalg.lstsq(counted * weights[:, None], taken * weights, rcond=None)[0] if tasks else np.ones(1)
+    if found[-1] < 0 or min(found) <= 0:
+        sums = [(taken[counted[:, at] > 0].sum(), counted[:, at].sum()) for at in range(len(known))]
+        found = np.array([own / max(1.0, of) for own, of in sums] + [0.0])
+    scales = {name: float(scale) for name, scale in zip(known, found[:-1], strict=True)}
+    mean = float(np.mean(list(scales.values()))) if scales else 1.0
+    return FittedTimes(scales={name: scales.get(name, mean) for name in modules}, task_ns=round(float(found[-1])))
