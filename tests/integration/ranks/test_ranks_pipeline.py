@@ -14,6 +14,8 @@ SIZES = {
     "an_error_in_a_backward": 4,
     "an_error_in_a_reduction": 3,
     "killed_in_a_backward": 4,
+    "killed_in_a_reduction": 3,
+    "killed_in_a_send": 3,
     "a_tensor_of_another_shape": 2,
     "a_tensor_on_another_device": 2,
 }
@@ -43,10 +45,11 @@ def test_a_failed_action_ends_all_ranks_which_name_it_and_the_reason(
             assert f"RankFailedError: {said}" in one.said, one.said
 
 
-def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(outcomes: dict[str, list[Ended]]):
-    killed, *others = (outcomes["killed_in_a_backward"][rank] for rank in (1, 0, 2, 3))
+@pytest.mark.parametrize("case", ["killed_in_a_backward", "killed_in_a_reduction", "killed_in_a_send"])
+def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(outcomes: dict[str, list[Ended]], case: str):
+    killed = outcomes[case][1]
     assert killed.code == -9
-    for one in others:
+    for one in outcomes[case][:1] + outcomes[case][2:]:
         assert one.code in (1, EXIT_CODE), one
         assert "cannot go on: rank 1 (" in one.said
         assert "has ended without a word" in one.said
@@ -64,3 +67,10 @@ def test_random_schedules_make_what_one_thread_makes(tmp_path: Path):
     asked = [("ranks.programs.pipeline.executed:all_equal", size, tmp_path / str(size)) for size in (2, 3, 4)]
     for ended in run_programs(asked, seconds=BOUND_S):
         assert [(one.code, one.said) for one in ended] == [(0, "equal\n")] * len(ended)
+
+
+def test_torchs_own_runtime_makes_the_same_gradients_of_a_chains_schedule(tmp_path: Path):
+    asked = ("ranks.programs.pipeline.judged:equal_gradients", 2, tmp_path / "ranks")
+    (ended,) = run_programs([asked], seconds=BOUND_S)
+    assert [one.code for one in ended] == [0, 0], ended
+    assert all(one.said.endswith("equal\n") for one in ended)

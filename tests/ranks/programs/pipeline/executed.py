@@ -13,6 +13,7 @@ from mosaic.errors import MosaicError
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.distributed import DistributedTransport
 from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.transport import Message, Tensors
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.transport_promises import PROMISES, message
 
@@ -71,6 +72,24 @@ def an_error_in_a_reduction(rank: int, size: int, place: Path) -> None:
 
 def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
     fails_in("1B2", kill_this_process, rank, size, place)
+
+
+def killed_in_a_reduction(rank: int, size: int, place: Path) -> None:
+    fails_in("REDUCE(1)", kill_this_process, rank, size, place)
+
+
+def killed_in_a_send(rank: int, size: int, place: Path) -> None:
+    """Rank 1 is killed when its first gradient is under way."""
+    transport, drawn = joined(rank, size, place), chain_step(size)
+    post_send = transport.post_send
+
+    def post_and_die(given: Message, tensors: Tensors) -> object:
+        sent = post_send(given, tensors)
+        return sent if given.is_forward else kill_this_process()
+
+    if rank == 1:
+        transport.post_send = post_and_die  # type: ignore[method-assign]
+    Executor(transport).run(drawn.schedule, NumberWork.of(drawn.graph))
 
 
 def a_tensor_of_another_shape(rank: int, size: int, place: Path) -> None:
