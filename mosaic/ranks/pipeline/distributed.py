@@ -1,6 +1,6 @@
 """Ranks that are processes: messages over torch.distributed, by NCCL on GPUs and gloo on CPUs.
 
-Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make both
+Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
 when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch makes a communicator for each
 pair within them at the pair's first message; made later and in different orders, these would wait for each other.
 """
@@ -8,12 +8,14 @@ pair within them at the pair's first message; made later and in different orders
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError, RankFailedError
 from mosaic.ranks.meeting.alarm import Alarm, GivenUpError
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.transport import Message, Tensors
 
@@ -24,19 +26,22 @@ class DistributedTransport:
     Args:
         world: All ranks; those that are killed are found where it watches them.
         name: No other transport of the run has it.
+        others: Communicators of the work, such as those that reduce gradients, that are given up with this one's.
     """
 
-    def __init__(self, world: World, *, name: str = "pipeline") -> None:
+    def __init__(self, world: World, *, name: str = "pipeline", others: Sequence[dist.ProcessGroup] = ()) -> None:
         self.rank, self.size, self.progress = world.rank, world.size, world.progress
         self._world = world
+        self._kind = world.device.type
         with world.groups.lending() as self._loan:
-            backward, forward = (world.group(range(world.size)) for _ in range(2))
-        self._groups = (backward, forward)
-        self._backend = dist.get_backend(forward)
+            everyone = range(world.size)
+            self._groups = world.group(everyone), world.group(everyone)
+            self._agreements = world.group(everyone, backend="gloo")
         for group in self._groups:
             self._warm_up(group)
         self._is_aborted = False
-        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", list(self._groups), world.progress)
+        groups = [*self._loan.groups, *others]
+        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", groups, world.progress)
         self._alarm.__enter__()
         self._explain, self.progress.explain = self.progress.explain, self._explained
 
@@ -44,11 +49,12 @@ class DistributedTransport:
         """Begins to send; nothing may write to the tensors until that is done."""
         message.check(tensors)
         held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
+        if any(tensor.device.type != self._kind for tensor in held):
+            raise self._cannot_carry(message, held)
         group = self._groups[message.is_forward]
         try:
             return _Sent(self, message, held, [dist.isend(each, message.peer, group) for each in held])
         except RuntimeError as error:
-            self._check_carried(message, held)
             raise self.progress.explain(error) from error
 
     def post_receive(self, message: Message) -> _Received:
@@ -63,12 +69,18 @@ class DistributedTransport:
 
     def tell(self, text: str) -> tuple[str, ...]:
         """Returns what each rank told."""
-        return tuple(self._world.tell(text))
+        found: list[str] = [""] * self.size
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            dist.all_gather_object(found, text, group=self._agreements)
+        return tuple(found)
 
     def abort(self, why: str) -> None:
         """Ends the others' waits; the communicators are of no use afterwards."""
         self._is_aborted = True
-        self._alarm.ring(why)
+        try:
+            self._alarm.ring(why)
+        except (RuntimeError, OSError):  # whoever holds the store is gone, which is for the watch to say
+            self._alarm.free()
 
     def close(self) -> None:
         """Listens no more for ranks that failed, and gives the communicators back, unless a rank has failed."""
@@ -77,7 +89,7 @@ class DistributedTransport:
 
     def _warm_up(self, group: dist.ProcessGroup) -> None:
         mark = torch.zeros(1, device=self._world.device)
-        with self.progress.waiting("the pipeline's messages", "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             for low, high in itertools.combinations(range(self.size), 2):
                 if self.rank == low:
                     dist.send(mark, high, group)
@@ -86,16 +98,14 @@ class DistributedTransport:
                     dist.recv(mark, low, group)
                     dist.send(mark, low, group)
 
-    def _check_carried(self, message: Message, tensors: Tensors) -> None:
-        device = self._world.device.type
-        strange = next((tensor.device for tensor in tensors if tensor.device.type != device), None)
-        if strange is not None:
-            raise BackendUnavailableError(
-                f"{self._backend} cannot send {message.name}; compute it on {device}, or let ranks be threads of one "
-                "process",
-                found=f"a tensor on {strange}",
-                needed=f"tensors on {device}",
-            )
+    def _cannot_carry(self, message: Message, tensors: Tensors) -> BackendUnavailableError:
+        found = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
+        return BackendUnavailableError(
+            f"{dist.get_backend(self._groups[1])} of ranks on {self._kind} cannot send {message.name}; compute it on "
+            f"{self._kind}, give each rank a GPU of its own, or let ranks be threads of one process",
+            found=f"tensors on {found}",
+            needed=f"tensors on {self._kind}",
+        )
 
     def _explained(self, error: RuntimeError) -> BaseException:
         found = self._explain(error)

@@ -6,10 +6,10 @@ which an action fails tells the others, which end with an error that names it, t
 
 from __future__ import annotations
 
+import json
 import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -41,7 +41,7 @@ MAX_NAMES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTimes:
-    """When each action of one step ran, on ``time.monotonic_ns``."""
+    """When each action of one step ran, on ``time.monotonic_ns``; on a GPU, when it was launched."""
 
     cells: tuple[str, ...]
     """The actions, in order."""
@@ -63,7 +63,7 @@ class Executor:
         self.transport = transport
         self.split = split
         self._names: dict[str, TaskName] = {}
-        self._programs: OrderedDict[str, tuple[Program, dict[int, str]]] = OrderedDict()
+        self._programs: dict[str, tuple[Program, dict[int, str]]] = {}
 
     def run(self, schedule: PipelineSchedule, work: Work, *, is_timed: bool = False) -> ActionTimes | None:
         """Executes this rank's actions; all ranks call it with the same schedule.
@@ -92,29 +92,21 @@ class Executor:
 
     def _agreed(self, schedule: PipelineSchedule, work: Work) -> Program:
         """Returns the program of a schedule that all ranks have."""
+        error: Exception | None = None
         try:
             program, carried = self._ready(schedule, work)
-        except BaseException as error:
-            self.transport.abort(f"cannot run schedule {schedule.hash}: {type(error).__name__}: {error}")
-            raise
-        mine = "\n".join((schedule.hash, self.split, *(f"{peer} {digest}" for peer, digest in carried.items())))
-        told = [each.split("\n") for each in self.transport.tell(mine)]
-        for what, index in (("schedule", 0), ("split of the model", 1)):
-            names = [each[index] for each in told]
-            if len(set(names)) > 1:
-                _refuse_differing(what, names)
-        digests = [dict(line.split(" ") for line in each[2:]) for each in told]
-        for rank, own in enumerate(digests):
-            for peer, digest in own.items():
-                if digests[int(peer)].get(str(rank)) != digest:
-                    raise InvalidScheduleError(
-                        f"rank {rank} and rank {peer} know other shapes or types for what they send each other; give "
-                        "all ranks the same microbatches' metadata"
-                    )
+            mine = ["", schedule.hash, self.split, *(f"{peer} {digest}" for peer, digest in carried.items())]
+        except Exception as failure:  # of any kind: all ranks have to hear of it
+            error = failure
+            mine = [f"{type(error).__name__}: {error}", "", ""]
+        told = [tuple(json.loads(each)) for each in self.transport.tell(json.dumps(mine))]
+        if error is not None:
+            raise error
+        _check_alike(told)
         return program
 
     def _ready(self, schedule: PipelineSchedule, work: Work) -> tuple[Program, dict[int, str]]:
-        ready = self._programs.get(schedule.hash)
+        ready = self._programs.pop(schedule.hash, None)
         if ready is None:
             size = 1 + max(schedule.rank_of, default=0)
             if size != self.transport.size:
@@ -124,11 +116,12 @@ class Executor:
                 )
             program = program_of(schedule, self.transport.rank, work, names=self._names)
             carried = {peer: sha256(text.encode()).hexdigest() for peer, text in program.carried.items()}
-            ready = self._programs[schedule.hash] = program, carried
-            if len(self._programs) > MAX_PROGRAMS:
-                self._programs.popitem(last=False)
-            if len(self._names) > MAX_NAMES:
-                self._names.clear()
+            ready = program, carried
+        self._programs[schedule.hash] = ready  # the last that was used stands last
+        if len(self._programs) > MAX_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        if len(self._names) > MAX_NAMES:
+            self._names.clear()
         return ready
 
 
@@ -204,8 +197,23 @@ class _Run:
                 self._leaving[message] = tensors
 
 
-def _refuse_differing(what: str, names: list[str]) -> None:
-    others = "; ".join(f"rank {rank} has {name!r}" for rank, name in enumerate(names) if name != names[0])
-    raise InvalidScheduleError(
-        f"the ranks have not the same {what}: {others}, and rank 0 has {names[0]!r}; give all of them the same"
-    )
+def _check_alike(told: Sequence[tuple[str, ...]]) -> None:
+    """Raises on every rank where one cannot run its schedule, or ranks do not fit together."""
+    failed = next((rank for rank, each in enumerate(told) if each[0]), None)
+    if failed is not None:
+        raise RankFailedError(f"rank {failed} cannot run its schedule: {told[failed][0]}", ranks=(failed,))
+    for what, index in (("schedule", 1), ("split of the model", 2)):
+        names = [each[index] for each in told]
+        others = "; ".join(f"rank {rank} has {name!r}" for rank, name in enumerate(names) if name != names[0])
+        if others:
+            raise InvalidScheduleError(
+                f"the ranks have not the same {what}: {others}, and rank 0 has {names[0]!r}; give all of them the same"
+            )
+    digests = [dict(line.split(" ") for line in each[3:]) for each in told]
+    for rank, own in enumerate(digests):
+        for peer, digest in own.items():
+            if digests[int(peer)].get(str(rank)) != digest:
+                raise InvalidScheduleError(
+                    f"rank {rank} and rank {peer} know other shapes or types of what they send each other; give all "
+                    "ranks the metadata of the same microbatches"
+                )

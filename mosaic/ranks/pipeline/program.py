@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.schedule.action import TaskName
@@ -19,6 +20,8 @@ _OF_KIND = {ActionKind.FORWARD: FORWARD, ActionKind.BACKWARD: BACKWARD, ActionKi
 _OF_VERB = {"SEND": SEND, "SENT": SENT, "RECV": RECEIVE, "GOT": GOT}
 _POSTED_BY = {"SENT": "SEND", "GOT": "RECV"}
 
+Action = tuple[int, int, Any, tuple["Exit", ...]]
+"""Its code; the place of its task or message, or -1; its task or chunk; and where what it makes or gets goes."""
 Exit = tuple[TaskName, int, int]
 """Whom an output is for; the place of that task on this rank, or -1, and the message that takes it there, or -1."""
 
@@ -29,8 +32,8 @@ class Program:
 
     cells: tuple[str, ...]
     """Each action's text, for messages and pictures."""
-    actions: tuple[tuple[int, int, TaskName | int | None, tuple[Exit, ...]], ...]
-    """Each action's code; the place of its task or message; its task or chunk; and where its outputs go."""
+    actions: tuple[Action, ...]
+    """The same, as the executor has them."""
     inputs: tuple[tuple[TaskName, ...], ...]
     """For each task whose outputs or gradients it is given, in the order of its arguments."""
     messages: tuple[Message, ...]
@@ -75,7 +78,8 @@ class _Reading:
             for cell in row
             if cell[-1] != ")"
         }
-        self.place = {cell: place for place, cell in enumerate(cell for cell in self.cells if cell[-1] != ")")}
+        tasks = dict.fromkeys(cell for cell in self.cells if cell[-1] != ")")
+        self.place = {cell: place for place, cell in enumerate(tasks)}
         self.inputs: list[list[TaskName]] = [[] for _ in self.place]
         self.exits: list[list[Exit]] = [[] for _ in self.place]
         self.before: list[list[str]] = [[] for _ in self.place]
@@ -129,7 +133,7 @@ class _Reading:
         if is_here[0] and carries:
             self.exits[place[source]].append((ends.target, place.get(target, -1), message))
 
-    def _action(self, cell: str, done: set[str]) -> tuple[int, int, TaskName | int | None, tuple[Exit, ...]]:
+    def _action(self, cell: str, done: set[str]) -> Action:
         if cell[-1] != ")":
             task, place = self._name(cell), self.place[cell]
             self._check_before(cell, self.before[place], done)
@@ -140,17 +144,16 @@ class _Reading:
             return FREE, -1, self._name(inner), ()
         if verb == "REDUCE":
             return REDUCE, -1, int(inner), ()
-        number, exits = self.number.get(inner), ()
+        number = self.number.get(inner)
         if number is None or (verb in ("SEND", "SENT")) != self.sends[number]:
             raise self._wrong(cell, "no edge of the schedule leaves or reaches this rank so; make the schedule again")
-        if verb == "GOT":
-            source, _, target = inner.partition(">")
-            exits = ((self.names[source], self.place[target], -1),)
+        source, _, target = inner.partition(">")
         if verb == "SEND":
-            self._check_before(cell, [inner.partition(">")[0]], done)
+            self._check_before(cell, [source], done)
         else:
             self._check_before(cell, [f"{_POSTED_BY[verb]}({inner})"] if verb in _POSTED_BY else [], done)
-        return _OF_VERB[verb], number, None, exits
+        arrives = ((self.names[source], self.place[target], -1),) if verb == "GOT" else ()
+        return _OF_VERB[verb], number, None, arrives
 
     def _name(self, text: str) -> TaskName:
         """Returns a task's name; the same one each time, so that mappings find it at once."""

@@ -1,8 +1,8 @@
 """How ranks of a pipeline reach each other: what every transport does, whatever carries its bytes.
 
 A channel is a pair of ranks, a sense, and a direction (activations go forward, gradients backward). Its messages arrive
-in the order in which they were posted, so both ends post them in one order. Posting never waits. Neither end is done
-before both are posted: whoever awaits a send knows that its receiver has come to it.
+in the order in which they were posted, so both ends post them in one order. Posting never waits, and no more may be
+taken for granted than that either end is done once both are posted.
 """
 
 from __future__ import annotations

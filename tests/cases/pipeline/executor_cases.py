@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from pipeline_cases import Plain
+from pipeline_cases import Plain, chain, images
+from pipeline_oracle import natural
 
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
@@ -121,6 +122,17 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
     return Step(schedule=lower(partition, graph, order(graph, chance), training=training), graph=graph)
 
 
+def chain_step(num_ranks: int, microbatches: int = 4) -> Step:
+    """One chunk a rank, each microbatch through all of them, forwards first."""
+    drawn, step = chain(num_ranks), images(*[1] * microbatches)
+    partition = partition_by("mixed-time", Request(model=drawn, num_ranks=num_ranks, microbatches=step))
+    graph = task_graph(drawn, partition, step)
+    forward_first = tuple(
+        tuple(sorted(row, key=lambda task: graph.tasks[task].kind is ActionKind.BACKWARD)) for row in natural(graph)
+    )
+    return Step(schedule=lower(partition, graph, forward_first, training=range(num_ranks)), graph=graph)
+
+
 def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
     """What each task makes, by a walk of the graph that knows no ranks and no schedule."""
     inputs = defaultdict(list)
@@ -205,3 +217,25 @@ class NumberWork:
 
     def _tensors(self, edge: Edge, value: int) -> Tensors:
         return (torch.tensor(carried(edge, value)),)
+
+
+@dataclass(kw_only=True)
+class FaultyWork(NumberWork):
+    """Does something else at one action."""
+
+    at: str
+    act: Callable[[], object]
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        if str(task) == self.at:
+            self.act()
+        return super().backward(task, gradients)
+
+    def reduce(self, chunk: int) -> None:
+        if f"REDUCE({chunk})" == self.at:
+            self.act()
+        super().reduce(chunk)
+
+
+def no_caption() -> None:
+    raise ValueError("no such caption")
