@@ -97,7 +97,7 @@ def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str
     while len(paths) > 1 and all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
         common += 1
     if len(paths) == 1:
-        return {paths[0]: (words[0][-2] if len(words[0]) > 1 else words[0][0]) or "model"}
+        return {paths[0]: words[0][-2] if len(words[0]) > 1 else "model"}
     short = [w[common] for w in words]
     return dict(zip(paths, short if len(set(short)) == len(paths) else paths, strict=True))
 

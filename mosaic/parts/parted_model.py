@@ -44,6 +44,7 @@ class PartedModel:
         self.split = split
         self.chunks = tuple(map(tuple, chunks))
         self.own = frozenset(range(len(self.chunks)) if own is None else own)
+        self._check_chunks()
         self.device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         self._doors = self._make_doors()
         running = frozenset().union(*(split.sites_of(self.chunks[index]) for index in self.own))
@@ -74,6 +75,10 @@ class PartedModel:
         Raises:
             ValueError: Something that the chunk needs was not received, or there are more or fewer strategies.
         """
+        if chunk not in self.own:
+            raise ValueError(
+                f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; its weights are not here"
+            )
         parts = self.chunks[chunk]
         own = self.split.sites_of(parts)
         through = self._through(
@@ -115,6 +120,16 @@ class PartedModel:
             for name, value in self.model.state_dict().items()
             if not (isinstance(value, torch.Tensor) and value.is_meta)
         }
+
+    def _check_chunks(self) -> None:
+        for chunk in self.chunks:
+            for part in chunk:
+                module = self.split.by_name.get(part.module)
+                if module is None or module.count != part.total:
+                    known = ", ".join(f"{module.name} of {module.count} layers" for module in self.split.modules)
+                    raise ValueError(
+                        f"part {part} is none of this model's, which has {known}; make the partition for it"
+                    )
 
     def _make_doors(self) -> list[Door]:
         sites: dict[str, list[int]] = {}
