@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.parts.find import find_split
 from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.weights import drop_weights
 
 TIED = DECODERS["llama, tied"]
 CUT = chunks_of("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
@@ -45,7 +46,7 @@ def test_each_weight_is_on_the_ranks_that_need_it_and_has_no_memory_elsewhere(na
 
 
 def test_tied_weights_are_named_with_all_chunks_that_use_them():
-    model, ranks = ranks_of(TIED, 1)
+    _, ranks = ranks_of(TIED, 1)
     assert ranks[0].split.shared_parameters(CUT) == (("model.embed_tokens.weight", (0, 2)),)
     assert {"lm_head.weight", "model.embed_tokens.weight"} <= ranks[2].state_dict().keys()
     assert ranks[2].model.lm_head.weight is ranks[2].model.model.embed_tokens.weight
@@ -123,3 +124,28 @@ def test_wrong_use_is_named():
         ranks[0].forward(0, kwargs, strategies=["forget"])
     with pytest.raises(ValueError, match="chunk 2 does not run on this rank"):
         ranks[0].forward(2, kwargs)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3-vl", "whisper"])
+def test_a_model_without_memory_is_split_and_loaded_like_one_that_has_it(name: str):
+    case = SEVERAL_MODULES[name]
+    torch.manual_seed(3)
+    model = case.make()
+    kwargs = case.batch()
+    split = find_split(model, kwargs)
+    chunks = chunks_of(*case.cuts[1])
+    empty = copy.deepcopy(model)
+    drop_weights(empty, keep=(), whole=())
+    assert find_split(empty, kwargs) == split
+    rank = PartedModel(empty, split, chunks, own=[len(chunks) - 1], device=torch.device("cpu"))
+    rank.load_state_dict(model.state_dict())
+    whole = PartedModel(model, split, chunks, own=[len(chunks) - 1])
+    assert rank.state_dict().keys() == whole.state_dict().keys()
+    like = whole.boundary_like(len(chunks) - 2, kwargs)
+    received = {module: tuple(torch.randn(t.shape) for t in tensors) for module, tensors in like.items()}
+    torch.manual_seed(5)
+    wanted = whole.forward(len(chunks) - 1, kwargs, received).loss
+    torch.manual_seed(5)
+    assert torch.equal(rank.forward(len(chunks) - 1, kwargs, received).loss, wanted)
+    with pytest.raises(KeyError, match="is not in the state"):
+        rank.load_state_dict({})

@@ -123,7 +123,7 @@ def test_routers_logits_that_a_loss_reads_are_refused():
         output_router_logits=True,
         use_cache=False,
     )
-    with pytest.raises(UnsplittableError, match="inside of model.layers.0 is used outside.*routers' logits"):
+    with pytest.raises(UnsplittableError, match=r"inside of model\.layers\.0 is used outside.*routers' logits"):
         find_split(transformers.MixtralForCausalLM(config), text_batch())
 
 
