@@ -59,9 +59,7 @@ class PartedModel:
         running = frozenset().union(*map(split.sites_of, mine))
         idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
         drop_weights(model, keep=self._names, whole=idle)
-        layers = {site.path for site in split.sites if site.is_layer and site.layer}
-        inside = [door.module for door in self._doors if door.path in layers]
-        self._stand_ins = StandIns(model, inside=inside, device=self.device)
+        self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device)
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
@@ -137,6 +135,13 @@ class PartedModel:
         """
         with torch.no_grad():
             load_weights(self.model, state, names=self._names, device=self.device)
+        self._stand_ins = self._make_stand_ins()
+
+    def _make_stand_ins(self) -> StandIns:
+        """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
+        layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
+        inside = [door.module for door in self._doors if door.path in layers]
+        return StandIns(self.model, inside=inside, device=self.device)
 
     def _make_doors(self) -> list[Door]:
         sites: dict[str, list[int]] = {}
