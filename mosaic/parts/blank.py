@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
@@ -41,19 +41,35 @@ class BlankResults:
     def _run(
         self, module: nn.Module, forward: Callable[..., Any], given: list[Any], tree: Any
     ) -> tuple[list[Any], Any]:
-        """Runs a module on tensors without data; its weights may be on the meta device."""
-        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            args, kwargs = pytree.tree_unflatten([self._fake(leaf) for leaf in given], tree)
-            weights = {f"inner.{name}": self._fake(tensor) for name, tensor in module.named_parameters()}
-            weights |= {f"inner.{name}": self._fake(tensor) for name, tensor in module.named_buffers()}
-            result = functional_call(_Bare(module, forward), weights, args, kwargs)
+        """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
+        try:
+            with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+                args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
+                result = self._call(module, forward, args, kwargs, self._empty)
+        except DataDependentOutputException:
+            with torch.no_grad():
+                args, kwargs = pytree.tree_unflatten(given, tree)
+                result = self._call(module, forward, args, kwargs, self._zero)
         leaves, spec = pytree.tree_flatten(result)
         return [
             torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
             for leaf in leaves
         ], spec
 
-    def _fake(self, leaf: Any) -> Any:
+    @staticmethod
+    def _call(
+        module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, weight: Callable[[Any], torch.Tensor]
+    ) -> Any:
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        weights = {f"inner.{name}": weight(tensor) for name, tensor in tensors}
+        return functional_call(_Bare(module, forward), weights, args, kwargs)
+
+    def _zero(self, weight: torch.Tensor) -> torch.Tensor:
+        if not weight.is_meta:
+            return weight
+        return torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+
+    def _empty(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)

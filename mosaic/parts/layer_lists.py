@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.follow import SeenCall
+from mosaic.parts.provenance import SeenCall
+
+LayerList = nn.ModuleList | nn.Sequential
+"""What may hold layers."""
 
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
+
+
+def layer_name(path: str, index: int) -> str:
+    """Returns the name in the model of a list's layer."""
+    return f"{path}.{index}" if path else str(index)
 
 
 def check_model(model: nn.Module) -> None:
@@ -22,15 +31,15 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
             raise UnsplittableError(
-                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, microbatches "
-                "would change them; use GroupNorm or LayerNorm, or freeze it in eval()"
+                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
+                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it in eval()"
             )
         for drop in _DROPS:
             rate = getattr(module, drop, 0.0)
             if isinstance(rate, float) and rate > 0:
                 raise UnsplittableError(
-                    f"{name or 'the model'} skips layers at random ({drop}={rate}); a schedule has to know which layers "
-                    f"run: set {drop} to 0"
+                    f"{name or 'the model'} skips layers at random ({drop}={rate}); a schedule has to know which "
+                    f"layers run: set {drop} to 0"
                 )
         if getattr(module, "gradient_checkpointing", False) is True:
             raise UnsplittableError(
@@ -39,7 +48,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, nn.Module]:
+def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
     """Returns lists that may be lists of layers, by name in the model; of nested ones the outermost.
 
     Raises:
@@ -50,14 +59,14 @@ def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, 
     return _lists(model, alike=True) or _lists(model, alike=False)
 
 
-def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, LayerList]:
+    found: dict[str, LayerList] = {}
     for name, path in chosen.items():
         try:
             layers = model.get_submodule(path)
         except AttributeError:
             layers = None
-        if not isinstance(layers, nn.ModuleList | nn.Sequential) or not len(layers):
+        if not isinstance(layers, LayerList) or not len(layers):
             raise UnsplittableError(
                 f"modules[{name!r}]={path!r} is no list of layers of this model; name a ModuleList or a Sequential as "
                 "named_modules() does"
@@ -72,10 +81,10 @@ def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, nn.Module]
     return found
 
 
-def _lists(model: nn.Module, *, alike: bool) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+def _lists(model: nn.Module, *, alike: bool) -> dict[str, LayerList]:
+    found: dict[str, LayerList] = {}
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+        if not isinstance(module, LayerList) or len(module) < 2:
             continue
         if any(path.startswith(f"{outer}.") or outer == "" for outer in found):
             continue
@@ -87,7 +96,7 @@ def _lists(model: nn.Module, *, alike: bool) -> dict[str, nn.Module]:
 
 def is_chain(calls: Sequence[tuple[int, SeenCall]]) -> bool:
     """Whether most calls of a list's elements read what the call before returned."""
-    pairs = list(zip(calls, calls[1:], strict=False))
+    pairs = list(itertools.pairwise(calls))
     linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
     return len(pairs) > 0 and 2 * linked >= len(pairs)
 
@@ -104,8 +113,8 @@ def check_chain(path: str, count: int, calls: Sequence[tuple[int, SeenCall]]) ->
         line = calls[place][1].line
         if layer in order[:place]:
             raise UnsplittableError(
-                f"layer {layer} of {path or 'the model'!r} is called a second time at {line}; each layer may run once a "
-                "microbatch: give each call layers of its own, or name other lists by modules="
+                f"layer {layer} of {path or 'the model'!r} is called a second time at {line}; each layer may run once "
+                "a microbatch: give each call layers of its own, or name other lists by modules="
             )
         if place and layer < order[place - 1]:
             raise UnsplittableError(

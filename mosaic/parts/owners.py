@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.follow import SeenCall
+from mosaic.parts.layer_lists import layer_name
+from mosaic.parts.provenance import SeenCall
 
 Owner = tuple[str, int]
 """Name of a module's list, and index of the layer."""
@@ -22,7 +23,7 @@ def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[
         calls: In order.
         counts: Layers of each list, by its name in the model, in the order in which the lists are called.
     """
-    layer_of = {_join(path, index): (path, index) for path, count in counts.items() for index in range(count)}
+    layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
     reads = _behind(calls, layer_of)
     reaches = _before(calls, layer_of)
     order = list(counts)
@@ -41,7 +42,7 @@ def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[
 
 
 def _list_of(path: str, order: list[str], behind: list[str], ahead: list[str]) -> str:
-    common = {name: _common(path, name) for name in order}
+    common = {name: count_common_words(path, name) for name in order}
     near = [name for name in order if common[name] == max(common.values())]
     if len(near) == 1:
         return near[0]
@@ -122,16 +123,14 @@ def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
     for line, found in users.items():
         if len(found) > 1:
             raise UnsplittableError(
-                f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of {max(found)[0]!r}; "
-                "ranks would each draw others: draw them in a module, such as nn.Dropout, or set the rate to 0"
+                f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of "
+                f"{max(found)[0]!r}; ranks would each draw others: draw them in a module, such as "
+                "nn.Dropout, or set the rate to 0"
             )
 
 
-def _join(path: str, index: int) -> str:
-    return f"{path}.{index}" if path else str(index)
-
-
-def _common(path: str, other: str) -> int:
+def count_common_words(path: str, other: str) -> int:
+    """Returns how many words two names have in common at their beginning."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     count = 0
     for one, two in pairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from torch.utils import _pytree as pytree
 
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
+from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk
 from mosaic.parts.doors import replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, Door, PassThrough
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.weights import StandIns, drop_weights
+from mosaic.parts.weights import StandIns, device_of, drop_weights, load_weights
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
 """Tensors that leave a chunk, or come in, by the module whose part sends them."""
@@ -24,13 +25,17 @@ class PartedModel:
     """Runs chunks of a model, and keeps no memory for the rest.
 
     The model stays what it is: between calls it has its own ``forward`` and its own parameter objects, those of other
-    ranks on the meta device.
+    ranks on the meta device. One thread runs it at a time; ranks that are threads have copies of the model.
 
     Args:
-        model: The user's model, on its device.
+        model: The user's model, on its device; or on the meta device, to be loaded.
         split: Where it can be cut.
         chunks: All chunks of the partition.
         own: Indices of the chunks that run on this rank; None: all.
+        device: Where it runs, if it is on the meta device.
+
+    Raises:
+        ValueError: The chunks are not of this model.
     """
 
     def __init__(
@@ -39,23 +44,25 @@ class PartedModel:
         split: ModelSplit,
         chunks: Sequence[tuple[Part, ...]],
         own: Collection[int] | None = None,
+        *,
+        device: torch.device | None = None,
     ) -> None:
         self.model = model
         self.split = split
         self.chunks = tuple(map(tuple, chunks))
         self.own = frozenset(range(len(self.chunks)) if own is None else own)
-        self.device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+        split.check_chunks(self.chunks)
+        self.device = device or device_of(model, {})
         self._doors = self._make_doors()
-        running = frozenset().union(*(split.sites_of(self.chunks[index]) for index in self.own))
-        keep = frozenset().union(*(split.parameters_of(self.chunks[index]) for index in self.own))
-        foreign = [door.module for door in self._doors if not running & set(door.sites)]
-        drop_weights(model, keep=keep, whole=foreign)
-        first = {site.path for _, site in split.layer_sites() if site.layer == 0}
-        layers = {site.path for _, site in split.layer_sites()} - first
-        inside = [door.module for door in self._doors if door.path in layers]
-        self._stand_ins = StandIns(model, inside=inside, device=self.device)
+        mine = [self.chunks[index] for index in sorted(self.own)]
+        self._names = frozenset().union(*map(split.parameters_of, mine))
+        running = frozenset().union(*map(split.sites_of, mine))
+        idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
+        drop_weights(model, keep=self._names, whole=idle)
+        self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device)
-        self._likes: dict[Any, Sent] = {}
+        self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
+        self._likes: dict[Hashable, Sent] = {}
 
     def forward(
         self, chunk: int, kwargs: Mapping[str, Any], received: Sent | None = None, strategies: Sequence[str] = ()
@@ -69,37 +76,44 @@ class PartedModel:
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
 
         Returns:
-            By module what leaves the chunk, or the model's output where the model ends in it.
+            By module what leaves the chunk; or the model's output where the model ends in it, with None for what
+            other modules make.
 
         Raises:
-            ValueError: Something that the chunk needs was not received, or there are more or fewer strategies.
+            ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
+                fewer strategies than layers.
+            UnsplittableError: The microbatch takes another way through the model than the sample did.
         """
-        parts = self.chunks[chunk]
-        own = self.split.sites_of(parts)
-        through = self._through(
-            chunk, kwargs, own=own, received=self._given(chunk, kwargs, received or {}), strategies=strategies
-        )
+        if chunk not in self.own:
+            raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
+        plan = self._plan(chunk, kwargs)
+        if strategies and len(strategies) != len(plan.layers):
+            raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
+        given = self._given(chunk, plan, received or {})
+        through = self._through(plan, own=plan.own, received=given)
+        through.strategies = dict(zip(plan.layers, strategies, strict=False))
         output = self._call(through, kwargs)
-        if through.last is None:
+        if plan.last is None:
             return self._without_foreign_leaves(output)
-        return self._sent(chunk, kwargs, through)
+        return {module: through.sent(values) for module, values in plan.leaves.items()}
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
-        """Returns what ``forward`` of any chunk hands over, as tensors without data; of any rank's chunk.
+        """Returns what ``forward`` of a chunk hands over, on whichever rank it is, as tensors without data.
 
-        What is known of shapes is kept, by the shapes of ``kwargs``.
+        It is worked out once for the shapes of ``kwargs``; where the model ends, nothing is handed over.
         """
-        key = (chunk, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
+        plan = self._plan(chunk, kwargs)
+        if plan.last is None:
+            return {}
+        precision = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
+        key = (chunk, precision, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
         if key not in self._likes:
-            through = self._through(chunk, kwargs, own=(), received={}, strategies=())
-            if through.last is None:
-                return {}
+            through = self._through(plan, own=(), received={})
             with torch.no_grad():
                 self._call(through, kwargs)
-            through.values |= {value: made for value, made in through.values.items()}
             self._likes[key] = {
-                name: tuple(torch.empty_like(tensor, device="meta") for tensor in tensors)
-                for name, tensors in self._sent(chunk, kwargs, through).items()
+                module: tuple(torch.empty_like(tensor, device="meta") for tensor in through.sent(values))
+                for module, values in plan.leaves.items()
             }
         return self._likes[key]
 
@@ -110,11 +124,24 @@ class PartedModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what this rank has of the plain model's ``state_dict``."""
-        return {
-            name: value
-            for name, value in self.model.state_dict().items()
-            if not (isinstance(value, torch.Tensor) and value.is_meta)
-        }
+        state = self.model.state_dict().items()
+        return {name: value for name, value in state if not (isinstance(value, torch.Tensor) and value.is_meta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what this rank needs of a plain model's ``state_dict``.
+
+        Raises:
+            KeyError: Something that it needs is missing.
+        """
+        with torch.no_grad():
+            load_weights(self.model, state, names=self._names, device=self.device)
+        self._stand_ins = self._make_stand_ins()
+
+    def _make_stand_ins(self) -> StandIns:
+        """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
+        layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
+        inside = [door.module for door in self._doors if door.path in layers]
+        return StandIns(self.model, inside=inside, device=self.device)
 
     def _make_doors(self) -> list[Door]:
         sites: dict[str, list[int]] = {}
@@ -123,81 +150,62 @@ class PartedModel:
                 sites.setdefault(site.path, []).append(index)
         return [Door(path, self.model.get_submodule(path), tuple(found)) for path, found in sites.items()]
 
-    def _through(
-        self,
-        chunk: int,
-        kwargs: Mapping[str, Any],
-        *,
-        own: Collection[int],
-        received: Mapping[Value, torch.Tensor],
-        strategies: Sequence[str],
-    ) -> PassThrough:
-        present = self.split.present(kwargs)
-        indices = self.split.sites_of(self.chunks[chunk])
-        last = max(index for index in indices if self.split.sites[index].module in present)
-        layers = [index for index in sorted(indices) if self.split.sites[index].is_layer]
-        if strategies and len(strategies) != len(layers):
-            raise ValueError(f"{len(strategies)} strategies for {len(layers)} layers; give one for each, or none")
+    def _plan(self, chunk: int, kwargs: Mapping[str, Any]) -> ChunkPlan:
+        key = (chunk, self.split.present(kwargs))
+        if key not in self._plans:
+            self._plans[key] = plan_chunk(self.split, self.chunks[chunk], key[1])
+        return self._plans[key]
+
+    def _through(self, plan: ChunkPlan, *, own: Collection[int], received: Mapping[Value, torch.Tensor]) -> PassThrough:
         return PassThrough(
             split=self.split,
             blank=self._blank,
+            device=self.device,
             own=own,
-            last=None if not self.split.sites[last].path else last,
+            last=plan.last,
             received=received,
-            sends={value for found in self.split.leaves(self.chunks[chunk]).values() for value in found},
-            strategies=dict(zip(layers, strategies, strict=bool(strategies))),
-            devices=(self.device,),
+            sends=plan.sends,
         )
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        through.pause_random_numbers()
         for door in self._doors:
-            door.through = through
+            door.open(through)
+        through.pause_random_numbers()
         try:
             with self._stand_ins.placed(), replaced_forwards({door.module: door for door in self._doors}):
                 return self.model(**kwargs)
         except ChunkEnded as end:
-            end.__traceback__ = None
+            end.__traceback__ = None  # its frames hold tensors
             return None
         finally:
             through.resume_random_numbers()
             for door in self._doors:
-                door.through = None
+                door.open(None)
 
-    def _given(self, chunk: int, kwargs: Mapping[str, Any], received: Sent) -> dict[Value, torch.Tensor]:
-        present = self.split.present(kwargs)
+    @staticmethod
+    def _given(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
         found: dict[Value, torch.Tensor] = {}
-        for module, values in self.split.entries(self.chunks[chunk]).items():
-            needed = [value for value in values if self.split.sites[value.site].module in present]
+        for module, values in plan.entries.items():
             tensors = received.get(module, ())
-            if len(tensors) != len(needed) and module in present:
+            if len(tensors) != len(values):
                 raise ValueError(
-                    f"chunk {chunk} received {len(tensors)} tensors of {module!r} and needs {len(needed)}; hand over what "
-                    "forward of the chunk before returned"
+                    f"chunk {chunk} received {len(tensors)} tensors of {module!r} and needs {len(values)}; hand over "
+                    "what forward of the chunk before returned"
                 )
-            found |= dict(zip(needed, tensors, strict=False))
+            found |= dict(zip(values, tensors, strict=True))
         return found
 
-    def _sent(self, chunk: int, kwargs: Mapping[str, Any], through: PassThrough) -> Sent:
-        present = self.split.present(kwargs)
-        return {
-            module: tuple(
-                through.received.get(value, through.values.get(value))
-                for value in values
-                if self.split.sites[value.site].module in present
-            )
-            for module, values in self.split.leaves(self.chunks[chunk]).items()
-            if module in present
-        }
-
     def _without_foreign_leaves(self, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output
         leaves, tree = pytree.tree_flatten_with_path(output)
-        kept = [
-            leaf if not isinstance(leaf, torch.Tensor) or pytree.keystr(path) in self.split.output_leaves else None
+        kept = self.split.output_leaves
+        own = [
+            None if isinstance(leaf, torch.Tensor) and pytree.keystr(path) not in kept else leaf
             for path, leaf in leaves
         ]
-        return output if isinstance(output, torch.Tensor) else pytree.tree_unflatten(kept, tree)
+        return pytree.tree_unflatten(own, tree)
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: Any) -> Hashable:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else repr(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.doors import hidden_of
+from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import run_layer
@@ -31,6 +31,8 @@ class PassThrough:
     """Where the model is cut."""
     blank: BlankResults
     """What foreign modules return."""
+    device: torch.device
+    """Whose random numbers are kept, beside the CPU's."""
     own: Collection[int]
     """Sites that run."""
     last: int | None
@@ -42,22 +44,14 @@ class PassThrough:
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
-    """What was made to be handed over."""
-    devices: tuple[torch.device, ...] = ()
-    """Whose random numbers are kept."""
+    """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
+    _versions: dict[Value, int] = field(default_factory=dict)
     _paused: State | None = None
 
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
-        call = self._calls[door.path]
-        self._calls[door.path] += 1
-        if call >= len(door.sites):
-            raise UnsplittableError(
-                f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times "
-                "with the sample: split with a sample that calls it as often"
-            )
-        index = door.sites[call]
+        index = self._site(door)
         if index in self.own:
             self.resume_random_numbers()
             result = run_layer(self.strategies.get(index, "keep"), door.forward, args, kwargs)
@@ -66,11 +60,22 @@ class PassThrough:
             self.pause_random_numbers()
             result, leaves = self._stand_in(index, door, args, kwargs)
         for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and (value := Value(index, number)) in self.sends:
+            if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
+                self._versions[value] = leaf._version
         if index == self.last:
             raise ChunkEnded
         return result
+
+    def _site(self, door: Door) -> int:
+        call = self._calls[door.path]
+        self._calls[door.path] += 1
+        if call < len(door.sites):
+            return door.sites[call]
+        raise UnsplittableError(
+            f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
+            "the sample; split with a sample that calls it as often"
+        )
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
@@ -89,13 +94,30 @@ class PassThrough:
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
         if self._paused is None:
-            self._paused = random_state(self.devices)
+            self._paused = random_state(self.device)
 
     def resume_random_numbers(self) -> None:
         """From here on they are: they go on where the chunk's ended."""
         if self._paused is not None:
             set_random_state(self._paused)
             self._paused = None
+
+    def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
+        """Returns what is handed over, in this order; what was received for later chunks as it came.
+
+        Raises:
+            UnsplittableError: Something was written into since, or was not made.
+        """
+        for value in values:
+            made = self.values.get(value)
+            if made is None or made._version != self._versions[value]:
+                path = self.split.sites[value.site].path
+                how = "was not returned" if made is None else "was written into by an operation behind it"
+                raise UnsplittableError(
+                    f"what {path} returns {how}, and other chunks need it; let the model do with each microbatch what "
+                    "it does with the sample, and not in place"
+                )
+        return tuple(self.received.get(value, self.values[value]) for value in values)
 
 
 class Door:
@@ -104,13 +126,20 @@ class Door:
     def __init__(self, path: str, module: nn.Module, sites: tuple[int, ...]) -> None:
         self.path = path
         self.module = module
-        self.forward: Callable[..., Any] = module.forward
         self.sites = sites
-        self.through: PassThrough | None = None
+        self.forward: Forward = module.forward
+        self._through: PassThrough | None = None
+
+    def open(self, through: PassThrough | None) -> None:
+        """Begins or ends a call of the model."""
+        self._through = through
+        if through is not None:
+            self.forward = self.module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.through is not None
-        return self.through.enter(self, args, kwargs)
+        """Stands for the module's ``forward``."""
+        assert self._through is not None
+        return self._through.enter(self, args, kwargs)
 
 
 class _Handed(torch.autograd.Function):

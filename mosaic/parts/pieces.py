@@ -63,8 +63,8 @@ def _units(tensors: Mapping[str, torch.Tensor], module: str) -> int:
         if sizes is None or len(sizes) != units:
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
             raise ValueError(
-                f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none gives "
-                "the sizes of the others; leave the module uncut"
+                f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none "
+                "gives the sizes of the others; leave the module uncut"
             )
     return units
 

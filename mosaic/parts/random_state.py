@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-State = list[tuple[torch.device, torch.Tensor]]
+State = tuple[torch.Tensor, tuple[torch.device, torch.Tensor] | None]
+"""Of the CPU's generator, and of a GPU's."""
 
 
-def random_state(devices: Iterable[torch.device]) -> State:
-    """Returns the states of the CPU's and the devices' generators."""
-    found = [(torch.device("cpu"), torch.get_rng_state())]
-    found += [(device, torch.cuda.get_rng_state(device)) for device in devices if device.type == "cuda"]
-    return found
+def random_state(device: torch.device) -> State:
+    """Returns the states of the CPU's and the device's generators."""
+    own = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
+    return torch.get_rng_state(), own
 
 
 def set_random_state(state: State) -> None:
     """Puts generators back."""
-    for device, value in state:
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(value, device)
-        else:
-            torch.set_rng_state(value)
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1][1], state[1][0])
 
 
 @contextmanager
-def kept_random_state(devices: Iterable[torch.device]) -> Iterator[None]:
+def kept_random_state(device: torch.device) -> Iterator[None]:
     """Leaves generators as they were."""
-    before = random_state(devices)
+    before = random_state(device)
     try:
         yield
     finally:

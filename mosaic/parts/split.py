@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -178,6 +178,15 @@ class ModelSplit:
                 users.setdefault(name, []).append(index)
         return tuple((name, tuple(found)) for name, found in sorted(users.items()) if len(found) > 1)
 
-    def layer_sites(self) -> Iterator[tuple[int, Site]]:
-        """Yields the layers with their indices."""
-        return ((index, site) for index, site in enumerate(self.sites) if site.is_layer)
+    def check_chunks(self, chunks: Sequence[Sequence[Part]]) -> None:
+        """Checks that chunks are of this model.
+
+        Raises:
+            ValueError: They are of other modules, or of other numbers of layers.
+        """
+        for chunk in chunks:
+            for part in chunk:
+                module = self.by_name.get(part.module)
+                if module is None or module.count != part.total:
+                    known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
+                    raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")

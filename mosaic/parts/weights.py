@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+
+
+def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
+    """Returns where a model is; a model on the meta device is where its tensors are."""
+    given = (value for value in tensors.values() if isinstance(value, torch.Tensor))
+    return next((tensor.device for tensor in (*model.parameters(), *given) if not tensor.is_meta), torch.device("cpu"))
 
 
 def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.Module]) -> None:
@@ -29,6 +36,37 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
                     inner._buffers[name] = buffer.to("meta")
 
 
+def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
+    """Loads parameters from a plain model's state; those on the meta device get memory. Buffers are copied.
+
+    Args:
+        model: The user's model.
+        state: As the plain model's ``state_dict`` gives it; may hold more.
+        names: First names of the parameters to load.
+        device: Where to.
+
+    Raises:
+        KeyError: One of them is missing.
+    """
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    for first, parameter in model.named_parameters():
+        if first not in names:
+            continue
+        found = next((name for name in aliases[id(parameter)] if name in state), None)
+        if found is None:
+            raise KeyError(f"{first} is not in the state, which has {len(state)} tensors; give the plain model's")
+        if parameter.is_meta:
+            value = state[found].detach().to(device=device, dtype=parameter.dtype, copy=True)
+            torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
+        else:
+            parameter.data.copy_(state[found])
+    for name, buffer in model.named_buffers():
+        if name in state and not buffer.is_meta:
+            buffer.copy_(state[name])
+
+
 class StandIns:
     """Zeros without memory in the place of parameters that operations between modules may look at.
 
@@ -40,14 +78,16 @@ class StandIns:
 
     def __init__(self, model: nn.Module, *, inside: Iterable[nn.Module], device: torch.device) -> None:
         hidden = {id(module) for layer in inside for module in layer.modules()}
-        self._places: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor, torch.Tensor]] = []
-        for module in model.modules():
+        self._places: list[tuple[dict[str, Any], str, nn.Parameter, torch.Tensor]] = []
+        self.by_name: dict[str, torch.Tensor] = {}
+        for path, module in model.named_modules():
             if id(module) in hidden:
                 continue
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.is_meta:
                     zero = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
                     self._places.append((module._parameters, name, parameter, zero))
+                    self.by_name[f"{path}.{name}" if path else name] = zero
 
     @contextmanager
     def placed(self) -> Iterator[None]:

@@ -2,11 +2,106 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from part_models import SEVERAL_MODULES
-from parted_equality import check_equal
+import torch
+from chained_chunks import chunks_of
+from part_models import IMAGE, SEVERAL_MODULES, PartedCase, tokens
+from parted_equality import check_cut, check_equal
+
+from mosaic.parts.find import find_split
+from mosaic.parts.pieces import count_units, slice_piece
+from mosaic.parts.split import ModelSplit
 
 
 @pytest.mark.parametrize("name", SEVERAL_MODULES)
 def test_chunks_of_several_modules_give_the_plain_models_loss_and_gradients(name: str):
     check_equal(SEVERAL_MODULES[name])
+
+
+WITH_IMAGES = [name for name, case in SEVERAL_MODULES.items() if case.sizes]
+
+
+def found(case: PartedCase) -> tuple[torch.nn.Module, ModelSplit]:
+    torch.manual_seed(3)
+    model = case.make()
+    return model, find_split(model, case.batch())
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_an_encoder_may_run_in_pieces(name: str):
+    case = SEVERAL_MODULES[name]
+    model, split = found(case)
+    check_cut(case, model, split, case.cuts[1], case.batch(), sizes=case.sizes, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_microbatch_may_have_no_images(name: str, cut: int):
+    case = SEVERAL_MODULES[name]
+    model, split = found(case)
+    ids = tokens()
+    batch = {"input_ids": ids, "labels": ids}
+    assert split.present(batch) == {"language_model"}
+    assert count_units(split, batch, split.modules[0].name) == 0
+    check_cut(case, model, split, case.cuts[cut], batch)
+
+
+def test_a_microbatch_may_have_other_images_and_other_lengths_than_the_sample():
+    case = SEVERAL_MODULES["llava"]
+    model, split = found(case)
+    ids = tokens(1, 5)
+    ids[0, :4] = IMAGE
+    check_cut(
+        case, model, split, case.cuts[1], {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(1, 3, 8, 8)}
+    )
+
+
+@pytest.mark.parametrize("name", SEVERAL_MODULES)
+def test_in_double_precision_gradients_agree_to_twelve_digits(name: str):
+    case = SEVERAL_MODULES[name]
+    double = dataclasses.replace(case, make=lambda: case.make().double())
+    model, split = found(dataclasses.replace(double, batch=lambda: doubled(case.batch())))
+    check_cut(double, model, split, case.cuts[1], doubled(case.batch()), rtol=1e-12, strategy="recompute")
+
+
+def doubled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+
+
+def test_under_autocast_chunks_know_the_lower_precision_of_what_they_receive():
+    case = SEVERAL_MODULES["llava"]
+    model, split = found(case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_cut(case, model, split, case.cuts[1], case.batch())
+
+
+def test_images_whose_patches_lie_in_one_tensor_are_cut_by_their_grid():
+    case = SEVERAL_MODULES["qwen3-vl"]
+    _, split = found(case)
+    batch = case.batch()
+    assert count_units(split, batch, "visual") == 3
+    piece = slice_piece(split, batch, "visual", 1, 2)
+    assert torch.equal(piece["pixel_values"], batch["pixel_values"][16:])
+    assert torch.equal(piece["image_grid_thw"], batch["image_grid_thw"][1:])
+    assert piece["input_ids"] is batch["input_ids"]
+    with pytest.raises(ValueError, match="units 2 to 4 of 'visual'; this microbatch has 3"):
+        slice_piece(split, batch, "visual", 2, 2)
+
+
+def test_values_of_an_encoder_travel_on_only_as_long_as_layers_need_them():
+    _, split = found(SEVERAL_MODULES["qwen3-vl"])
+    assert len(split.carried("visual", 1)) == len(split.carried("visual", 2)) == 2  # hidden, and one merged feature
+    assert len(split.exits("visual")) == 3
+    assert [len(split.carried("language_model", layer)) for layer in (1, 2, 3)] == [3, 2, 1]
+    _, whisper = found(SEVERAL_MODULES["whisper"])
+    assert [len(whisper.carried("decoder", layer)) for layer in (1, 2)] == [2, 2]
+
+
+def test_a_chunk_says_what_comes_in_and_what_leaves_it():
+    _, split = found(SEVERAL_MODULES["llava"])
+    first, mixed, last = chunks_of(*SEVERAL_MODULES["llava"].cuts[2])
+    assert (list(split.entries(first)), list(split.leaves(first))) == ([], ["vision_tower"])
+    assert (list(split.entries(mixed)), list(split.leaves(mixed))) == (["vision_tower"], ["language_model"])
+    assert (list(split.entries(last)), list(split.leaves(last))) == (["language_model"], [])
