@@ -29,7 +29,7 @@ class RankSpace:
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     task_ns: int = 0
-    """What a task takes beside its layers: the model's own Python around them, launches, the executor."""
+    """What a forward takes beside its layers: the model's own Python around them."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:

@@ -59,7 +59,7 @@ def task_graph(
         strategies: What becomes of activations.
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
-        task_ns: What each task takes beside its layers.
+        task_ns: What each forward takes beside its layers.
         slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
@@ -272,7 +272,7 @@ class _Build:
             microbatch=passed.index,
             piece=piece,
             chunk=chunk,
-            time_ns=time_ns + self.task_ns,
+            time_ns=time_ns + (self.task_ns if kind is ActionKind.FORWARD else 0),
             group=passed.groups[names[-1]],
             takes_bytes=takes,
             frees_bytes=frees,

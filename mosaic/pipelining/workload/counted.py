@@ -57,8 +57,10 @@ class CountedModule:
     """Of each layer, prologue and epilogue with the first and the last."""
     resident_bytes: tuple[int, ...]
     """Of each layer: weights, and gradients and optimizer's state of what trains."""
-    scale: float = 1.0
-    """Of counted times: measured over counted."""
+    forward_scale: float = 1.0
+    """Of counted times of forward: measured over counted."""
+    backward_scale: float = 1.0
+    """The same of both kinds of backward."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -82,10 +84,8 @@ class CountedModule:
         found = self._of(microbatch)
         assert found is not None  # there are units
         share = units / found.units
-        return (
-            found.layers
-            if share * self.scale == 1
-            else tuple(scaled_layer(one, share, self.scale) for one in found.layers)
+        return tuple(
+            scaled_layer(one, share, forward=self.forward_scale, backward=self.backward_scale) for one in found.layers
         )
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
@@ -99,22 +99,23 @@ class CountedModule:
         return microbatch.counted.get(self.name)
 
 
-def scaled_layer(layer: Layer, share: float, scale: float = 1.0) -> Layer:
-    """Returns a layer with a share of the data; ``scale`` is of its times alone."""
-    times = share * scale
+def scaled_layer(layer: Layer, share: float, *, forward: float = 1.0, backward: float = 1.0) -> Layer:
+    """Returns a layer with a share of the data; ``forward`` and ``backward`` are of its times alone."""
+    if share == forward == backward == 1:
+        return layer
     return replace(
         layer,
-        forward_ms=layer.forward_ms * times,
-        backward_ms=layer.backward_ms * times,
-        weights_ms=layer.weights_ms * times,
+        forward_ms=layer.forward_ms * share * forward,
+        backward_ms=layer.backward_ms * share * backward,
+        weights_ms=layer.weights_ms * share * backward,
         workspace_bytes=round(layer.workspace_bytes * share),
         strategies=tuple(
             replace(
                 one,
                 kept_bytes=round(one.kept_bytes * share),
                 workspace_bytes=round(one.workspace_bytes * share),
-                extra_forward_ms=one.extra_forward_ms * times,
-                extra_backward_ms=one.extra_backward_ms * times,
+                extra_forward_ms=one.extra_forward_ms * share * forward,
+                extra_backward_ms=one.extra_backward_ms * share * forward,  # it is made again by a forward
             )
             for one in layer.strategies
         ),

@@ -41,13 +41,14 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
-    def scaled(self, scales: Mapping[str, float]) -> PipelineModel:
-        """Returns its modules with counted times times what was measured."""
-        modules = tuple(
-            replace(one, scale=scales.get(one.name, 1.0)) if isinstance(one, CountedModule) else one
-            for one in self.model.modules
-        )
-        return replace(self.model, modules=modules)
+    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
+        """Returns its modules with counted times of forward and backward times what was measured."""
+        modules = []
+        for one in self.model.modules:
+            assert isinstance(one, CountedModule)
+            forward, backward = scales[one.name]
+            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
+        return replace(self.model, modules=tuple(modules))
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""

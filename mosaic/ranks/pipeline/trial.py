@@ -103,7 +103,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         InfeasibleError: Nothing that is planned fits in memory.
         RankFailedError: Another rank has failed; names it.
     """
-    with kept_random_state({candidates.world.device}):
+    with kept_random_state(candidates.world.device):
         own = _fitted(candidates, step)
         made = {PLANNED: own.planned(), **{name: own.make(name) for name in RIVALS}}
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
@@ -126,7 +126,8 @@ def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     measured = gather_tasks(ran.times, own.executor)
     _drop_gradients(own.model)
     names = [module.name for module in own.request.model.modules]
-    fitted = None if planned is None else fit_times(planned, measured, names)
+    whole_ns = _whole_forwards_ns(own, step)
+    fitted = None if planned is None else fit_times(planned, measured, names, whole_forwards_ns=whole_ns)
     fitted = own.world.first_says(fitted)
     assert fitted is not None
     return replace(
@@ -134,6 +135,15 @@ def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
         request=replace(own.request, model=own.counted.scaled(fitted.scales)),
         space=replace(own.space, task_ns=fitted.task_ns),
     )
+
+
+def _whole_forwards_ns(own: Candidates, step: Sequence[Mapping[str, Any]]) -> int:
+    """Returns what the uncut model's forwards of a step take, while all ranks run them."""
+    own.executor.transport.tell("forwards")
+    began = time.perf_counter_ns()
+    for microbatch in step:
+        own.model(**microbatch)
+    return time.perf_counter_ns() - began
 
 
 def _planned(own: Candidates, way: Way) -> tuple[Any, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import ActionTimes, Executor
 from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.schedule import ActionKind
 
 PLANNED = "planned"
 """Name of the way that plans each step."""
@@ -180,26 +180,37 @@ def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
 class FittedTimes:
     """What a measured step says about counted times."""
 
-    scales: Mapping[str, float]
-    """For each module measured over counted time; the mean of all where it was in no task of its own."""
+    scales: Mapping[str, tuple[float, float]]
+    """For each module measured over counted times of forward and backward; of all where it had no task of its own."""
     task_ns: int
-    """What a task takes beside its layers."""
+    """What a forward takes beside its layers."""
 
 
-def fit_times(planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str]) -> FittedTimes:
-    """Fits measured times of tasks of one module each: a scale for each module, and one constant, by least squares."""
-    tasks = [task for task in planned.graph.tasks if len(task.parts) == 1]
-    known = list(dict.fromkeys(task.parts[0].module for task in tasks))
-    counted = np.zeros((len(tasks), len(known) + 1))
-    for row, task in enumerate(tasks):
-        counted[row, known.index(task.parts[0].module)] = task.time_ns
-    counted[:, -1] = 1.0
-    taken = np.array([measured.time_ns[str(TaskName.of(task))] for task in tasks], dtype=float)
-    weights = 1 / np.maximum(taken, 1.0)  # errors count as shares
-    found = np.linalg.lstsq(counted * weights[:, None], taken * weights, rcond=None)[0] if tasks else np.ones(1)
-    if found[-1] < 0 or min(found) <= 0:
-        sums = [(taken[counted[:, at] > 0].sum(), counted[:, at].sum()) for at in range(len(known))]
-        found = np.array([own / max(1.0, of) for own, of in sums] + [0.0])
-    scales = {name: float(scale) for name, scale in zip(known, found[:-1], strict=True)}
-    mean = float(np.mean(list(scales.values()))) if scales else 1.0
-    return FittedTimes(scales={name: scales.get(name, mean) for name in modules}, task_ns=round(float(found[-1])))
+def fit_times(
+    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int
+) -> FittedTimes:
+    """Fits measured times of tasks of one module each.
+
+    Args:
+        planned: The step, with counted times.
+        measured: The same step.
+        modules: Names of all.
+        whole_forwards_ns: What its microbatches' forwards take uncut; what cut ones take more is shared by all tasks.
+    """
+    forwards = [task for task in planned.graph.tasks if task.kind is ActionKind.FORWARD]
+    cut_ns = sum(measured.time_ns[str(TaskName.of(task))] for task in forwards)
+    task_ns = max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
+    sums: dict[tuple[str, bool], list[int]] = {}
+    for task in planned.graph.tasks:
+        is_forward = task.kind is ActionKind.FORWARD
+        taken = max(0, measured.time_ns[str(TaskName.of(task))] - (task_ns if is_forward else 0))
+        for name in ("", task.parts[0].module) if len(task.parts) == 1 else ("",):
+            pair = sums.setdefault((name, is_forward), [0, 0])
+            pair[0] += taken
+            pair[1] += task.time_ns
+
+    def scale(name: str, is_forward: bool) -> float:
+        taken, counted = sums.get((name, is_forward)) or sums.get(("", is_forward)) or (1, 1)
+        return taken / max(1, counted)
+
+    return FittedTimes(scales={name: (scale(name, True), scale(name, False)) for name in modules}, task_ns=task_ns)
