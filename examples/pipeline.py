@@ -13,6 +13,7 @@ import copy
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import mosaic
+from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 
 IMAGE_TOKEN = 255
 PATCHES = 16
@@ -70,7 +72,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128, help="of both towers")
     parser.add_argument("--layers", type=int, default=6, help="of each tower")
     parser.add_argument("--check", action="store_true", help="compare with the plain loop")
-    parser.add_argument("--picture", help="where to draw the last step, measured above simulated")
+    parser.add_argument("--picture", type=Path, help="where to draw the last step, measured above simulated")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -100,7 +102,13 @@ def main() -> None:
         if is_first:
             print(said)
     if args.picture:
-        pipe.draw(args.picture)
+        played = pipe.last_step()
+        if is_first:
+            runs = [
+                PipelineRun(title=title, graph=graph, start_ns=start_ns)
+                for title, (graph, start_ns) in (("measured", played.measured), ("simulated", played.simulated))
+            ]
+            draw_pipelines(runs, args.picture, title="The last step")
     pipe.remove()
 
 

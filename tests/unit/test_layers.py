@@ -194,6 +194,7 @@ def test_public_names_are_frozen():
         "__version__",
         "colocate",
         "parallel",
+        "pipeline",
         "plan_from_quotas",
     ]
     assert all(getattr(mosaic, name) is not None for name in mosaic.__all__)

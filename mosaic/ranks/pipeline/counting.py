@@ -89,8 +89,8 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     layers: dict[str, list[Layer]] = {one.name: [_NOTHING] * one.count for one in split.modules}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
-        key = (site.is_layer and site.module, _text(args), _text(kwargs), type(module), _makeup(module), site.path)
-        key = key[:-1] if site.is_layer else key
+        alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
+        key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
         if key not in known:
             known[key] = count_module(module, args, kwargs, target="cuda" if hardware.kind == "cuda" else "host")
         layers[site.module][site.layer] = _sum(layers[site.module][site.layer], _layer(known[key], hardware))

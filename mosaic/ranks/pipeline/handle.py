@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mosaic.artifact import fingerprint
 from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import StepPlanning
+from mosaic.pipelining.order.simulate import simulate
+from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
 from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks
 
@@ -25,6 +30,16 @@ PLANNING_SHARE = 0.05
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedStep:
+    """One step twice: its tasks, and when each starts."""
+
+    measured: tuple[TaskGraph, tuple[int, ...]]
+    """With the times that tasks took."""
+    simulated: tuple[TaskGraph, tuple[int, ...]]
+    """The same order with counted times."""
 
 
 class Pipeline(KeepsCheckpoints):
@@ -124,26 +139,21 @@ class Pipeline(KeepsCheckpoints):
             lines.append(f"rank {rank}: {', '.join(chunks)}")
         return "\n".join(lines)
 
-    def draw(self, path: str | Path) -> None:
-        """Draws the last step, measured above simulated, on rank 0; every rank calls it.
+    def last_step(self) -> PlayedStep:
+        """Returns the last step, as measured on all ranks and as simulated; every rank calls it.
+
+        ``mosaic.report.pipeline_picture.draw_pipelines`` draws both on one axis of time.
 
         Raises:
             ValueError: No step has run.
         """
-        from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
-
         if self._ran is None:
-            raise ValueError("no step has run; call draw() after step()")
-        microbatches, _, ran = self._ran
+            raise ValueError("no step has run; call last_step() after step()")
+        microbatches, schedule, ran = self._ran
         measured = gather_tasks(ran.times, self._executor)
-        if self.world.rank == 0:
-            planned = self._way.plan([self._counted.microbatch(one) for one in microbatches], seconds=0.0)
-            graph = measured.of(planned.graph)
-            runs = [
-                PipelineRun(title="measured", graph=graph[0], start_ns=graph[1]),
-                PipelineRun(title="simulated", graph=planned.graph, start_ns=planned.timed.start_ns),
-            ]
-            draw_pipelines(runs, Path(path))
+        counted = [self._counted.microbatch(one) for one in microbatches]
+        graph = self._way.tasks(counted, schedule)
+        return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, schedule)))
 
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
@@ -155,6 +165,7 @@ class Pipeline(KeepsCheckpoints):
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
         counted = [self._counted.microbatch(one) for one in microbatches]
         key = tuple(one.key for one in counted)
+        self._check_alike(microbatches, key)
         is_announced, self._announced = self._announced == self._number, -1
         own = None
         if self.world.rank == 0 and is_announced and self._ahead is not None:
@@ -169,11 +180,24 @@ class Pipeline(KeepsCheckpoints):
                 seconds = PLANNING_SHARE * self._last_s if self._number else None
                 own = self._way.plan(counted, seconds=seconds).schedule()
             own = self.world.first_says(own)
-        assert own is not None
+        schedule: PipelineSchedule | None = own
+        assert schedule is not None
         if len(self._schedules) >= MAX_SCHEDULES:
             self._schedules.pop(next(iter(self._schedules)))
-        self._schedules[key] = own
-        return own
+        self._schedules[key] = schedule
+        return schedule
+
+    def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
+        """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
+        tensors = [one for microbatch in microbatches for one in microbatch.values() if isinstance(one, Tensor)]
+        values = [torch.hash_tensor(one).view(torch.int64).item() for one in tensors if one.device.type == "cpu"]
+        told = self.world.tell((fingerprint(key), fingerprint(values)))
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                what = "shapes" if other[0] != told[0][0] else "values"
+                raise InvalidScheduleError(
+                    f"microbatches of rank {rank} have other {what} than rank 0's; give all ranks the same microbatches"
+                )
 
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""
@@ -196,3 +220,12 @@ class Pipeline(KeepsCheckpoints):
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""
+
+
+def _starts(graph: TaskGraph, schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Simulates a schedule's orders."""
+    index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
+    orders = tuple(tuple(index[cell] for cell in row if cell in index) for row in schedule.rows)
+    timed = simulate(replace(graph, limit_bytes=()), orders)
+    assert isinstance(timed, Timed)
+    return tuple(timed.start_ns)

@@ -74,7 +74,8 @@ class Candidates:
                 way = Way.make(name, self.request, self.space, options or self.options)
             except (InfeasibleError, ValueError) as error:
                 way = str(error)
-        return self.world.first_says(way)
+        told: Way | str = self.world.first_says(way)
+        return told
 
     def planned(self) -> Way:
         """Plans each step.

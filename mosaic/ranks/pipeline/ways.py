@@ -21,7 +21,7 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
 from mosaic.ranks.pipeline.counting import CountedModel
@@ -57,7 +57,19 @@ class Way:
             partition = plan_step(request, request.microbatches, space=space, options=options).partition
         return cls(name=name, request=request, space=space, options=options, partition=partition)
 
-    def plan(self, step: Sequence[CountedMicrobatch], *, seconds: float | None = None) -> PlannedStep:
+    def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
+        """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
+        chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
+        pairs = {(task.chunk, task.microbatch, task.piece): layers for task, layers in chosen.items()}
+        return self.space.tasks(
+            self.request,
+            self.partition,
+            step,
+            strategies=pairs or schedule.strategy,
+            weights_apart=any("W" in cell for row in schedule.rows for cell in row if cell[0].isdigit()),
+        )
+
+    def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
         """Plans a step; ``seconds`` in the place of the options' limit."""
         if self.name in BASELINES:
             return plan_baseline(self.name, self.request, step, space=self.space)
