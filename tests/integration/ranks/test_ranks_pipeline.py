@@ -18,6 +18,7 @@ SIZES = {
     "killed_in_a_send": 3,
     "a_tensor_of_another_shape": 2,
     "a_tensor_on_another_device": 2,
+    "another_schedule": 3,
 }
 
 
@@ -54,6 +55,13 @@ def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(outcomes: 
         assert "cannot go on: rank 1 (" in one.said
         assert "has ended without a word" in one.said
         assert "it was last seen" in one.said
+
+
+def test_another_schedule_on_one_rank_is_refused_on_all_and_costs_nothing_else(outcomes: dict[str, list[Ended]]):
+    for one in outcomes["another_schedule"]:
+        assert one.code == 0, one
+        assert one.said.startswith("the ranks have not the same schedule: rank 1 has ")
+        assert one.said.endswith("\nthen equal\n")
 
 
 def test_a_tensor_that_gloo_cannot_send_is_refused(outcomes: dict[str, list[Ended]]):

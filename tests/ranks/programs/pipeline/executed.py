@@ -100,6 +100,18 @@ def a_tensor_of_another_shape(rank: int, size: int, place: Path) -> None:
     Executor(joined(rank, size, place)).run(drawn.schedule, work)
 
 
+def another_schedule(rank: int, size: int, place: Path) -> None:
+    """Rank 1 has one of more microbatches; all are told, and then take the same step."""
+    executor = Executor(joined(rank, size, place))
+    for others in (5, 4):
+        drawn = chain_step(size, others if rank == 1 else 4)
+        try:
+            executor.run(drawn.schedule, NumberWork.of(drawn.graph))
+        except MosaicError as error:
+            print(error)
+    print("then equal")
+
+
 def a_tensor_on_another_device(rank: int, size: int, place: Path) -> None:
     transport = joined(rank, size, place)
     tensor = torch.zeros(3, device="meta")
