@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "search/clock.h"
+
 namespace mosaic::search {
 
 namespace {
@@ -51,6 +53,7 @@ class Selector {
         double step = 1.0;
         int stale = 0;
         for (int round = 0; round < limits.rounds && !is_done(limits.gap); ++round) {
+            if (Watch::is_stopped(std::chrono::steady_clock::now())) break;
             const double value = at_prices(prices);
             if (value > bound_ + 1e-9 * std::abs(bound_)) {
                 stale = value > bound_ * (1 + 1e-4) ? 0 : stale + 1;
