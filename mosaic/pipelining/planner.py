@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -135,7 +136,7 @@ def plan_step(
     found = [job.as_planned(one.run, one.name) for one in contenders if one.run is not None]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
     misfit = None
-    best_way = ways[0]
+    best_way: _Way | None = None  # none where no way is planned that could be shorter than a contender
     share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
     for way in ways:
         if found and (job.is_over(options.limits) or way.bound_ns >= min(one.makespan_ns for one in found)):
@@ -151,8 +152,9 @@ def plan_step(
     if not found:
         assert misfit is not None
         raise misfit
-    if len(ways) > 1 and misfit is None and not job.is_over(options.limits):
-        found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
+    if len(ways) > 1 and best_way is not None and not job.is_over(options.limits):
+        with suppress(InfeasibleError):  # other draws than the first time; what was found then stays
+            found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
     return min(found, key=lambda planned: planned.makespan_ns)
 
 
@@ -305,14 +307,15 @@ class _Planner:
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
         pairs = self.make_pairs()
         shortage = self._tune(pairs, first.orders)
-        if shortage is not None:  # orders of what keeps least, and then what else has room in them
+        if shortage is not None or not self.found:  # orders of what keeps least, and then what else has room in them
             leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
             lean = self._search(leanest, 0.5)
             self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
             if isinstance(lean, Searched):
                 self._tune(pairs, lean.orders)
-        if not self.found:
-            raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[str(shortage)])
+            elif not self.found:
+                reason = str(shortage or _stuck(lean))
+                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
         return min(self.found, key=lambda one: one[2].makespan_ns)
 
     def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
@@ -322,7 +325,8 @@ class _Planner:
             return tuned
         assert isinstance(tuned, Tuned)  # the orders have run before
         strategies = strategies_of(self.graph, pairs, tuned.choice)
-        self.found.append((orders, tuned.graph, tuned.timed, strategies))
+        if self._holds(tuned.timed):  # tuning does not see what tasks that take no time use
+            self.found.append((orders, tuned.graph, tuned.timed, strategies))
         self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
         return None
 
@@ -340,6 +344,14 @@ class _Planner:
     def _holds(self, timed: Timed) -> bool:
         pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
         return all(peak <= limit for peak, limit in pairs if limit)
+
+
+def _stuck(deadlock: Deadlock) -> str:
+    short = max(deadlock.short_bytes)
+    return (
+        f"rank {deadlock.short_bytes.index(short)} is short of {short} bytes {deadlock.at_ns / 1e6:.3f} ms into the "
+        "step; what would help: a higher limit, smaller microbatches, or more ranks"
+    )
 
 
 def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
