@@ -58,7 +58,7 @@ def test_a_microbatch_may_have_other_images_and_other_lengths_than_the_sample():
     )
 
 
-@pytest.mark.parametrize("name", SEVERAL_MODULES)
+@pytest.mark.parametrize("name", ["whisper", "llava"])
 def test_in_double_precision_gradients_agree_to_twelve_digits(name: str):
     case = SEVERAL_MODULES[name]
     double = dataclasses.replace(case, make=lambda: case.make().double())
