@@ -41,6 +41,8 @@ class PassThrough:
     """What other chunks have sent."""
     sends: Collection[Value]
     """What is to be handed over."""
+    draws_all: bool = False
+    """Whether random numbers are drawn for foreign sites too, so that all are the plain model's."""
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -79,6 +81,8 @@ class PassThrough:
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
+        if self.draws_all:
+            self.blank.draw(door.module, door.forward, args, kwargs)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
             leaves[0] = hidden_of(args, kwargs)
@@ -93,7 +97,7 @@ class PassThrough:
 
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
-        if self._paused is None:
+        if self._paused is None and not self.draws_all:
             self._paused = random_state(self.device)
 
     def resume_random_numbers(self) -> None:

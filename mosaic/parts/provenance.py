@@ -17,17 +17,6 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.split import Value
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
-_RANDOM = (
-    "bernoulli",
-    "bernoulli_",
-    "native_dropout",
-    "rand",
-    "randn",
-    "rand_like",
-    "randn_like",
-    "normal_",
-    "uniform_",
-)
 _READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
@@ -172,7 +161,7 @@ class Provenance(TorchDispatchMode):
             self.note_decision((args, kwargs))
         if self.here is not None:
             sources = Sources(inside=frozenset([self.here]))
-        elif name in _RANDOM:
+        elif torch.Tag.nondeterministic_seeded in func.tags:
             sources |= Sources(random=frozenset([caller()]))
         if sources:
             came = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
