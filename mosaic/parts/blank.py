@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from mosaic.parts.doors import Forward
+from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
 from mosaic.parts.random_state import kept_random_state
 
@@ -37,6 +37,7 @@ class BlankResults:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[Hashable, _Blank] = {}
+        self._precisions: dict[Hashable, torch.dtype] = {}
 
     def of(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -48,6 +49,26 @@ class BlankResults:
             for leaf in blank.leaves
         ]
         return leaves, blank.tree
+
+    def in_precision_of(
+        self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        """Returns a layer's hidden input, in the precision of what it returns; under autocast they may differ.
+
+        Args:
+            name: Of the list of layers, which are taken to be alike.
+            module: One of them.
+            forward: Its own.
+            args: Of the call.
+            kwargs: Of the call.
+        """
+        hidden = hidden_of(args, kwargs)
+        if hidden is None or not torch.is_autocast_enabled(self._device.type):
+            return hidden
+        key = (name, torch.get_autocast_dtype(self._device.type), hidden.dtype)
+        if key not in self._precisions:
+            self._precisions[key] = self.of(module, forward, args, kwargs)[0][0].dtype
+        return hidden.to(self._precisions[key])
 
     def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Draws the random numbers that a call would."""

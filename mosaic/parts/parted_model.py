@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk
+from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
 from mosaic.parts.doors import replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, Door, PassThrough
 from mosaic.parts.split import ModelSplit, Value
@@ -132,8 +132,7 @@ class PartedModel:
 
         A step of several microbatches keeps the state before each, so that its chunks may run in any order.
         """
-        plan = ChunkPlan(own=frozenset(), layers=(), last=None, entries={}, leaves={}, sends=frozenset())
-        through = self._through(plan, own=(), received={})
+        through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
         through.draws_all = True
         with torch.no_grad():
             self._call(through, kwargs)
@@ -186,6 +185,7 @@ class PartedModel:
             last=plan.last,
             received=received,
             sends=plan.sends,
+            present=plan.present,
         )
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
