@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,19 @@ class DrawsSeen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records it if it draws."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws_random_numbers(func, args, kwargs or {}):
             leaves, tree = pytree.tree_flatten((args, kwargs or {}))
             self._found.append(Draw(func, tuple(map(_without_data, leaves)), tree))
         return func(*args, **(kwargs or {}))
+
+
+def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator of torch draws random numbers; fused attention does only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 def _without_data(leaf: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.errors import UnsplittableError
+from mosaic.parts.draws import draws_random_numbers
 from mosaic.parts.split import Value
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
@@ -161,7 +162,7 @@ class Provenance(TorchDispatchMode):
             self.note_decision((args, kwargs))
         if self.here is not None:
             sources = Sources(inside=frozenset([self.here]))
-        elif torch.Tag.nondeterministic_seeded in func.tags:
+        elif draws_random_numbers(func, args, kwargs):
             sources |= Sources(random=frozenset([caller()]))
         if sources:
             came = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}

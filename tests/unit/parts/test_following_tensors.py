@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
+from part_models import PartedCase
+from parted_equality import check_equal
 from torch import nn
 
 from mosaic.parts.find import find_split
@@ -43,6 +48,17 @@ class Shaped(nn.Module):
             if index == 1:
                 hidden *= self.scale
         return hidden
+
+
+@pytest.mark.parametrize("make", [lambda: Masked(decides=False), lambda: Masked(decides=True), Shaped])
+def test_masks_decisions_and_parameters_between_layers_leave_gradients_equal(make: Callable[[], nn.Module]):
+    case = PartedCase(
+        make=make,
+        batch=lambda: {"x": torch.randn(2, 4)},
+        cuts=(("model[0:1/3]", "model[1:2/3]", "model[2:3/3]"),),
+        loss=torch.sum,
+    )
+    check_equal(case)
 
 
 def split_of(model: nn.Module) -> ModelSplit:
