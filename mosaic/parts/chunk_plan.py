@@ -25,6 +25,8 @@ class ChunkPlan:
     """What is handed over, by the module whose part sends it."""
     sends: frozenset[Value]
     """All of it."""
+    present: frozenset[str]
+    """Modules that these microbatches call."""
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
@@ -51,8 +53,14 @@ def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]
         last=None if not split.sites[max(running)].path else max(running),
         entries=_present(split, split.entries(chunk), present),
         leaves=leaves,
+        present=present,
         sends=frozenset(value for values in leaves.values() for value in values),
     )
+
+
+def plan_nothing(present: frozenset[str]) -> ChunkPlan:
+    """Returns the plan of a call in which nothing runs, up to the model's end."""
+    return ChunkPlan(own=frozenset(), layers=(), last=None, entries={}, leaves={}, present=present, sends=frozenset())
 
 
 def _present(

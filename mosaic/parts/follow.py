@@ -70,6 +70,7 @@ class _Run:
     def _begin(self, path: str) -> SeenCall:
         call = SeenCall(path=path, call=self._counts[path], line=caller())
         self._counts[path] += 1
+        call.read(self.provenance.decided)
         self.provenance.here = call
         self.calls.append(call)
         return call

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk
+from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
 from mosaic.parts.doors import replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, Door, PassThrough
 from mosaic.parts.split import ModelSplit, Value
@@ -65,7 +65,13 @@ class PartedModel:
         self._likes: dict[Hashable, Sent] = {}
 
     def forward(
-        self, chunk: int, kwargs: Mapping[str, Any], received: Sent | None = None, strategies: Sequence[str] = ()
+        self,
+        chunk: int,
+        kwargs: Mapping[str, Any],
+        received: Sent | None = None,
+        strategies: Sequence[str] = (),
+        *,
+        draws_all: bool = False,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some units of it.
 
@@ -74,6 +80,9 @@ class PartedModel:
             kwargs: Keyword arguments of the model.
             received: What the chunks before have sent, by module; several pieces joined by ``join_pieces``.
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
+            draws_all: Whether random numbers are drawn for the layers before the chunk's too: with the generators'
+                state at the beginning of the microbatch, the chunk's numbers are then the plain model's. Otherwise
+                the chunk's own layers alone draw.
 
         Returns:
             By module what leaves the chunk; or the model's output where the model ends in it, with None for what
@@ -91,6 +100,7 @@ class PartedModel:
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
         given = self._given(chunk, plan, received or {})
         through = self._through(plan, own=plan.own, received=given)
+        through.draws_all = draws_all
         through.strategies = dict(zip(plan.layers, strategies, strict=False))
         output = self._call(through, kwargs)
         if plan.last is None:
@@ -116,6 +126,16 @@ class PartedModel:
                 for module, values in plan.leaves.items()
             }
         return self._likes[key]
+
+    def skip_random_numbers(self, kwargs: Mapping[str, Any]) -> None:
+        """Moves generators on as the plain model's forward with a microbatch does, without running it.
+
+        A step of several microbatches keeps the state before each, so that its chunks may run in any order.
+        """
+        through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
+        through.draws_all = True
+        with torch.no_grad():
+            self._call(through, kwargs)
 
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
         """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
@@ -165,6 +185,7 @@ class PartedModel:
             last=plan.last,
             received=received,
             sends=plan.sends,
+            present=plan.present,
         )
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.doors import Forward, hidden_of
+from mosaic.parts.doors import Forward
 from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import run_layer
@@ -41,6 +41,10 @@ class PassThrough:
     """What other chunks have sent."""
     sends: Collection[Value]
     """What is to be handed over."""
+    present: Collection[str]
+    """Modules that the microbatch should call."""
+    draws_all: bool = False
+    """Whether random numbers are drawn for foreign sites too, so that all are the plain model's."""
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -71,17 +75,29 @@ class PassThrough:
         call = self._calls[door.path]
         self._calls[door.path] += 1
         if call < len(door.sites):
-            return door.sites[call]
+            return self._expected(door.sites[call])
         raise UnsplittableError(
             f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
             "the sample; split with a sample that calls it as often"
         )
 
+    def _expected(self, index: int) -> int:
+        site = self.split.sites[index]
+        if site.module in self.present:
+            return index
+        names = ", ".join(self.split.by_name[site.module].own_inputs)
+        raise UnsplittableError(
+            f"{site.path} is called with a microbatch that has none of the tensors with which the sample called "
+            f"{site.module!r} ({names}); split with a sample that calls it in the same way"
+        )
+
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
+        if self.draws_all:
+            self.blank.draw(door.module, door.forward, args, kwargs)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
-            leaves[0] = hidden_of(args, kwargs)
+            leaves[0] = self.blank.in_precision_of(site.module, door.module, door.forward, args, kwargs)
         else:
             leaves, tree = self.blank.of(door.module, door.forward, args, kwargs)
         for number in range(len(leaves)):
@@ -93,7 +109,7 @@ class PassThrough:
 
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
-        if self._paused is None:
+        if self._paused is None and not self.draws_all:
             self._paused = random_state(self.device)
 
     def resume_random_numbers(self) -> None:

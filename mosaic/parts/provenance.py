@@ -14,20 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.errors import UnsplittableError
+from mosaic.parts.draws import draws_random_numbers
 from mosaic.parts.split import Value
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
-_RANDOM = (
-    "bernoulli",
-    "bernoulli_",
-    "native_dropout",
-    "rand",
-    "randn",
-    "rand_like",
-    "randn_like",
-    "normal_",
-    "uniform_",
-)
 _READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
@@ -103,6 +93,7 @@ class Provenance(TorchDispatchMode):
     Attributes:
         here: The call that is running; None between calls.
         scopes: Names of the modules around it.
+        decided: What calls returned and became Python numbers between calls: all that follows may depend on it.
         scoped_inputs: For each of them the inputs that were read while it was the innermost.
     """
 
@@ -110,6 +101,7 @@ class Provenance(TorchDispatchMode):
         super().__init__()
         self.here: SeenCall | None = None
         self.scopes: list[str] = []
+        self.decided = NOTHING
         self.scoped_inputs: dict[str, set[str]] = {}
         self._sources: dict[int, Sources] = {}
         self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
@@ -153,6 +145,12 @@ class Provenance(TorchDispatchMode):
             self.scoped_inputs.setdefault(self.scopes[-1], set()).update(sources.inputs)
         return sources
 
+    def note_decision(self, value: Any) -> None:
+        """Says that numbers, and not tensors, come of these tensors."""
+        sources = self.note_read(value)
+        if self.here is None:
+            self.decided |= Sources(values=sources.values)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
@@ -160,9 +158,11 @@ class Provenance(TorchDispatchMode):
         name = func._schema.name.rpartition("::")[2]
         by_shape = name in _SHAPE_ALONE or name.startswith("new_")
         sources = NOTHING if by_shape else self.note_read((args, kwargs))
+        if not by_shape and not tensors_in(result):
+            self.note_decision((args, kwargs))
         if self.here is not None:
             sources = Sources(inside=frozenset([self.here]))
-        elif name in _RANDOM:
+        elif draws_random_numbers(func, args, kwargs):
             sources |= Sources(random=frozenset([caller()]))
         if sources:
             came = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
@@ -184,7 +184,7 @@ class NumbersRead(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes what is read."""
         if getattr(func, "__name__", "") in _READS:
-            self._provenance.note_read(args)
+            self._provenance.note_decision(args)
         return func(*args, **(kwargs or {}))
 
 

@@ -152,14 +152,19 @@ class ModelSplit:
         return frozenset(i for i, site in enumerate(self.sites) if site.layer in own.get(site.module, ()))
 
     def present(self, kwargs: Mapping[str, Any]) -> frozenset[str]:
-        """Returns the modules that a microbatch calls: those with tensors of their own are left out without them."""
-        return frozenset(
-            module.name
-            for module in self.modules
-            if module is self.modules[-1]
-            or not module.own_inputs
-            or any(kwargs.get(name) is not None for name in module.own_inputs)
-        )
+        """Returns the modules that a microbatch calls.
+
+        A module with tensors of its own is left out where none of them is given, and one without where all that feed
+        it are left out; the last never is.
+        """
+        found: set[str] = set()
+        for module in self.modules:
+            sources = {source for source, target in self.feeds if target == module.name}
+            given = any(kwargs.get(name) is not None for name in module.own_inputs)
+            fed = not module.own_inputs and (not sources or sources & found)
+            if given or fed or module is self.modules[-1]:
+                found.add(module.name)
+        return frozenset(found)
 
     def parameters_of(self, chunk: Sequence[Part]) -> frozenset[str]:
         """Returns the names of the parameters that a chunk needs."""

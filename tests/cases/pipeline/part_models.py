@@ -241,7 +241,41 @@ def qwen3_vl_batch() -> dict[str, Any]:
     }
 
 
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=1
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def siglip() -> nn.Module:
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=_VISION))
+
+
 SEVERAL_MODULES = {
+    "t5": PartedCase(
+        make=t5,
+        batch=lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(), "labels": tokens(), "use_cache": False},
+        cuts=(("encoder[0:1/2]", "encoder[1:2/2]", "decoder[0:1/2]", "decoder[1:2/2]"),),
+        feeds=(("encoder", "decoder"),),
+    ),
+    "siglip": PartedCase(
+        make=siglip,
+        batch=lambda: {"input_ids": tokens(3), "pixel_values": torch.randn(3, 3, 8, 8), "return_loss": True},
+        cuts=(
+            ("vision_model[0:1/3]", "vision_model[1:3/3]", "text_model[0:1/2]", "text_model[1:2/2]"),
+            ("vision_model[0:1/3]", "vision_model[1:3/3]+text_model[0:1/2]", "text_model[1:2/2]"),
+        ),
+        feeds=(("vision_model", "text_model"),),
+    ),
     "whisper": PartedCase(
         make=whisper,
         batch=lambda: {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": tokens(), "labels": tokens()},
