@@ -14,7 +14,8 @@ from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
+from mosaic.pipelining.planner import MAX_PROVEN, WEIGHTS, PlannerOptions, plan_step
+from mosaic.pipelining.proof import prove
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
@@ -116,3 +117,13 @@ def test_unknown_baselines_and_steps_without_microbatches_are_refused():
         contend(request, images(1), names=("zigzag",))
     with pytest.raises(ValueError, match="no microbatches"):
         plan_step(request, [], options=FEW)
+
+
+@pytest.mark.parametrize("counts", [(2, 3), (1, 4)])
+def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
+    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
+    options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=1.0))
+    planned = plan_step(request, images(*counts), options=options)
+    assert len(planned.graph.tasks) <= MAX_PROVEN
+    assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns
+    assert planned.gap == 0
