@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
@@ -32,11 +32,15 @@ class BlankResults:
 
     Args:
         device: Where results are to be.
+
+    Attributes:
+        by_values: Modules whose results follow from values too, by id: they are run each time.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[Hashable, _Blank] = {}
+        self.by_values: set[int] = set()
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def of(
@@ -79,17 +83,23 @@ class BlankResults:
         given, tree = pytree.tree_flatten((args, dict(kwargs)))
         cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
-        if key not in self._known:
-            self._known[key] = self._run(module, forward, given, tree)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        blank = self._run(module, forward, given, tree)
+        if id(module) not in self.by_values:
+            self._known[key] = blank
+        return blank
 
     def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
         try:
-            with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
-                args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
-                result = _call(module, forward, args, kwargs, self._empty)
-        except DataDependentOutputException:
+            if id(module) not in self.by_values:
+                with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
+                    args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
+                    result = _call(module, forward, args, kwargs, self._empty)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self.by_values.add(id(module))
+        if id(module) in self.by_values:
             with torch.no_grad(), kept_random_state(self._device), DrawsSeen() as seen:
                 args, kwargs = pytree.tree_unflatten(given, tree)
                 result = _call(module, forward, args, kwargs, self._zero)

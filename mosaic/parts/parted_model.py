@@ -91,7 +91,8 @@ class PartedModel:
         Raises:
             ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
                 fewer strategies than layers.
-            UnsplittableError: The microbatch takes another way through the model than the sample did.
+            UnsplittableError: The microbatch takes another way through the model than the sample did, or a layer that
+                is to be recomputed fills a cache.
         """
         if chunk not in self.own:
             raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
@@ -110,22 +111,26 @@ class PartedModel:
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
         """Returns what ``forward`` of a chunk hands over, on whichever rank it is, as tensors without data.
 
-        It is worked out once for the shapes of ``kwargs``; where the model ends, nothing is handed over.
+        It is worked out once for the shapes of ``kwargs``, or each time if a module's shapes follow from values; where
+        the model ends, nothing is handed over.
         """
         plan = self._plan(chunk, kwargs)
         if plan.last is None:
             return {}
         precision = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
         key = (chunk, precision, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
-        if key not in self._likes:
-            through = self._through(plan, own=(), received={})
-            with torch.no_grad():
-                self._call(through, kwargs)
-            self._likes[key] = {
-                module: tuple(torch.empty_like(tensor, device="meta") for tensor in through.sent(values))
-                for module, values in plan.leaves.items()
-            }
-        return self._likes[key]
+        if key in self._likes:
+            return self._likes[key]
+        through = self._through(plan, own=(), received={})
+        with torch.no_grad():
+            self._call(through, kwargs)
+        like = {
+            module: tuple(torch.empty_like(tensor, device="meta") for tensor in through.sent(values))
+            for module, values in plan.leaves.items()
+        }
+        if not self._blank.by_values:
+            self._likes[key] = like
+        return like
 
     def skip_random_numbers(self, kwargs: Mapping[str, Any]) -> None:
         """Moves generators on as the plain model's forward with a microbatch does, without running it.

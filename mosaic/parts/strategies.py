@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mosaic.errors import UnsplittableError
+
 Layer = Callable[..., Any]
 
 
@@ -16,6 +18,12 @@ def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    for value in (*args, *kwargs.values()):
+        if hasattr(value, "get_seq_length"):  # the protocol of transformers' caches
+            raise UnsplittableError(
+                f"a layer that is to be recomputed gets a {type(value).__name__}, which its second run would fill "
+                "again; call the model with use_cache=False, as training needs no keys and values of earlier tokens"
+            )
     return checkpoint(layer, *args, use_reentrant=False, **kwargs)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
+from chained_chunks import chunks_of
 from part_models import PartedCase
-from parted_equality import check_equal
+from parted_equality import check_cut, check_equal
 from torch import nn
 
 from mosaic.parts.find import find_split
+from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit, Value
 
 
@@ -86,3 +89,39 @@ def test_a_parameter_between_layers_belongs_to_the_layer_that_reads_what_it_make
     split = split_of(Shaped())
     owners = [(site.path, site.layer) for site in split.sites if "scale" in site.parameters]
     assert owners == [("layers.2", 2)]
+
+
+class Selects(nn.Module):
+    """Keeps only the rows that a mask names, before its layers."""
+
+    class Pick(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight)[rows]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pick = Selects.Pick()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        x = self.pick(x, rows)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
+    model = Selects()
+    x = torch.randn(3, 4)
+    split = find_split(model, {"x": x, "rows": torch.tensor([True, False, True])})
+    case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum)
+    cut = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
+    rank = PartedModel(copy.deepcopy(model), split, chunks_of(*cut), own=[2])
+    for rows in ([True, True, True], [False, False, True]):
+        batch = {"x": x, "rows": torch.tensor(rows)}
+        assert rank.boundary_like(0, batch)["model"][0].shape == (sum(rows), 4)
+        check_cut(case, model, split, cut, batch)

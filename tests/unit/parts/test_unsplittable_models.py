@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from chained_chunks import chunks_of
 from part_models import DECODERS, WIDTH, text_batch, tokens, whisper
 from torch import nn
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.find import find_split
+from mosaic.parts.parted_model import PartedModel
 
 
 class Layers(nn.Module):
@@ -132,6 +134,16 @@ def test_a_model_that_recomputes_by_itself_is_refused():
     model.activation_checkpointing_enable()
     with pytest.raises(UnsplittableError, match=r"gradient_checkpointing_disable\(\) and give strategies"):
         find_split(model, text_batch())
+
+
+def test_recomputing_a_layer_that_fills_a_cache_is_refused():
+    model = DECODERS["llama"].make()
+    batch = {**text_batch(), "use_cache": True}
+    chunks = chunks_of("model[0:3/3]")
+    rank = PartedModel(model, find_split(model, batch), chunks)
+    assert rank.forward(0, batch).loss.isfinite()
+    with pytest.raises(UnsplittableError, match=r"recomputed gets a DynamicCache.*use_cache=False"):
+        rank.forward(0, batch, strategies=["recompute"] * 3)
 
 
 def test_lists_named_by_hand_are_checked():
