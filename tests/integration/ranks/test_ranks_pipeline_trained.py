@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ranks.nursery import run_programs
@@ -28,3 +29,13 @@ def test_ranks_with_other_microbatches_end_with_an_error_that_says_so(tmp_path: 
     for one in ended:
         assert one.code == 1
         assert "give all ranks the same microbatches" in one.said
+
+
+def test_the_example_trains_as_the_plain_loop_does(tmp_path: Path):
+    (ended,) = run_programs([(f"{PROGRAMS}:example", 2, tmp_path)], seconds=BOUND_S)
+    assert [one.code for one in ended] == [0, 0]
+    first = ended[0].said
+    assert "tried at the start: planned" in first
+    differ = [float(found) for found in re.findall(r"gradients differ by (\S+) on rank 0", first)]
+    assert len(differ) == 3
+    assert max(differ) < 1e-5

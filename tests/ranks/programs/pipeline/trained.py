@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import runpy
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,9 @@ FEW = OrderLimits(seconds=None, rollouts=200)
 
 def llava() -> nn.Module:
     vision = CLIPVisionConfig(**_SMALL, image_size=8, patch_size=4)
-    text = LlamaConfig(**_SMALL, num_key_value_heads=1, head_dim=8, vocab_size=32, tie_word_embeddings=True)
+    text = LlamaConfig(
+        **_SMALL, num_key_value_heads=1, head_dim=8, vocab_size=32, tie_word_embeddings=True, use_cache=False
+    )
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, tie_word_embeddings=True)
     return LlavaForConditionalGeneration(config).double()
 
@@ -177,3 +182,11 @@ def with_other_microbatches(rank: int, size: int, place: Path) -> None:
     """One rank has a microbatch more."""
     pipe, _, _ = begin(rank, size, place, llama, options=options(), trial=False)
     pipe.step(words(0)[: 3 - rank])
+
+
+def example(rank: int, size: int, place: Path) -> None:
+    """The example as it stands, small."""
+    join(rank, size, place)
+    os.environ["RANK"] = str(rank)
+    sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
+    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")
