@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
     from mosaic.ranks.colocate import colocate
+    from mosaic.ranks.pipeline.begin import pipeline
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ _HOME = {
     "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.ranks",
     "parallel": "mosaic.engine",
+    "pipeline": "mosaic.ranks.pipeline.begin",
     "plan_from_quotas": "mosaic.plan",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "__version__",
     "colocate",
     "parallel",
+    "pipeline",
     "plan_from_quotas",
 ]
 

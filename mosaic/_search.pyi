@@ -239,8 +239,8 @@ class Bounds:
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
     """Plays orders."""
 
-def peak(tasks: Tasks, start_ns: Sequence[int]) -> list[int]:
-    """Most in use on each rank where tasks start at these times."""
+def peak(tasks: Tasks, orders: Sequence[Sequence[int]], start_ns: Sequence[int]) -> list[int]:
+    """Most in use on each rank where tasks run in these orders and start at these times."""
 
 def roll_out(tasks: Tasks, ranking: Sequence[int], is_gated: bool) -> tuple[list[list[int]], Replayed]:
     """Rolls a ranking of groups out."""

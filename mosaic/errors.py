@@ -131,3 +131,7 @@ class UnforeseenError(ModuleContractError):
 
     Within a call of the whole model nobody sees it: the call is made again, with the module run in place.
     """
+
+
+class UnsplittableError(MosaicError):
+    """A model cannot be cut between its layers; the message names the module, the line where known, and the way out."""

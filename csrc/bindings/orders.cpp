@@ -109,7 +109,8 @@ std::tuple<Orders, Replayed> roll_out(const Tasks& tasks, const std::vector<int>
     Rollout rollout(tasks);
     const Ns makespan = rollout.run(ranking_of(tasks, groups, is_gated));
     if (makespan == kNever) return {Orders{}, {makespan, {}, {}, rollout.deadlock()}};
-    return {rollout.orders(), {makespan, rollout.starts(), peak_of(tasks, rollout.starts()), std::nullopt}};
+    return {rollout.orders(),
+            {makespan, rollout.starts(), peak_of(tasks, rollout.orders(), rollout.starts()), std::nullopt}};
 }
 
 std::pair<std::vector<std::tuple<int, int, int, Bytes>>, std::vector<bool>> holds_of(const Tasks& tasks) {
@@ -162,9 +163,8 @@ void bind_orders(py::module_& module) {
         .def_readonly("deadlock", &FoundOrders::deadlock);
     module.def("replay", &replay, py::arg("tasks"), py::arg("orders"), py::call_guard<py::gil_scoped_release>(),
                "Plays orders.");
-    module.def(
-        "peak", [](const Tasks& tasks, const std::vector<Ns>& starts) { return peak_of(tasks, starts); },
-        py::arg("tasks"), py::arg("start_ns"), "Most in use on each rank where tasks start at these times.");
+    module.def("peak", &peak_of, py::arg("tasks"), py::arg("orders"), py::arg("start_ns"),
+               "Most in use on each rank where tasks run in these orders and start at these times.");
     module.def("roll_out", &roll_out, py::arg("tasks"), py::arg("ranking"), py::arg("is_gated"),
                py::call_guard<py::gil_scoped_release>(), "Rolls a ranking of groups out.");
     module.def("time_rollouts", &time_rollouts, py::arg("tasks"), py::arg("times"),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bindings/signals.h"
 #include "search/pipeline/tuning_candidates.h"
 #include "search/pipeline/tuning_selection.h"
 
@@ -112,8 +113,10 @@ void bind_tuning(py::module_& module) {
         .def(
             "select",
             [](const PairTable& table, const std::vector<SnapshotRows>& snapshots, std::int64_t limit,
-               const std::vector<double>& forward, const std::vector<double>& backward, double gap,
-               int rounds) { return table.select(snapshots, limit, {forward, backward}, {gap, rounds}); },
+               const std::vector<double>& forward, const std::vector<double>& backward, double gap, int rounds) {
+                return until_signalled(
+                    nullptr, [&] { return table.select(snapshots, limit, {forward, backward}, {gap, rounds}); });
+            },
             py::arg("snapshots"), py::kw_only(), py::arg("limit_bytes"), py::arg("forward_weights"),
             py::arg("backward_weights"), py::arg("gap") = SelectionLimits{}.gap,
             py::arg("rounds") = SelectionLimits{}.rounds, py::call_guard<py::gil_scoped_release>(),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.compare import Contender, ContenderRun
+from mosaic.pipelining.compare import Contender, ContenderRun, contend
 from mosaic.pipelining.costs import PairKey, Strategies
 from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
 from mosaic.pipelining.order.simulate import roll_out, simulate
@@ -23,6 +24,7 @@ from mosaic.pipelining.pair_layers import pair_layers
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.proof import prove
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
@@ -40,6 +42,8 @@ TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 """Ways to cut a model that are tried where none is asked for."""
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
 """Ways to treat backward for weights: for each whether it is a task of its own."""
+MAX_PROVEN = 60
+"""Tasks of a step that CP-SAT looks at, with half of the time."""
 _TRIAL_SHARE = 0.6
 """Of the time, for all ways together; the rest is for the best one again."""
 _FIRST_SHARE = 0.4
@@ -134,8 +138,10 @@ def plan_step(
     job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
     found = [job.as_planned(one.run, one.name) for one in contenders if one.run is not None]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
+    asked, is_small = options, len(ways[0].graph.tasks) <= MAX_PROVEN
+    options = replace(options, limits=_share(options.limits, 0.5)) if is_small else options
     misfit = None
-    best_way = ways[0]
+    best_way: _Way | None = None  # none where no way is planned that could be shorter than a contender
     share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
     for way in ways:
         if found and (job.is_over(options.limits) or way.bound_ns >= min(one.makespan_ns for one in found)):
@@ -151,9 +157,27 @@ def plan_step(
     if not found:
         assert misfit is not None
         raise misfit
-    if len(ways) > 1 and misfit is None and not job.is_over(options.limits):
-        found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
-    return min(found, key=lambda planned: planned.makespan_ns)
+    if len(ways) > 1 and best_way is not None and not job.is_over(options.limits):
+        with suppress(InfeasibleError):  # other draws than the first time; what was found then stays
+            found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
+    return job.proven(min(found, key=lambda planned: planned.makespan_ns), asked)
+
+
+def plan_baseline(
+    name: str, request: Request, microbatches: Sequence[Microbatch], *, space: RankSpace | None = None
+) -> PlannedStep:
+    """Plans one step as a baseline of that name does.
+
+    Raises:
+        InfeasibleError: It cannot run the step; says why.
+        ValueError: There is none of that name.
+    """
+    space = space or RankSpace()
+    (found,) = contend(request, microbatches, space=space, names=(name,))
+    if found.run is None:
+        raise InfeasibleError(f"{name} cannot run this step", reasons=[found.reason])
+    job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
+    return job.as_planned(found.run, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +280,21 @@ class _Job:
             origin=name,
         )
 
+    def proven(self, planned: PlannedStep, options: PlannerOptions) -> PlannedStep:
+        """Has CP-SAT look for shorter orders of a small step in the time that is left; counted limits leave none."""
+        seconds = options.limits.seconds
+        is_small = len(planned.graph.tasks) <= MAX_PROVEN and planned.makespan_ns > planned.bound_ns
+        if seconds is None or not is_small or options.method != DEFAULT_METHOD or self.is_over(options.limits):
+            return planned
+        left_s = seconds - (time.monotonic() - self.began)
+        found = prove(planned.graph, hint=planned.timed.start_ns, seconds=left_s)
+        if found.is_optimal and planned.strategies == "keep" and not self.space.limit_bytes:
+            planned = replace(planned, bound_ns=max(planned.bound_ns, found.bound_ns))
+        timed = simulate(planned.graph, found.orders) if found.orders else None
+        if not isinstance(timed, Timed) or timed.makespan_ns >= planned.makespan_ns:
+            return planned
+        return replace(planned, orders=found.orders, timed=timed, origin=f"{planned.origin}, CP-SAT")
+
     def _pairs(self, way: _Way, candidates: Candidates) -> tuple[Pair, ...]:
         layers = pair_layers(self.request.model, way.partition, self.microbatches)
         return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
@@ -288,14 +327,15 @@ class _Planner:
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
         pairs = self.make_pairs()
         shortage = self._tune(pairs, first.orders)
-        if shortage is not None:  # orders of what keeps least, and then what else has room in them
+        if shortage is not None or not self.found:  # orders of what keeps least, and then what else has room in them
             leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
             lean = self._search(leanest, 0.5)
             self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
             if isinstance(lean, Searched):
                 self._tune(pairs, lean.orders)
-        if not self.found:
-            raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[str(shortage)])
+            elif not self.found:
+                reason = str(shortage or _stuck(lean))
+                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
         return min(self.found, key=lambda one: one[2].makespan_ns)
 
     def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
@@ -305,7 +345,8 @@ class _Planner:
             return tuned
         assert isinstance(tuned, Tuned)  # the orders have run before
         strategies = strategies_of(self.graph, pairs, tuned.choice)
-        self.found.append((orders, tuned.graph, tuned.timed, strategies))
+        if self._holds(tuned.timed):  # tuning does not see what tasks that take no time use
+            self.found.append((orders, tuned.graph, tuned.timed, strategies))
         self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
         return None
 
@@ -323,6 +364,14 @@ class _Planner:
     def _holds(self, timed: Timed) -> bool:
         pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
         return all(peak <= limit for peak, limit in pairs if limit)
+
+
+def _stuck(deadlock: Deadlock) -> str:
+    short = max(deadlock.short_bytes)
+    return (
+        f"rank {deadlock.short_bytes.index(short)} is short of {short} bytes {deadlock.at_ns / 1e6:.3f} ms into the "
+        "step; what would help: a higher limit, smaller microbatches, or more ranks"
+    )
 
 
 def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:

@@ -28,6 +28,8 @@ class RankSpace:
     """Devices of one rank: tensor times context parallel."""
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
+    task_ns: int = 0
+    """What a forward takes beside its layers: the model's own Python around them."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:
@@ -54,5 +56,6 @@ class RankSpace:
             devices_per_rank=self.devices_per_rank,
             strategies=strategies,
             weights_apart=weights_apart,
+            task_ns=self.task_ns,
             limit_bytes=(self.limit_bytes,) * partition.num_ranks if self.limit_bytes else (),
         )

@@ -44,6 +44,7 @@ def task_graph(
     strategies: Strategies = "keep",
     weights_apart: bool = False,
     limit_bytes: Sequence[int] = (),
+    task_ns: int = 0,
     slowdown: Callable[[str, float], float] = in_proportion,
 ) -> TaskGraph:
     """Returns the tasks of a step.
@@ -58,6 +59,7 @@ def task_graph(
         strategies: What becomes of activations.
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
+        task_ns: What each forward takes beside its layers.
         slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
@@ -80,6 +82,7 @@ def task_graph(
             modules={module.name: module for module in model.modules}, strategies=strategies, slowdown=slowdown
         ),
         weights_apart=weights_apart,
+        task_ns=task_ns,
     )
     for index, microbatch in enumerate(microbatches):
         build.add(index, microbatch)
@@ -176,6 +179,7 @@ class _Build:
     links: _Links
     counter: Counter
     weights_apart: bool
+    task_ns: int
     tasks: list[Task] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     flows: dict[frozenset[str], _Flow] = field(default_factory=dict)
@@ -268,7 +272,7 @@ class _Build:
             microbatch=passed.index,
             piece=piece,
             chunk=chunk,
-            time_ns=time_ns,
+            time_ns=time_ns + (self.task_ns if kind is ActionKind.FORWARD else 0),
             group=passed.groups[names[-1]],
             takes_bytes=takes,
             frees_bytes=frees,

@@ -41,6 +41,10 @@ _MEMORY_NOTE = (
 _GB = 1e9
 
 
+SIMULATED = "Pipeline schedules (simulated)"
+"""Title of pictures of nothing that ran."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
     """A simulated step."""
@@ -64,7 +68,7 @@ class PipelineRun:
         return 1 - sum(task.time_ns for task in self.graph.tasks) / total if total else 0.0
 
 
-def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, subtitle: str = "") -> None:
+def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED, subtitle: str = "") -> None:
     """Draws simulated steps one above the other on one axis of time, such as a baseline and ours.
 
     A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
@@ -73,6 +77,7 @@ def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, subtitle: str = "
     Args:
         runs: What to draw, the first on top; the others' times are compared with the first.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
+        title: Written at the top.
         subtitle: Written under the title, such as the model and the device.
 
     Raises:
@@ -80,10 +85,10 @@ def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, subtitle: str = "
         ValueError: No run was given, a run has another number of starts than tasks, or the suffix is another.
     """
     check_path(path)
-    pipelines_canvas(runs, subtitle=subtitle).save(path)
+    pipelines_canvas(runs, title=title, subtitle=subtitle).save(path)
 
 
-def pipelines_canvas(runs: Sequence[PipelineRun], *, subtitle: str = "") -> Canvas:
+def pipelines_canvas(runs: Sequence[PipelineRun], *, title: str = SIMULATED, subtitle: str = "") -> Canvas:
     """Returns the page that ``draw_pipelines`` writes, one axes for each run."""
     if not runs:
         raise ValueError("no runs; give at least one simulated step")
@@ -105,7 +110,7 @@ def pipelines_canvas(runs: Sequence[PipelineRun], *, subtitle: str = "") -> Canv
     body = sum(heights) + len(runs) * _ABOVE + (len(runs) - 1) * _BETWEEN
     note = 0.22 if most else 0.0
     canvas = Canvas(width=_WIDTH, height=head + body + 0.66 + note + 0.24 * len(legend))
-    canvas.text(0.2, 0.3, "Pipeline schedules (simulated)", size=13, fontweight="bold")
+    canvas.text(0.2, 0.3, title, size=13, fontweight="bold")
     if subtitle:
         canvas.text(0.2, 0.52, subtitle, color=FAINT)
     end_ms = max(run.makespan_ns for run in runs) / 1e6 or 1.0

@@ -24,7 +24,7 @@ LAYERS = [
     {"cost"},
     {"simulate"},
     {"backends", "solver", "pipelining", "context"},
-    {"checkpoint", "profiler", "models", "glue"},
+    {"checkpoint", "profiler", "models", "glue", "parts"},
     {"engine"},
     {"ranks", "report"},
     {"microbench", "train"},
@@ -40,7 +40,7 @@ Room is kept for ``context`` and ``glue``.
 RANK_LAYERS = [
     {"rows", "meeting"},
     {"parameters"},
-    {"calls"},
+    {"calls", "pipeline"},
     {"running"},
     {"choosing"},
     {"__init__", "colocate", "compare"},
@@ -52,7 +52,7 @@ ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
 
 HOMES = {
     "torch": {
-        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
+        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "parts"),
         "cost/analytic",
         "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
@@ -194,6 +194,7 @@ def test_public_names_are_frozen():
         "__version__",
         "colocate",
         "parallel",
+        "pipeline",
         "plan_from_quotas",
     ]
     assert all(getattr(mosaic, name) is not None for name in mosaic.__all__)

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "search/clock.h"
+
 namespace mosaic::search {
 
 namespace {
@@ -51,6 +53,7 @@ class Selector {
         double step = 1.0;
         int stale = 0;
         for (int round = 0; round < limits.rounds && !is_done(limits.gap); ++round) {
+            heed();
             const double value = at_prices(prices);
             if (value > bound_ + 1e-9 * std::abs(bound_)) {
                 stale = value > bound_ * (1 + 1e-4) ? 0 : stale + 1;
@@ -192,6 +195,9 @@ class Selector {
         return std::all_of(slack_.begin(), slack_.end(), [](std::int64_t slack) { return slack >= 0; });
     }
 
+    // Throws Interrupted.
+    static void heed() { Watch::is_stopped(std::chrono::steady_clock::now()); }
+
     // Makes what is set fit, betters it by some passes, and notes it if it is the best so far. Leaves it as it was.
     void consider(int passes, double gap) {
         const std::vector<int> before = chosen_;
@@ -210,6 +216,7 @@ class Selector {
     // Leaner ways for pairs of the row that misses most, by time added for what is missing, until all rows fit.
     bool repair() {
         while (true) {
+            heed();
             const auto worst = std::min_element(slack_.begin(), slack_.end());
             if (worst == slack_.end() || *worst >= 0) return true;
             double least = kInfinity;
@@ -250,6 +257,7 @@ class Selector {
     bool quicken() {
         bool is_better = false;
         while (true) {
+            heed();
             double most = 0;
             int pair = -1, way = -1;
             for (std::size_t one = 0; one < ways_.size(); ++one) {

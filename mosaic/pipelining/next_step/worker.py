@@ -122,9 +122,11 @@ class Desk:
 
 
 def keep_to(cores: frozenset[int]) -> None:
-    """Lets this process, and all threads that it starts, use these cores only."""
+    """Lets this process, and all threads that it starts, use these cores only, and what others leave of them."""
     if hasattr(os, "sched_setaffinity") and cores:
         os.sched_setaffinity(0, cores)
+    if hasattr(os, "nice"):
+        os.nice(10)  # whoever trains goes first
 
 
 def end_with(parent: int, *, by_main_thread: bool) -> None:

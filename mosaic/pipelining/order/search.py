@@ -128,7 +128,8 @@ def search_orders(
     if not found.has_any:
         return deadlock_of(found.deadlock)
     starts = tuple(found.start_ns)
-    timed = Timed(start_ns=starts, makespan_ns=found.makespan_ns, peak_bytes=tuple(search.peak(graph.compiled, starts)))
+    peak_bytes = tuple(search.peak(graph.compiled, found.orders, starts))
+    timed = Timed(start_ns=starts, makespan_ns=found.makespan_ns, peak_bytes=peak_bytes)
     return Searched(
         method=method,
         orders=tuple(map(tuple, found.orders)),

@@ -41,6 +41,8 @@ class Step:
     """For each edge between ranks the channel of its message: its rows, and whether it goes forward."""
     kept: dict[str, int]
     """Bytes that forwards keep."""
+    handed: dict[str, int]
+    """Bytes that a backward for inputs leaves to the one for weights, which frees them."""
     local: dict[str, list[str]]
     """For each task what it waits for on its own rank."""
 
@@ -48,6 +50,12 @@ class Step:
     def of(cls, graph: TaskGraph) -> Step:
         """Names the tasks of a graph."""
         names = [str(TaskName.of(task)) for task in graph.tasks]
+        left = {
+            name: task.takes_bytes - task.frees_bytes
+            for name, task in zip(names, graph.tasks, strict=True)
+            if task.takes_bytes > task.frees_bytes
+        }
+        forwards = {name for name, task in zip(names, graph.tasks, strict=True) if task.kind is ActionKind.FORWARD}
         edges = {f"{names[wait.source]}>{names[wait.target]}": at for at, wait in enumerate(graph.waits)}
         local: dict[str, list[str]] = defaultdict(list)
         channels = {}
@@ -63,11 +71,8 @@ class Step:
             row={name: task.row for name, task in zip(names, graph.tasks, strict=True)},
             edges=edges,
             channels=channels,
-            kept={
-                name: task.takes_bytes - task.frees_bytes
-                for name, task in zip(names, graph.tasks, strict=True)
-                if task.takes_bytes > task.frees_bytes
-            },
+            kept={name: size for name, size in left.items() if name in forwards},
+            handed={name.replace("B", "W"): size for name, size in left.items() if name not in forwards},
             local=local,
         )
 
@@ -90,7 +95,7 @@ def replay(schedule: PipelineSchedule, step: Step, rows: Rows) -> Timed:
     for rank in range(step.graph.num_ranks):
         limit = step.graph.limit_bytes[rank] if step.graph.limit_bytes else 0
         most = used = step.graph.base_bytes[rank] if step.graph.base_bytes else 0
-        for at_ns, _, change, place in sorted(run.memory[rank]):
+        for at_ns, _, _, _, change, place in sorted(run.memory[rank]):
             used += change
             most = max(most, used)
             if limit and used > limit:
@@ -107,6 +112,10 @@ def replay(schedule: PipelineSchedule, step: Step, rows: Rows) -> Timed:
     )
 
 
+_Change = tuple[int, int, int, int, int, tuple[int, int]]
+"""When, what comes first then, place in its row, number, bytes, and the cell."""
+
+
 class _Run:
     """All rows under way."""
 
@@ -119,7 +128,8 @@ class _Run:
         self.arrival: dict[str, int] = {}
         self.posted: set[str] = set()
         self.busy: dict[tuple[int, int, bool], int] = defaultdict(int)
-        self.memory: list[list[tuple[int, int, int, tuple[int, int]]]] = [[] for _ in range(step.graph.num_ranks)]
+        self.began = [-1] * len(rows)
+        self.memory: list[list[_Change]] = [[] for _ in range(step.graph.num_ranks)]
 
     def go(self) -> None:
         """Lets each row do what it can, until none can do anything."""
@@ -142,7 +152,7 @@ class _Run:
         elif verb == "RECV":
             self.posted.add(what)
         elif verb == "FREE":
-            self._note(row, what, -self.step.kept[what], self.clock[row])
+            self._note(row, -self.step.kept[what], self.clock[row])
         elif verb in ("SENT", "GOT"):
             if what not in self.arrival or what not in self.posted:
                 return False
@@ -157,11 +167,14 @@ class _Run:
         task = self.step.graph.tasks[self.step.index[name]]
         self.start[name] = max([self.clock[row], *(self.end[source] for source in inputs)])
         self.end[name] = self.clock[row] = self.start[name] + task.time_ns
-        self._note(row, name, task.takes_bytes, self.start[name])
-        self._note(row, name, -min(task.frees_bytes, task.takes_bytes), self.end[name])
+        self.began[row] = self.start[name]
+        self._note(row, task.takes_bytes, self.start[name])
+        temporary = min(task.frees_bytes, task.takes_bytes)
+        self._note(row, -temporary - self.step.handed.get(name, 0), self.end[name])
         return True
 
-    def _note(self, row: int, name: str, change: int, at_ns: int) -> None:
-        """Notes memory: at one instant what ends is free before what starts, unless it started at the same instant."""
-        order = 1 if change > 0 else 2 if self.start[name] == at_ns else 0
-        self.memory[self.step.graph.rank_of[row]].append((at_ns, order, change, (row, self.at[row])))
+    def _note(self, row: int, change: int, at_ns: int) -> None:
+        """Notes memory: at one instant ends come before starts, and what a row starts then comes in the row's order."""
+        order = int(change > 0 or self.began[row] == at_ns)
+        noted = self.memory[self.step.graph.rank_of[row]]
+        noted.append((at_ns, order, self.at[row], len(noted), change, (row, self.at[row])))

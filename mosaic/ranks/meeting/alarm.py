@@ -22,7 +22,15 @@ _LOOK_S = 0.1
 
 
 class GivenUpError(MosaicError):
-    """Another rank could not go on with what all do together."""
+    """Another rank could not go on with what all do together.
+
+    Attributes:
+        rank: Which.
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class Alarm:
@@ -78,7 +86,9 @@ class Alarm:
 
     def _explained(self, error: RuntimeError) -> BaseException:
         why = self._heard() if is_of_messages(error) else None
-        return self._explain(error) if why is None else GivenUpError(f"rank {why}")
+        if why is None:
+            return self._explain(error)
+        return GivenUpError(f"rank {why}", rank=int(why.partition(" ")[0]))
 
     def __enter__(self) -> Self:
         """Begins to listen."""

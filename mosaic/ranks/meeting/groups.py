@@ -56,12 +56,12 @@ class GroupPool:
 
     @contextmanager
     def lending(self) -> Iterator[GroupLoan]:
-        """A block in which all that is taken goes on a list, to be given back or destroyed."""
-        self._loan = loan = GroupLoan()
+        """A block in which all that is taken goes on a list, to be given back or destroyed; the innermost block's."""
+        before, self._loan = self._loan, (loan := GroupLoan())
         try:
             yield loan
         finally:
-            self._loan = None
+            self._loan = before
 
     def give_back(self, loan: GroupLoan) -> None:
         """Takes communicators back on which nothing is under way."""

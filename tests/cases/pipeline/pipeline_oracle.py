@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 
@@ -30,20 +31,21 @@ def simulated(graph: TaskGraph, orders: Orders) -> Timed | None:
     if len(start) < len(graph.tasks):
         return None
     times = [start[task] for task in range(len(graph.tasks))]
-    return Timed(start_ns=times, makespan_ns=max(free, default=0), peak_bytes=peaks(graph, times))
+    return Timed(start_ns=times, makespan_ns=max(free, default=0), peak_bytes=peaks(graph, times, orders))
 
 
-def peaks(graph: TaskGraph, start_ns: list[int]) -> tuple[int, ...]:
-    """The most in use on each rank; what ends at an instant is free before what starts at it."""
+def peaks(graph: TaskGraph, start_ns: Sequence[int], orders: Orders) -> tuple[int, ...]:
+    """The most in use on each rank; what ends at an instant is free before what starts at it, in the row's order."""
+    place = {task: at for order in orders for at, task in enumerate(order)}
     found = []
     for rank in range(graph.num_ranks):
         events = []
-        for task, start in zip(graph.tasks, start_ns, strict=True):
+        for index, (task, start) in enumerate(zip(graph.tasks, start_ns, strict=True)):
             if graph.rank_of[task.row] == rank:
-                events.append((start, 1, task.takes_bytes))
-                events.append((start + task.time_ns, 0 if task.time_ns else 2, -task.frees_bytes))
+                events.append((start, place[index], 1, task.takes_bytes))
+                events.append((start + task.time_ns, -1 if task.time_ns else place[index], 2, -task.frees_bytes))
         used = most = graph.base_bytes[rank] if graph.base_bytes else 0
-        for _, _, change in sorted(events):
+        for *_, change in sorted(events):
             used += change
             most = max(most, used)
         found.append(most)

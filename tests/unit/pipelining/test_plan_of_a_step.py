@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import images, models, steps, two_encoders
+from pipeline_oracle import simulated
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.planner import MAX_PROVEN, WEIGHTS, PlannerOptions, plan_step
+from mosaic.pipelining.proof import prove
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
@@ -32,6 +34,32 @@ def test_a_planned_step_is_between_its_bound_and_the_natural_order_and_its_sched
     assert planned.bound_ns <= planned.makespan_ns <= natural.makespan_ns
     schedule = planned.schedule()
     assert check_pipeline_schedule(schedule, planned.graph).makespan_ns >= planned.makespan_ns
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(min_layers=4), steps(), st.integers(1, 3), st.sampled_from(list(WEIGHTS)), st.floats(0, 1), st.booleans())
+def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
+    model, microbatches, ranks, weights, share, is_instant
+):
+    if is_instant:  # first layers take no time, and memory all the same
+        instant = (replace(module, unit_ms=(0.0, *module.unit_ms[1:])) for module in model.modules)
+        model = replace(model, modules=tuple(instant))
+    request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
+    options = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=200), weights=weights)
+    free = plan_step(request, microbatches, options=options)
+    base, most = max(free.graph.base_bytes), max(free.timed.peak_bytes)
+    space = RankSpace(limit_bytes=base + round(share * (most - base)))
+    contenders = contend(request, microbatches, space=space, names=("gpipe", "1f1b", "zb-v"))
+    try:
+        planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
+    except InfeasibleError:
+        assert all(one.run is None for one in contenders)
+        return
+    assert planned.bound_ns <= planned.makespan_ns
+    assert all(planned.makespan_ns <= one.makespan_ns for one in contenders if one.run is not None)
+    assert simulated(planned.graph, planned.orders) == replace(planned.timed, start_ns=list(planned.timed.start_ns))
+    assert max(planned.timed.peak_bytes) <= space.limit_bytes
+    check_pipeline_schedule(planned.schedule(), planned.graph, training=planned.training)
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +117,13 @@ def test_unknown_baselines_and_steps_without_microbatches_are_refused():
         contend(request, images(1), names=("zigzag",))
     with pytest.raises(ValueError, match="no microbatches"):
         plan_step(request, [], options=FEW)
+
+
+@pytest.mark.parametrize("counts", [(2, 3), (1, 4)])
+def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
+    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
+    options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=1.0))
+    planned = plan_step(request, images(*counts), options=options)
+    assert len(planned.graph.tasks) <= MAX_PROVEN
+    assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns
+    assert planned.gap == 0

@@ -223,6 +223,12 @@ def test_steps_and_limits_that_fit_nothing_are_refused():
         made(only, images(1, 0))
 
 
+def test_a_step_of_too_many_tasks_is_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mosaic.pipelining.task_graph.MAX_TASKS", 10)
+    with pytest.raises(ValueError, match="12 tasks by microbatch 2; a step has at most 10: use larger"):
+        made(chain(2), images(1, 1, 1, 1), "mixed-time")
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     models(min_layers=2),

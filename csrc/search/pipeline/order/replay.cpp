@@ -33,9 +33,11 @@ void check_orders(const Tasks& tasks, const Orders& orders) {
     throw std::invalid_argument("no order has task " + to_string(left) + "; each task runs once");
 }
 
-std::vector<Bytes> peak_of(const Tasks& tasks, const std::vector<Ns>& starts) {
-    std::vector<int> place(tasks.num_tasks());
-    for (int i = 0; i < tasks.num_tasks(); ++i) place[tasks.order()[i]] = i;
+std::vector<Bytes> peak_of(const Tasks& tasks, const Orders& orders, const std::vector<Ns>& starts) {
+    std::vector<int> place(tasks.num_tasks());  // tasks that take no time start together, in the order of their row
+    for (const std::vector<int>& row : orders) {
+        for (std::size_t i = 0; i < row.size(); ++i) place[row[i]] = static_cast<int>(i);
+    }
     std::vector<int> by_start(tasks.order());
     std::sort(by_start.begin(), by_start.end(),
               [&](int a, int b) { return starts[a] != starts[b] ? starts[a] < starts[b] : place[a] < place[b]; });

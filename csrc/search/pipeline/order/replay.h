@@ -19,8 +19,8 @@ struct Deadlock {
 // Throws std::invalid_argument unless each row has exactly its tasks.
 void check_orders(const Tasks& tasks, const Orders& orders);
 
-// The most in use on each rank where tasks start at these times.
-std::vector<Bytes> peak_of(const Tasks& tasks, const std::vector<Ns>& starts);
+// The most in use on each rank where rows run tasks in these orders, and tasks start at these times.
+std::vector<Bytes> peak_of(const Tasks& tasks, const Orders& orders, const std::vector<Ns>& starts);
 
 // Plays orders again and again in the same memory.
 //

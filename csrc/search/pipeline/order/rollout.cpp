@@ -86,6 +86,7 @@ void Rollout::prepare(const Ranking& ranking) {
     missing_ = first_missing_;
     ready_.assign(n, 0);
     starts_.assign(n, -1);
+    ran_.clear();
     row_end_.assign(rows, 0);
     next_.assign(rows, kNever);
     last_.assign(rows, kWeights);
@@ -235,6 +236,7 @@ Ns Rollout::run(const Ranking& ranking, Ns cutoff) {
         }
         const Ns end = now + what.time;
         starts_[task] = now;
+        ran_.push_back(task);
         open_[what.kind].reset(row, place_[task]);
         row_end_[row] = end;
         if (what.kind != kWeights) last_[row] = what.kind;
@@ -252,16 +254,7 @@ Ns Rollout::run(const Ranking& ranking, Ns cutoff) {
 
 Orders Rollout::orders() const {
     Orders orders(tasks_.num_rows());
-    std::vector<int> sorted(tasks_.order());
-    // By start; tasks that take no time start together, each after what it waits for.
-    std::vector<int> place(sorted.size());
-    for (std::size_t i = 0; i < sorted.size(); ++i) place[sorted[i]] = static_cast<int>(i);
-    std::sort(sorted.begin(), sorted.end(), [&](int a, int b) {
-        const Ns end_a = starts_[a] + tasks_[a].time, end_b = starts_[b] + tasks_[b].time;
-        if (starts_[a] != starts_[b]) return starts_[a] < starts_[b];
-        return end_a != end_b ? end_a < end_b : place[a] < place[b];
-    });
-    for (const int task : sorted) orders[tasks_[task].row].push_back(task);
+    for (const int task : ran_) orders[tasks_[task].row].push_back(task);
     return orders;
 }
 

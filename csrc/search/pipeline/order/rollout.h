@@ -75,7 +75,7 @@ class Rollout {
     BitRows open_[kKinds];    // ready by now, by place in the ranking
     BitRows closed_[kKinds];  // the same, of microbatches that are not in
     std::vector<int> task_at_[kKinds], first_place_[kKinds], num_placed_[kKinds];
-    std::vector<int> place_;
+    std::vector<int> place_, ran_;  // of each task its place in the ranking; tasks as they were started
     std::vector<Ns> starts_, ready_, row_end_, next_;
     std::vector<int> missing_;
     std::vector<std::vector<Late>> late_;

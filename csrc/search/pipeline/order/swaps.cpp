@@ -12,7 +12,7 @@ constexpr int kReach = 6;  // places that a task goes at most where nothing says
 // Late acceptance: a step is good that is no worse than where the search was so many steps ago.
 constexpr int kHistories[] = {30, 100, 300, 1000};
 constexpr int kSmall = 1000000;            // tasks that one run may replay in a small step
-constexpr int kPatience = 15;              // histories without a gain, after which there is none
+constexpr int kFewTasks = 100;             // a step of so many is searched from many places, each soon left
 constexpr int kSlacks[] = {64, 16, 6, 3};  // at the beginning, one part in so many worse is good enough
 
 class Swaps {
@@ -30,11 +30,13 @@ class Swaps {
         for (auto& row : at_) number(row, 0, static_cast<int>(row.size()) - 1);
         starts_ = explorer_.replayed_starts();
         find_way();
-        const int length = kHistories[explorer_.random.below(4)];
+        // Short ones first: what one run misses, the next one finds from elsewhere.
+        const int length = kHistories[explorer_.random.below(is_small_ ? std::min(4, 2 + num_runs_++ / 128) : 4)];
         history_.assign(length, value_ + value_ / kSlacks[explorer_.random.below(4)]);
         Ns least = value_;
         std::int64_t idle = 0;
-        for (std::int64_t i = 0; i < num_tries && idle < kPatience * length + 1000 && !explorer_.is_over(); ++i) {
+        const int patience = is_small_ ? 8 * length + 300 : 15 * length + 1000;  // without a gain, after which is none
+        for (std::int64_t i = 0; i < num_tries && idle < patience && !explorer_.is_over(); ++i) {
             try_one(history_[i % length]);
             history_[i % length] = value_;
             idle = value_ < least ? 0 : idle + 1;
@@ -127,7 +129,7 @@ class Swaps {
     bool draw_move(int& row, int& from, int& to) {
         Random& random = explorer_.random;
         const int choice = random.below(16);
-        if (blocks_.empty() || choice < (explorer_.is_limited() ? 4 : 1)) {
+        if (blocks_.empty() || choice < (!explorer_.is_limited() ? 1 : is_small_ ? 10 : 4)) {
             row = random.below(tasks_.num_rows());
             const int size = static_cast<int>(at_[row].size());
             if (size < 2) return false;
@@ -163,6 +165,8 @@ class Swaps {
     };
     Explorer& explorer_;
     const Tasks& tasks_;
+    const bool is_small_ = tasks_.num_tasks() <= kFewTasks;
+    int num_runs_ = 0;
     Orders at_;
     Ns value_ = kNever;
     int weight_ = 1;  // of memory that is too small

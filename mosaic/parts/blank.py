@@ -1,0 +1,147 @@
+"""Results of modules that do not run: zeros of the shape that they would have, and as many random numbers drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from mosaic.parts.doors import Forward, hidden_of
+from mosaic.parts.draws import Draw, DrawsSeen
+from mosaic.parts.random_state import kept_random_state
+
+
+@dataclass(frozen=True, slots=True)
+class _Blank:
+    leaves: tuple[Any, ...]
+    """Of what a call returns, tensors without data."""
+    tree: Any
+    """How they are nested."""
+    draws: Sequence[Draw]
+    """What draws random numbers in it."""
+
+
+class BlankResults:
+    """Knows by shapes of arguments what modules return; learns it by a run without data.
+
+    Args:
+        device: Where results are to be.
+
+    Attributes:
+        by_values: Modules whose results follow from values too, by id: they are run each time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[Hashable, _Blank] = {}
+        self.by_values: set[int] = set()
+        self._precisions: dict[Hashable, torch.dtype] = {}
+
+    def of(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], Any]:
+        """Returns the leaves of what a call would return, tensors as zeros, and their tree."""
+        blank = self._find(module, forward, args, kwargs)
+        leaves = [
+            torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in blank.leaves
+        ]
+        return leaves, blank.tree
+
+    def in_precision_of(
+        self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        """Returns a layer's hidden input, in the precision of what it returns; under autocast they may differ.
+
+        Args:
+            name: Of the list of layers, which are taken to be alike.
+            module: One of them.
+            forward: Its own.
+            args: Of the call.
+            kwargs: Of the call.
+        """
+        hidden = hidden_of(args, kwargs)
+        if hidden is None or not torch.is_autocast_enabled(self._device.type):
+            return hidden
+        key = (name, torch.get_autocast_dtype(self._device.type), hidden.dtype)
+        if key not in self._precisions:
+            self._precisions[key] = self.of(module, forward, args, kwargs)[0][0].dtype
+        return hidden.to(self._precisions[key])
+
+    def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Draws the random numbers that a call would."""
+        for draw in self._find(module, forward, args, kwargs).draws:
+            draw.again(self._device)
+
+    def _find(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
+        given, tree = pytree.tree_flatten((args, dict(kwargs)))
+        cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
+        key = (id(module), module.training, cast, str(tree), *map(_key, given))
+        if key in self._known:
+            return self._known[key]
+        blank = self._run(module, forward, given, tree)
+        if id(module) not in self.by_values:
+            self._known[key] = blank
+        return blank
+
+    def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
+        """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
+        try:
+            if id(module) not in self.by_values:
+                with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
+                    args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
+                    result = _call(module, forward, args, kwargs, self._empty)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self.by_values.add(id(module))
+        if id(module) in self.by_values:
+            with torch.no_grad(), kept_random_state(self._device), DrawsSeen() as seen:
+                args, kwargs = pytree.tree_unflatten(given, tree)
+                result = _call(module, forward, args, kwargs, self._zero)
+        leaves, spec = pytree.tree_flatten(result)
+        blank = [
+            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
+        return _Blank(tuple(blank), spec, seen.draws())
+
+    def _zero(self, weight: torch.Tensor) -> torch.Tensor:
+        if not weight.is_meta:
+            return weight
+        return torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+
+    def _empty(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
+
+
+def _call(
+    module: nn.Module, forward: Forward, args: Any, kwargs: Any, weight: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    weights = {f"inner.{name}": weight(tensor) for name, tensor in tensors}
+    return functional_call(_Bare(module, forward), weights, args, kwargs)
+
+
+class _Bare(nn.Module):
+    """Calls a module's own ``forward``, which is replaced while a chunk runs."""
+
+    def __init__(self, inner: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.inner = inner
+        self._run = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+
+def _key(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype
+    return leaf if isinstance(leaf, int | float | str | None) else type(leaf).__qualname__

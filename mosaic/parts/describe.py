@@ -1,0 +1,125 @@
+"""What one run showed, as the plain data that all ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mosaic.parts.follow import Followed
+from mosaic.parts.layer_lists import layer_name
+from mosaic.parts.owners import Owner, assign_owners, check_order, check_random_numbers, count_common_words
+from mosaic.parts.provenance import SeenCall
+from mosaic.parts.split import ModelSplit, Site, SplitModule
+
+_Owned = tuple[Owner, SeenCall]
+
+
+def describe(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    seen: Followed,
+    chains: Mapping[str, int],
+    names: Mapping[str, str],
+) -> ModelSplit:
+    """Returns where the model can be cut.
+
+    Args:
+        model: The user's model.
+        sample: What it was run with.
+        seen: What was seen.
+        chains: Layers of each list, by its name in the model, in the order in which they are called.
+        names: For each list the name that its parts have.
+
+    Raises:
+        UnsplittableError: What was seen cannot be cut.
+    """
+    owners = assign_owners(seen.calls, chains)
+    output, output_leaves = _output(seen, owners)
+    owned = [*zip(owners, seen.calls, strict=True), output]
+    check_order(owned)
+    check_random_numbers(owned)
+    parameters = _parameters(model, owned)
+    return ModelSplit(
+        modules=_modules(chains, names, owned, seen, list(sample)),
+        sites=tuple(
+            Site(
+                path=call.path,
+                call=call.call,
+                module=names[path],
+                layer=layer,
+                is_layer=call.path == layer_name(path, layer),
+                needs=frozenset(call.values),
+                parameters=used,
+                keeps_shape=call.keeps_shape,
+                form=call.form,
+            )
+            for ((path, layer), call), used in zip(owned, parameters, strict=True)
+        ),
+        output_leaves=output_leaves,
+        idle_parameters=_idle(model, frozenset().union(*parameters), chains, names),
+    )
+
+
+def _output(seen: Followed, owners: list[Owner]) -> tuple[_Owned, tuple[str, ...]]:
+    """Returns the output as a call of the module that ends last, and which of its leaves that module makes."""
+    last = owners[-1][0]
+    call = SeenCall(path="", call=0, line="")
+    kept: list[str] = []
+    for name, leaf in seen.output.items():
+        if not leaf.values or any(owners[value.site][0] == last for value in leaf.values):
+            kept.append(name)
+            call.read(leaf)
+    end = max(layer for path, layer in owners if path == last)
+    return ((last, end), call), tuple(kept)
+
+
+def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
+    """Returns for each call the first names of the parameters that it needs."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = []
+    for _, call in owned:
+        inside = model.get_submodule(call.path).parameters() if call.path else ()
+        found.append(frozenset(call.parameters) | {names[id(parameter)] for parameter in inside})
+    return found
+
+
+def _modules(
+    chains: Mapping[str, int],
+    names: Mapping[str, str],
+    owned: Sequence[_Owned],
+    seen: Followed,
+    tensors: Sequence[str],
+) -> tuple[SplitModule, ...]:
+    read: dict[str, set[str]] = {path: set() for path in chains}
+    for (path, _), call in owned:
+        read[path] |= call.inputs
+    for scope, inputs in seen.scoped_inputs.items():
+        inside = [path for path in chains if not scope or path.startswith(f"{scope}.")]
+        if len(inside) == 1:
+            read[inside[0]] |= inputs
+    found = []
+    for path, count in chains.items():
+        others = {name for other in chains if other != path for name in read[other]}
+        found.append(
+            SplitModule(
+                name=names[path],
+                path=path,
+                count=count,
+                inputs=tuple(name for name in tensors if name in read[path]),
+                own_inputs=tuple(name for name in tensors if name in read[path] - others),
+            )
+        )
+    return tuple(found)
+
+
+def _idle(
+    model: nn.Module, used: frozenset[str], chains: Mapping[str, int], names: Mapping[str, str]
+) -> dict[str, str]:
+    order = list(chains)
+    return {
+        name: names[max(order, key=lambda path: (count_common_words(name, path), order.index(path)))]
+        for name, _ in model.named_parameters()
+        if name not in used
+    }

@@ -1,0 +1,127 @@
+"""Following tensors from site to site through one run of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mosaic.parts.blank import BlankResults
+from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
+from mosaic.parts.provenance import NumbersRead, Provenance, SeenCall, Sources, caller
+from mosaic.parts.split import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What one run showed."""
+
+    calls: list[SeenCall]
+    """In order."""
+    output: dict[str, Sources]
+    """For each tensor that the model returned, by where it stands in the output, what it is made of."""
+    scoped_inputs: dict[str, set[str]]
+    """For modules that hold lists of layers, tensors of the sample that were read between their calls."""
+
+
+class _Run:
+    """One run of the model; of sites within sites the outermost counts."""
+
+    def __init__(self, provenance: Provenance, blank: BlankResults | None) -> None:
+        self.calls: list[SeenCall] = []
+        self.provenance = provenance
+        self._blank = blank
+        self._counts: Counter[str] = Counter()
+
+    def site(self, path: str, module: nn.Module) -> Forward:
+        forward: Forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.provenance.here is not None:
+                return forward(*args, **kwargs)
+            call = self._begin(path)
+            try:
+                result = self._result(module, forward, args, kwargs)
+            finally:
+                self.provenance.here = None
+            self._end(call, result, hidden_of(args, kwargs))
+            return result
+
+        return run
+
+    def scope(self, path: str, module: nn.Module) -> Forward:
+        forward: Forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.provenance.scopes.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.provenance.scopes.pop()
+
+        return run
+
+    def _begin(self, path: str) -> SeenCall:
+        call = SeenCall(path=path, call=self._counts[path], line=caller())
+        self._counts[path] += 1
+        call.read(self.provenance.decided)
+        self.provenance.here = call
+        self.calls.append(call)
+        return call
+
+    def _result(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._blank is None:
+            return forward(*args, **kwargs)
+        self.provenance.note_read((args, kwargs))
+        with _disable_current_modes():
+            return pytree.tree_unflatten(*self._blank.of(module, forward, args, kwargs))
+
+    def _end(self, call: SeenCall, result: Any, hidden: torch.Tensor | None) -> None:
+        leaves, tree = pytree.tree_flatten(result)
+        index = len(self.calls) - 1
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                self.provenance.mark(leaf, Sources(values=frozenset([Value(index, number)])), anew=True)
+        call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
+        first = leaves[0] if leaves else None
+        if isinstance(first, torch.Tensor) and hidden is not None:
+            call.keeps_shape = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
+
+
+def follow(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    *,
+    sites: Mapping[str, nn.Module],
+    scopes: Mapping[str, nn.Module],
+    parameters: Mapping[str, torch.Tensor],
+    blank: BlankResults | None,
+) -> Followed:
+    """Runs the model once and follows what its sites read and return.
+
+    Args:
+        model: The user's model.
+        sample: A microbatch.
+        sites: Modules by name whose calls are watched.
+        scopes: Modules by name that hold them.
+        parameters: The model's, or what stands in for them.
+        blank: Gives what sites return where they cannot run; None: they run.
+    """
+    provenance = Provenance(parameters, sample)
+    run = _Run(provenance, blank)
+    forwards = {module: run.site(path, module) for path, module in sites.items()}
+    forwards |= {module: run.scope(path, module) for path, module in scopes.items()}
+    with replaced_forwards(forwards), torch.no_grad(), NumbersRead(provenance), provenance:
+        result = model(**sample)
+    output = {}
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        sources = provenance.sources(leaf)
+        if isinstance(leaf, torch.Tensor) and not sources.inside:
+            output[pytree.keystr(path)] = sources
+    return Followed(calls=run.calls, output=output, scoped_inputs=provenance.scoped_inputs)

@@ -1,0 +1,128 @@
+"""Which lists of a model are lists of layers, and what forbids to cut them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mosaic.errors import UnsplittableError
+from mosaic.parts.provenance import SeenCall
+
+LayerList = nn.ModuleList | nn.Sequential
+"""What may hold layers."""
+
+_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
+
+
+def layer_name(path: str, index: int) -> str:
+    """Returns the name in the model of a list's layer."""
+    return f"{path}.{index}" if path else str(index)
+
+
+def check_model(model: nn.Module) -> None:
+    """Checks what forbids to cut a model, whatever its layers are.
+
+    Raises:
+        UnsplittableError: It normalizes over its batch, drops layers at random, or recomputes by itself.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            raise UnsplittableError(
+                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
+                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it in eval()"
+            )
+        for drop in _DROPS:
+            rate = getattr(module, drop, 0.0)
+            if isinstance(rate, float) and rate > 0:
+                raise UnsplittableError(
+                    f"{name or 'the model'} skips layers at random ({drop}={rate}); a schedule has to know which "
+                    f"layers run: set {drop} to 0"
+                )
+        if getattr(module, "gradient_checkpointing", False) is True:
+            raise UnsplittableError(
+                f"{name or 'the model'} has gradient_checkpointing=True; parts choose themselves which layers are "
+                "recomputed: call gradient_checkpointing_disable() and give strategies"
+            )
+
+
+def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
+    """Returns lists that may be lists of layers, by name in the model; of nested ones the outermost.
+
+    Raises:
+        UnsplittableError: A list that was chosen by hand is not there, is no list, or holds another.
+    """
+    if chosen is not None:
+        return _chosen(model, chosen)
+    return _lists(model, alike=True) or _lists(model, alike=False)
+
+
+def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, LayerList]:
+    found: dict[str, LayerList] = {}
+    for name, path in chosen.items():
+        try:
+            layers = model.get_submodule(path)
+        except AttributeError:
+            layers = None
+        if not isinstance(layers, LayerList) or not len(layers):
+            raise UnsplittableError(
+                f"modules[{name!r}]={path!r} is no list of layers of this model; name a ModuleList or a Sequential as "
+                "named_modules() does"
+            )
+        found[path] = layers
+    for path in found:
+        for other in found:
+            if path != other and (path == "" or other.startswith(f"{path}.")):
+                raise UnsplittableError(
+                    f"the list {other!r} is inside of the list {path!r}; a layer runs as a whole: name one of them"
+                )
+    return found
+
+
+def _lists(model: nn.Module, *, alike: bool) -> dict[str, LayerList]:
+    found: dict[str, LayerList] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, LayerList) or len(module) < 2:
+            continue
+        if any(path.startswith(f"{outer}.") or outer == "" for outer in found):
+            continue
+        with_weights = all(any(True for _ in layer.parameters()) for layer in module)
+        if not alike or (with_weights and len({type(layer) for layer in module}) == 1):
+            found[path] = module
+    return found
+
+
+def is_chain(calls: Sequence[tuple[int, SeenCall]]) -> bool:
+    """Whether most calls of a list's elements read what the call before returned."""
+    pairs = list(itertools.pairwise(calls))
+    linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
+    return len(pairs) > 0 and 2 * linked >= len(pairs)
+
+
+def check_chain(path: str, count: int, calls: Sequence[tuple[int, SeenCall]]) -> None:
+    """Checks that a list's layers were each called once, in their order.
+
+    Raises:
+        UnsplittableError: They were not.
+    """
+    prefix = f"{path}." if path else ""
+    order = [int(call.path.removeprefix(prefix)) for _, call in calls]
+    for place, layer in enumerate(order):
+        line = calls[place][1].line
+        if layer in order[:place]:
+            raise UnsplittableError(
+                f"layer {layer} of {path or 'the model'!r} is called a second time at {line}; each layer may run once "
+                "a microbatch: give each call layers of its own, or name other lists by modules="
+            )
+        if place and layer < order[place - 1]:
+            raise UnsplittableError(
+                f"layer {layer} of {path or 'the model'!r} is called behind layer {order[place - 1]} at {line}; layers "
+                "have to run in the order of their list: sort the list"
+            )
+    if missing := sorted(set(range(count)) - set(order)):
+        raise UnsplittableError(
+            f"layer {missing[0]} of {path or 'the model'!r} was not called with the sample, others were "
+            f"(at {calls[0][1].line}); every layer has to run with every microbatch: take it out of the list"
+        )

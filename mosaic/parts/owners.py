@@ -1,0 +1,140 @@
+"""Who owns each call: which module's which layer it runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from mosaic.errors import UnsplittableError
+from mosaic.parts.layer_lists import layer_name
+from mosaic.parts.provenance import SeenCall
+
+Owner = tuple[str, int]
+"""Name of a module's list, and index of the layer."""
+
+
+def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[Owner]:
+    """Returns each call's owner.
+
+    A module around layers belongs to the list whose name has the longest common beginning with its own. Where several
+    have: to the list that alone it depends on, and otherwise to the first that it reaches.
+
+    Args:
+        calls: In order.
+        counts: Layers of each list, by its name in the model, in the order in which the lists are called.
+    """
+    layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
+    reads = _behind(calls, layer_of)
+    reaches = _before(calls, layer_of)
+    order = list(counts)
+    owners: list[Owner] = []
+    for index, call in enumerate(calls):
+        if call.path in layer_of:
+            owners.append(layer_of[call.path])
+            continue
+        path = _list_of(call.path, order, [p for p, _ in reads[index]], [p for p, _ in reaches[index]])
+        behind = [layer for p, layer in reads[index] if p == path]
+        ahead = [layer for p, layer in reaches[index] if p == path]
+        owners.append((path, max(behind) if behind else min(ahead, default=0)))
+        if behind and not ahead:
+            owners[-1] = (path, _last_called(calls[:index], layer_of, path, counts))
+    return owners
+
+
+def _list_of(path: str, order: list[str], behind: list[str], ahead: list[str]) -> str:
+    common = {name: count_common_words(path, name) for name in order}
+    near = [name for name in order if common[name] == max(common.values())]
+    if len(near) == 1:
+        return near[0]
+    if len(set(behind)) == 1 and behind[0] in near:
+        return behind[0]
+    reached = [name for name in order if name in ahead and name in near]
+    if reached:
+        return reached[0]
+    return max(set(behind) & set(near), key=order.index, default=near[-1])
+
+
+def _last_called(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner], path: str, counts: Mapping[str, int]) -> int:
+    called = [layer_of[call.path][1] for call in calls if call.path in layer_of and layer_of[call.path][0] == path]
+    return max(called, default=counts[path] - 1)
+
+
+def _behind(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+    """The layers that each call depends on."""
+    found: list[set[Owner]] = []
+    for call in calls:
+        own: set[Owner] = set()
+        for value in call.values:
+            own |= found[value.site]
+            source = calls[value.site].path
+            if source in layer_of:
+                own.add(layer_of[source])
+        found.append(own)
+    return found
+
+
+def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+    """The layers that depend on each call."""
+    found: list[set[Owner]] = [set() for _ in calls]
+    for index in range(len(calls) - 1, -1, -1):
+        call = calls[index]
+        own = {layer_of[call.path]} if call.path in layer_of else set()
+        for value in call.values:
+            found[value.site] |= own | found[index]
+    return found
+
+
+def check_order(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Checks that no module feeds itself through another, nor an earlier layer.
+
+    Raises:
+        UnsplittableError: One does.
+    """
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for (path, layer), call in sites:
+        for value in call.values:
+            source, at = sites[value.site][0]
+            if source != path:
+                sorter.add(path, source)
+            elif at > layer:
+                raise UnsplittableError(
+                    f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs "
+                    f"{sites[value.site][1].path} of layer {at} ({call.line}); name other lists by modules="
+                )
+    try:
+        sorter.prepare()
+    except CycleError as problem:
+        circle = " -> ".join(reversed(problem.args[1]))
+        raise UnsplittableError(
+            f"modules feed each other in a circle: {circle}; name fewer lists by modules=, so that the rest runs as one"
+        ) from None
+
+
+def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Checks that what is drawn between modules is used by one layer: each rank would draw it anew.
+
+    Raises:
+        UnsplittableError: Several use it.
+    """
+    users: dict[str, set[Owner]] = {}
+    for owner, call in sites:
+        for line in call.random:
+            users.setdefault(line, set()).add(owner)
+    for line, found in users.items():
+        if len(found) > 1:
+            raise UnsplittableError(
+                f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of "
+                f"{max(found)[0]!r}; ranks would each draw others: draw them in a module, such as "
+                "nn.Dropout, or set the rate to 0"
+            )
+
+
+def count_common_words(path: str, other: str) -> int:
+    """Returns how many words two names have in common at their beginning."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    count = 0
+    for one, two in pairs:
+        if one != two:
+            break
+        count += 1
+    return count

@@ -1,0 +1,237 @@
+"""A rank's part of a model: the weights of its chunks, and their forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mosaic.graph import Part
+from mosaic.parts.blank import BlankResults
+from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
+from mosaic.parts.doors import replaced_forwards
+from mosaic.parts.pass_through import ChunkEnded, Door, PassThrough
+from mosaic.parts.split import ModelSplit, Value
+from mosaic.parts.weights import StandIns, device_of, drop_weights, load_weights
+
+Sent = dict[str, tuple[torch.Tensor, ...]]
+"""Tensors that leave a chunk, or come in, by the module whose part sends them."""
+
+
+class PartedModel:
+    """Runs chunks of a model, and keeps no memory for the rest.
+
+    The model stays what it is: between calls it has its own ``forward`` and its own parameter objects, those of other
+    ranks on the meta device. One thread runs it at a time; ranks that are threads have copies of the model.
+
+    Args:
+        model: The user's model, on its device; or on the meta device, to be loaded.
+        split: Where it can be cut.
+        chunks: All chunks of the partition.
+        own: Indices of the chunks that run on this rank; None: all.
+        device: Where it runs, if it is on the meta device.
+
+    Raises:
+        ValueError: The chunks are not of this model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: ModelSplit,
+        chunks: Sequence[tuple[Part, ...]],
+        own: Collection[int] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.split = split
+        self.chunks = tuple(map(tuple, chunks))
+        self.own = frozenset(range(len(self.chunks)) if own is None else own)
+        split.check_chunks(self.chunks)
+        self.device = device or device_of(model, {})
+        self._doors = self._make_doors()
+        mine = [self.chunks[index] for index in sorted(self.own)]
+        self._names = frozenset().union(*map(split.parameters_of, mine))
+        running = frozenset().union(*map(split.sites_of, mine))
+        idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
+        drop_weights(model, keep=self._names, whole=idle)
+        self._stand_ins = self._make_stand_ins()
+        self._blank = BlankResults(self.device)
+        self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
+        self._likes: dict[Hashable, Sent] = {}
+
+    def forward(
+        self,
+        chunk: int,
+        kwargs: Mapping[str, Any],
+        received: Sent | None = None,
+        strategies: Sequence[str] = (),
+        *,
+        draws_all: bool = False,
+    ) -> Any:
+        """Runs a chunk with a microbatch, or with some units of it.
+
+        Args:
+            chunk: Index of a chunk of this rank.
+            kwargs: Keyword arguments of the model.
+            received: What the chunks before have sent, by module; several pieces joined by ``join_pieces``.
+            strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
+            draws_all: Whether random numbers are drawn for the layers before the chunk's too: with the generators'
+                state at the beginning of the microbatch, the chunk's numbers are then the plain model's. Otherwise
+                the chunk's own layers alone draw.
+
+        Returns:
+            By module what leaves the chunk; or the model's output where the model ends in it, with None for what
+            other modules make.
+
+        Raises:
+            ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
+                fewer strategies than layers.
+            UnsplittableError: The microbatch takes another way through the model than the sample did, or a layer that
+                is to be recomputed fills a cache.
+        """
+        if chunk not in self.own:
+            raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
+        plan = self._plan(chunk, kwargs)
+        if strategies and len(strategies) != len(plan.layers):
+            raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
+        given = self._given(chunk, plan, received or {})
+        through = self._through(plan, own=plan.own, received=given)
+        through.draws_all = draws_all
+        through.strategies = dict(zip(plan.layers, strategies, strict=False))
+        output = self._call(through, kwargs)
+        if plan.last is None:
+            return self._without_foreign_leaves(output)
+        return {module: through.sent(values) for module, values in plan.leaves.items()}
+
+    def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
+        """Returns what ``forward`` of a chunk hands over, on whichever rank it is, as tensors without data.
+
+        It is worked out once for the shapes of ``kwargs``, or each time if a module's shapes follow from values; where
+        the model ends, nothing is handed over.
+        """
+        plan = self._plan(chunk, kwargs)
+        if plan.last is None:
+            return {}
+        precision = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
+        key = (chunk, precision, *((name, _shape(value)) for name, value in sorted(kwargs.items())))
+        if key in self._likes:
+            return self._likes[key]
+        through = self._through(plan, own=(), received={})
+        with torch.no_grad():
+            self._call(through, kwargs)
+        like = {
+            module: tuple(torch.empty_like(tensor, device="meta") for tensor in through.sent(values))
+            for module, values in plan.leaves.items()
+        }
+        if not self._blank.by_values:
+            self._likes[key] = like
+        return like
+
+    def skip_random_numbers(self, kwargs: Mapping[str, Any]) -> None:
+        """Moves generators on as the plain model's forward with a microbatch does, without running it.
+
+        A step of several microbatches keeps the state before each, so that its chunks may run in any order.
+        """
+        through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
+        through.draws_all = True
+        with torch.no_grad():
+            self._call(through, kwargs)
+
+    def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
+        """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
+        names = self.split.parameters_of(self.chunks[chunk])
+        return {name: parameter for name, parameter in self.model.named_parameters() if name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what this rank has of the plain model's ``state_dict``."""
+        state = self.model.state_dict().items()
+        return {name: value for name, value in state if not (isinstance(value, torch.Tensor) and value.is_meta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what this rank needs of a plain model's ``state_dict``.
+
+        Raises:
+            KeyError: Something that it needs is missing.
+        """
+        with torch.no_grad():
+            load_weights(self.model, state, names=self._names, device=self.device)
+        self._stand_ins = self._make_stand_ins()
+
+    def _make_stand_ins(self) -> StandIns:
+        """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
+        layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
+        inside = [door.module for door in self._doors if door.path in layers]
+        return StandIns(self.model, inside=inside, device=self.device)
+
+    def _make_doors(self) -> list[Door]:
+        sites: dict[str, list[int]] = {}
+        for index, site in enumerate(self.split.sites):
+            if site.path:
+                sites.setdefault(site.path, []).append(index)
+        return [Door(path, self.model.get_submodule(path), tuple(found)) for path, found in sites.items()]
+
+    def _plan(self, chunk: int, kwargs: Mapping[str, Any]) -> ChunkPlan:
+        key = (chunk, self.split.present(kwargs))
+        if key not in self._plans:
+            self._plans[key] = plan_chunk(self.split, self.chunks[chunk], key[1])
+        return self._plans[key]
+
+    def _through(self, plan: ChunkPlan, *, own: Collection[int], received: Mapping[Value, torch.Tensor]) -> PassThrough:
+        return PassThrough(
+            split=self.split,
+            blank=self._blank,
+            device=self.device,
+            own=own,
+            last=plan.last,
+            received=received,
+            sends=plan.sends,
+            present=plan.present,
+        )
+
+    def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
+        for door in self._doors:
+            door.open(through)
+        through.pause_random_numbers()
+        try:
+            with self._stand_ins.placed(), replaced_forwards({door.module: door for door in self._doors}):
+                return self.model(**kwargs)
+        except ChunkEnded as end:
+            end.__traceback__ = None  # its frames hold tensors
+            return None
+        finally:
+            through.resume_random_numbers()
+            for door in self._doors:
+                door.open(None)
+
+    @staticmethod
+    def _given(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
+        found: dict[Value, torch.Tensor] = {}
+        for module, values in plan.entries.items():
+            tensors = received.get(module, ())
+            if len(tensors) != len(values):
+                raise ValueError(
+                    f"chunk {chunk} received {len(tensors)} tensors of {module!r} and needs {len(values)}; hand over "
+                    "what forward of the chunk before returned"
+                )
+            found |= dict(zip(values, tensors, strict=True))
+        return found
+
+    def _without_foreign_leaves(self, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output
+        leaves, tree = pytree.tree_flatten_with_path(output)
+        kept = self.split.output_leaves
+        own = [
+            None if isinstance(leaf, torch.Tensor) and pytree.keystr(path) not in kept else leaf
+            for path, leaf in leaves
+        ]
+        return pytree.tree_unflatten(own, tree)
+
+
+def _shape(value: Any) -> Hashable:
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else repr(value)

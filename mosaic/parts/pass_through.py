@@ -1,0 +1,170 @@
+"""One call of the whole model in which only a chunk's sites run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mosaic.errors import UnsplittableError
+from mosaic.parts.blank import BlankResults
+from mosaic.parts.doors import Forward
+from mosaic.parts.random_state import State, random_state, set_random_state
+from mosaic.parts.split import ModelSplit, Value
+from mosaic.parts.strategies import run_layer
+
+
+class ChunkEnded(BaseException):
+    """Leaves the model's forward behind the last site of a chunk."""
+
+
+@dataclass(kw_only=True)
+class PassThrough:
+    """State of one call."""
+
+    split: ModelSplit
+    """Where the model is cut."""
+    blank: BlankResults
+    """What foreign modules return."""
+    device: torch.device
+    """Whose random numbers are kept, beside the CPU's."""
+    own: Collection[int]
+    """Sites that run."""
+    last: int | None
+    """The site behind which the call is left; None: the model's end."""
+    received: Mapping[Value, torch.Tensor]
+    """What other chunks have sent."""
+    sends: Collection[Value]
+    """What is to be handed over."""
+    present: Collection[str]
+    """Modules that the microbatch should call."""
+    draws_all: bool = False
+    """Whether random numbers are drawn for foreign sites too, so that all are the plain model's."""
+    strategies: Mapping[int, str] = field(default_factory=dict)
+    """For own layers, by site."""
+    values: dict[Value, torch.Tensor] = field(default_factory=dict)
+    """What is handed over, once it is made."""
+    _calls: Counter[str] = field(default_factory=Counter)
+    _versions: dict[Value, int] = field(default_factory=dict)
+    _paused: State | None = None
+
+    def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a site, or stands in for it."""
+        index = self._site(door)
+        if index in self.own:
+            self.resume_random_numbers()
+            result = run_layer(self.strategies.get(index, "keep"), door.forward, args, kwargs)
+            leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+        else:
+            self.pause_random_numbers()
+            result, leaves = self._stand_in(index, door, args, kwargs)
+        for number, leaf in enumerate(leaves):
+            if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
+                self.values[value] = leaf
+                self._versions[value] = leaf._version
+        if index == self.last:
+            raise ChunkEnded
+        return result
+
+    def _site(self, door: Door) -> int:
+        call = self._calls[door.path]
+        self._calls[door.path] += 1
+        if call < len(door.sites):
+            return self._expected(door.sites[call])
+        raise UnsplittableError(
+            f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
+            "the sample; split with a sample that calls it as often"
+        )
+
+    def _expected(self, index: int) -> int:
+        site = self.split.sites[index]
+        if site.module in self.present:
+            return index
+        names = ", ".join(self.split.by_name[site.module].own_inputs)
+        raise UnsplittableError(
+            f"{site.path} is called with a microbatch that has none of the tensors with which the sample called "
+            f"{site.module!r} ({names}); split with a sample that calls it in the same way"
+        )
+
+    def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        site = self.split.sites[index]
+        if self.draws_all:
+            self.blank.draw(door.module, door.forward, args, kwargs)
+        if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
+            leaves, tree = list(site.form[0]), site.form[1]
+            leaves[0] = self.blank.in_precision_of(site.module, door.module, door.forward, args, kwargs)
+        else:
+            leaves, tree = self.blank.of(door.module, door.forward, args, kwargs)
+        for number in range(len(leaves)):
+            given = self.received.get(Value(index, number))
+            if given is not None:
+                leaves[number] = _Handed.apply(given)
+                self.resume_random_numbers()
+        return pytree.tree_unflatten(leaves, tree), leaves
+
+    def pause_random_numbers(self) -> None:
+        """From here on random numbers are not the chunk's."""
+        if self._paused is None and not self.draws_all:
+            self._paused = random_state(self.device)
+
+    def resume_random_numbers(self) -> None:
+        """From here on they are: they go on where the chunk's ended."""
+        if self._paused is not None:
+            set_random_state(self._paused)
+            self._paused = None
+
+    def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
+        """Returns what is handed over, in this order; what was received for later chunks as it came.
+
+        Raises:
+            UnsplittableError: Something was written into since, or was not made.
+        """
+        for value in values:
+            made = self.values.get(value)
+            if made is None or made._version != self._versions[value]:
+                path = self.split.sites[value.site].path
+                how = "was not returned" if made is None else "was written into by an operation behind it"
+                raise UnsplittableError(
+                    f"what {path} returns {how}, and other chunks need it; let the model do with each microbatch what "
+                    "it does with the sample, and not in place"
+                )
+        return tuple(self.received.get(value, self.values[value]) for value in values)
+
+
+class Door:
+    """In the place of a module's ``forward`` while a chunk runs."""
+
+    def __init__(self, path: str, module: nn.Module, sites: tuple[int, ...]) -> None:
+        self.path = path
+        self.module = module
+        self.sites = sites
+        self.forward: Forward = module.forward
+        self._through: PassThrough | None = None
+
+    def open(self, through: PassThrough | None) -> None:
+        """Begins or ends a call of the model."""
+        self._through = through
+        if through is not None:
+            self.forward = self.module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands for the module's ``forward``."""
+        assert self._through is not None
+        return self._through.enter(self, args, kwargs)
+
+
+class _Handed(torch.autograd.Function):
+    """A received tensor as a result like others: operations behind it may write into it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient

@@ -1,0 +1,206 @@
+"""What each tensor of a run is made of: memory is marked with the calls, parameters and inputs that it stems from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mosaic.errors import UnsplittableError
+from mosaic.parts.draws import draws_random_numbers
+from mosaic.parts.split import Value
+
+_SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
+_READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+
+@dataclass(kw_only=True, eq=False)
+class SeenCall:
+    """One call of a layer or another module, and what it read."""
+
+    path: str
+    """The module's name."""
+    call: int
+    """How many calls of it came before."""
+    line: str
+    """File and line that called it."""
+    values: set[Value] = field(default_factory=set)
+    """Values of earlier calls that it read."""
+    parameters: set[str] = field(default_factory=set)
+    """Parameters that it read, or that operations before it did."""
+    inputs: set[str] = field(default_factory=set)
+    """Tensors of the sample that it read."""
+    random: set[str] = field(default_factory=set)
+    """Lines of operations between calls that drew random numbers for what it read."""
+    form: tuple[list[Any], Any] | None = None
+    """What it returned, without its tensors."""
+    keeps_shape: bool = False
+    """Whether its first result has the shape of its first input."""
+
+    def read(self, sources: Sources) -> None:
+        """Adds what was read."""
+        self.values |= sources.values
+        self.parameters |= sources.parameters
+        self.inputs |= sources.inputs
+        self.random |= sources.random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a tensor is made of."""
+
+    values: frozenset[Value] = frozenset()
+    """What calls returned."""
+    parameters: frozenset[str] = frozenset()
+    """Parameters that operations between calls read."""
+    inputs: frozenset[str] = frozenset()
+    """Tensors of the sample."""
+    random: frozenset[str] = frozenset()
+    """Lines that drew random numbers between calls."""
+    inside: frozenset[SeenCall] = frozenset()
+    """Calls inside of which it was made, and that did not return it."""
+
+    def __or__(self, other: Sources) -> Sources:
+        if not other or self is other:
+            return self
+        if not self:
+            return other
+        return Sources(
+            values=self.values | other.values,
+            parameters=self.parameters | other.parameters,
+            inputs=self.inputs | other.inputs,
+            random=self.random | other.random,
+            inside=self.inside | other.inside,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.parameters or self.inputs or self.random or self.inside)
+
+
+NOTHING = Sources()
+
+
+class Provenance(TorchDispatchMode):
+    """Marks the memory of tensors while it is entered.
+
+    Attributes:
+        here: The call that is running; None between calls.
+        scopes: Names of the modules around it.
+        decided: What calls returned and became Python numbers between calls: all that follows may depend on it.
+        scoped_inputs: For each of them the inputs that were read while it was the innermost.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], sample: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.here: SeenCall | None = None
+        self.scopes: list[str] = []
+        self.decided = NOTHING
+        self.scoped_inputs: dict[str, set[str]] = {}
+        self._sources: dict[int, Sources] = {}
+        self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
+        for name, parameter in parameters.items():
+            self.mark(parameter, Sources(parameters=frozenset([name])))
+        for name, value in sample.items():
+            for tensor in tensors_in(value):
+                self.mark(tensor, Sources(inputs=frozenset([name])))
+
+    def mark(self, tensor: torch.Tensor, sources: Sources, *, anew: bool = False) -> None:
+        """Says what a tensor's memory stems from; beside what it stemmed from so far, or anew."""
+        weak = StorageWeakRef(tensor.untyped_storage())
+        known = NOTHING if anew else self._sources.get(weak.cdata, NOTHING)
+        self._sources[weak.cdata] = known | sources
+        self._memory[weak.cdata] = weak
+
+    def sources(self, value: Any) -> Sources:
+        """Returns what the tensors in a value are made of."""
+        found = NOTHING
+        for tensor in tensors_in(value):
+            found = found | self._sources.get(tensor.untyped_storage()._cdata, NOTHING)
+        return found
+
+    def note_read(self, value: Any) -> Sources:
+        """Says that these tensors' values are read here: by the running call, and the module around it.
+
+        Raises:
+            UnsplittableError: One was made inside of another call, which did not return it.
+        """
+        sources = self.sources(value)
+        for made_in in sources.inside:
+            if self.here is None or made_in.path != self.here.path:
+                raise UnsplittableError(
+                    f"a tensor made inside of {made_in.path} is used outside of it at {caller()}, other than as its "
+                    "result (a hook or an attribute keeps it, such as routers' logits for a loss); on another rank it "
+                    "is not there: return it, or switch off what uses it"
+                )
+        if self.here is not None:
+            self.here.read(sources)
+        if self.scopes:
+            self.scoped_inputs.setdefault(self.scopes[-1], set()).update(sources.inputs)
+        return sources
+
+    def note_decision(self, value: Any) -> None:
+        """Says that numbers, and not tensors, come of these tensors."""
+        sources = self.note_read(value)
+        if self.here is None:
+            self.decided |= Sources(values=sources.values)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Passes marks on from an operator's inputs to its results, and to what it writes into."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name.rpartition("::")[2]
+        by_shape = name in _SHAPE_ALONE or name.startswith("new_")
+        sources = NOTHING if by_shape else self.note_read((args, kwargs))
+        if not by_shape and not tensors_in(result):
+            self.note_decision((args, kwargs))
+        if self.here is not None:
+            sources = Sources(inside=frozenset([self.here]))
+        elif draws_random_numbers(func, args, kwargs):
+            sources |= Sources(random=frozenset([caller()]))
+        if sources:
+            came = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+            for tensor in tensors_in(result):
+                if self.here is None or tensor.untyped_storage()._cdata not in came:
+                    self.mark(tensor, sources)
+            for tensor in _written(func, args):
+                self.mark(tensor, sources)
+        return result
+
+
+class NumbersRead(TorchFunctionMode):
+    """Sees tensors that become Python numbers, which torch's dispatcher does not always show."""
+
+    def __init__(self, provenance: Provenance) -> None:
+        super().__init__()
+        self._provenance = provenance
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes what is read."""
+        if getattr(func, "__name__", "") in _READS:
+            self._provenance.note_decision(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    writes = (argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments)
+    return tensors_in([value for value, written in zip(args, writes, strict=False) if written])
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in nested containers."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def caller() -> str:
+    """Returns file and line of the user's code that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.parts", "torch.")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

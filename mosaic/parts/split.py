@@ -1,0 +1,197 @@
+"""Where a model can be cut: its sites, who owns them, and what crosses each cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mosaic.graph import Part
+
+
+class Value(NamedTuple):
+    """One tensor that a site returns."""
+
+    site: int
+    """Index of the site."""
+    leaf: int
+    """Index among the leaves of what it returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One call of a layer, or of the outermost module with parameters that holds no layers; the last is the output."""
+
+    path: str
+    """The called module's name in the model; empty for the output."""
+    call: int = 0
+    """How many calls of the same module came before it."""
+    module: str
+    """Who owns it: it runs where this module's layer runs."""
+    layer: int
+    """Which of the owner's layers it runs with: the first for what comes before them, the last for what follows."""
+    is_layer: bool = False
+    """Whether it is that layer itself."""
+    needs: frozenset[Value] = frozenset()
+    """What reaches it of other sites, directly or through operations between modules."""
+    parameters: frozenset[str] = frozenset()
+    """Parameters that it reads, and those that operations before it read; by their first names in the model."""
+    keeps_shape: bool = False
+    """Whether its first result has its first input's shape and dtype."""
+    form: Any = field(default=None, repr=False, compare=False)
+    """What it returned, without its tensors, as leaves and a tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitModule:
+    """A list of layers, with what is around them."""
+
+    name: str
+    """Its name in parts."""
+    path: str
+    """Name of the list in the model."""
+    count: int
+    """Layers."""
+    inputs: tuple[str, ...] = ()
+    """Tensors of the microbatch that it reads."""
+    own_inputs: tuple[str, ...] = ()
+    """Those that no other module reads: without them it is not called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSplit:
+    """What one run of a sample showed. Plain data: equal on all ranks that have the same model and sample."""
+
+    modules: tuple[SplitModule, ...]
+    """In the order in which they are called."""
+    sites: tuple[Site, ...]
+    """In the order in which they are called; the last is the model's output."""
+    output_leaves: tuple[str, ...]
+    """Of a model that returns a container, the leaves that the last module makes; others are left out as None."""
+    idle_parameters: Mapping[str, str]
+    """Parameters that the sample did not reach, with the module that keeps them."""
+
+    @cached_property
+    def by_name(self) -> dict[str, SplitModule]:
+        """The modules by name."""
+        return {module.name: module for module in self.modules}
+
+    @cached_property
+    def feeds(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of modules of which the first's values reach the second."""
+        pairs = ((self.sites[v.site].module, site.module) for site in self.sites for v in sorted(site.needs))
+        return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+    @cached_property
+    def _consumers(self) -> dict[Value, list[tuple[str, int]]]:
+        found: dict[Value, list[tuple[str, int]]] = {}
+        for site in self.sites:
+            for value in site.needs:
+                found.setdefault(value, []).append((site.module, site.layer))
+        return dict(sorted(found.items()))
+
+    def has_further_values(self, site: int) -> bool:
+        """Whether others need more of what a site returns than its first tensor."""
+        return site in self._sites_with_further_values
+
+    @cached_property
+    def _sites_with_further_values(self) -> frozenset[int]:
+        return frozenset(value.site for value in self._consumers if value.leaf)
+
+    def carried(self, module: str, layer: int) -> tuple[Value, ...]:
+        """Returns what a part that begins at this layer, above 0, needs of the part before it.
+
+        The module's own values that any later site needs, and values of other modules that its later layers need:
+        they travel along the module's parts.
+        """
+        return tuple(value for value, users in self._consumers.items() if self._crosses(value, users, module, layer))
+
+    def _crosses(self, value: Value, users: list[tuple[str, int]], module: str, layer: int) -> bool:
+        made = self.sites[value.site]
+        if made.module == module and made.layer >= layer:
+            return False
+        needed = any(user == module and at >= layer for user, at in users)
+        return needed or (made.module == module and any(user != module for user, _ in users))
+
+    def exits(self, module: str) -> tuple[Value, ...]:
+        """Returns what a module's last part sends to the modules that it feeds."""
+        return tuple(
+            value
+            for value, users in self._consumers.items()
+            if self.sites[value.site].module == module and any(user != module for user, _ in users)
+        )
+
+    def entries(self, chunk: Sequence[Part]) -> dict[str, tuple[Value, ...]]:
+        """Returns what a chunk receives, by the module whose part sends it."""
+        found: dict[str, tuple[Value, ...]] = {}
+        inside = {(part.module, part.end == part.total) for part in chunk}
+        for part in chunk:
+            if part.first:
+                found[part.module] = self.carried(part.module, part.first)
+                continue
+            for source, target in self.feeds:
+                if target == part.module and (source, True) not in inside:
+                    found[source] = self.exits(source)
+        return found
+
+    def leaves(self, chunk: Sequence[Part]) -> dict[str, tuple[Value, ...]]:
+        """Returns what a chunk sends, by the module whose part it is; nothing where the model ends in it."""
+        found: dict[str, tuple[Value, ...]] = {}
+        begins = {part.module for part in chunk if not part.first}
+        for part in chunk:
+            if part.end < part.total:
+                found[part.module] = self.carried(part.module, part.end)
+            elif any(source == part.module and target not in begins for source, target in self.feeds):
+                found[part.module] = self.exits(part.module)
+        return found
+
+    def sites_of(self, chunk: Sequence[Part]) -> frozenset[int]:
+        """Returns the indices of the sites that run in a chunk."""
+        own = {part.module: range(part.first, part.end) for part in chunk}
+        return frozenset(i for i, site in enumerate(self.sites) if site.layer in own.get(site.module, ()))
+
+    def present(self, kwargs: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the modules that a microbatch calls.
+
+        A module with tensors of its own is left out where none of them is given, and one without where all that feed
+        it are left out; the last never is.
+        """
+        found: set[str] = set()
+        for module in self.modules:
+            sources = {source for source, target in self.feeds if target == module.name}
+            given = any(kwargs.get(name) is not None for name in module.own_inputs)
+            fed = not module.own_inputs and (not sources or sources & found)
+            if given or fed or module is self.modules[-1]:
+                found.add(module.name)
+        return frozenset(found)
+
+    def parameters_of(self, chunk: Sequence[Part]) -> frozenset[str]:
+        """Returns the names of the parameters that a chunk needs."""
+        found: set[str] = set()
+        for index in self.sites_of(chunk):
+            found |= self.sites[index].parameters
+        last = {part.module for part in chunk if part.end == part.total}
+        found |= {name for name, keeper in self.idle_parameters.items() if keeper in last}
+        return frozenset(found)
+
+    def shared_parameters(self, chunks: Sequence[Sequence[Part]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Returns parameters that several chunks need, with these chunks: their gradients are to be summed."""
+        users: dict[str, list[int]] = {}
+        for index, chunk in enumerate(chunks):
+            for name in self.parameters_of(chunk):
+                users.setdefault(name, []).append(index)
+        return tuple((name, tuple(found)) for name, found in sorted(users.items()) if len(found) > 1)
+
+    def check_chunks(self, chunks: Sequence[Sequence[Part]]) -> None:
+        """Checks that chunks are of this model.
+
+        Raises:
+            ValueError: They are of other modules, or of other numbers of layers.
+        """
+        for chunk in chunks:
+            for part in chunk:
+                module = self.by_name.get(part.module)
+                if module is None or module.count != part.total:
+                    known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
+                    raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")

@@ -1,0 +1,122 @@
+"""Modules of the user's own model: a microbatch brings its layers' times and bytes, counted for its shapes.
+
+Shapes of one model are too many for a table made beforehand; what a step's microbatches need is counted when their
+shapes are seen, and goes with them to wherever the step is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedLayers:
+    """What a microbatch is to one module."""
+
+    units: int
+    """Pieces at most."""
+    layers: tuple[Layer, ...]
+    """With all units."""
+    boundary_bytes: int
+    """Between two layers and of the output, with all units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CountedMicrobatch(Microbatch):
+    """A microbatch with what was counted for its shapes; two of one key are the same to planning."""
+
+    key: str
+    """Its shapes, as text."""
+    counted: Mapping[str, CountedLayers] = field(repr=False)
+    """By module; those that it skips are left out."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CountedMicrobatch) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedModule:
+    """A module of the user's model; a ``LayeredModule`` of ``CountedMicrobatch``.
+
+    Raises:
+        ValueError: Its lists differ in length.
+    """
+
+    name: str
+    """In the split."""
+    trains: tuple[bool, ...]
+    """For each layer whether its weights, or some of them, train."""
+    parameters: tuple[int, ...]
+    """Of each layer, prologue and epilogue with the first and the last."""
+    resident_bytes: tuple[int, ...]
+    """Of each layer: weights, and gradients and optimizer's state of what trains."""
+    forward_scale: float = 1.0
+    """Of counted times of forward: measured over counted."""
+    backward_scale: float = 1.0
+    """The same of both kinds of backward."""
+
+    def __post_init__(self) -> None:
+        if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
+            raise ValueError(f"{self.name}: lists of {len(self.trains)} layers differ in length; give each layer one")
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers."""
+        return sum(self.parameters[first : first + count])
+
+    def state_bytes(self, first: int, count: int) -> int:
+        """Returns what stays on a rank for these layers."""
+        return sum(self.resident_bytes[first : first + count])
+
+    def units(self, microbatch: Microbatch) -> int:
+        """Returns how many pieces at most a microbatch has here; 0: it is skipped."""
+        found = self._of(microbatch)
+        return 0 if found is None else found.units
+
+    def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns all layers with some of a microbatch's units: in proportion to them."""
+        found = self._of(microbatch)
+        assert found is not None  # there are units
+        share = units / found.units
+        return tuple(
+            scaled_layer(one, share, forward=self.forward_scale, backward=self.backward_scale) for one in found.layers
+        )
+
+    def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes between two layers."""
+        found = self._of(microbatch)
+        return 0 if found is None else found.boundary_bytes * units // found.units
+
+    def _of(self, microbatch: Microbatch) -> CountedLayers | None:
+        if not isinstance(microbatch, CountedMicrobatch):
+            raise ValueError(f"{self.name} needs what was counted for a microbatch, and {microbatch} has nothing of it")
+        return microbatch.counted.get(self.name)
+
+
+def scaled_layer(layer: Layer, share: float, *, forward: float = 1.0, backward: float = 1.0) -> Layer:
+    """Returns a layer with a share of the data; ``forward`` and ``backward`` are of its times alone."""
+    if share == forward == backward == 1:
+        return layer
+    return replace(
+        layer,
+        forward_ms=layer.forward_ms * share * forward,
+        backward_ms=layer.backward_ms * share * backward,
+        weights_ms=layer.weights_ms * share * backward,
+        workspace_bytes=round(layer.workspace_bytes * share),
+        strategies=tuple(
+            replace(
+                one,
+                kept_bytes=round(one.kept_bytes * share),
+                workspace_bytes=round(one.workspace_bytes * share),
+                extra_forward_ms=one.extra_forward_ms * share * forward,
+                extra_backward_ms=one.extra_backward_ms * share * forward,  # it is made again by a forward
+            )
+            for one in layer.strategies
+        ),
+    )

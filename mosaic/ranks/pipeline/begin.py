@@ -1,0 +1,94 @@
+"""``mosaic.pipeline``: a model's layers on the ranks that torchrun started, in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from mosaic.engine.options import RankSettings
+from mosaic.hardware import find_cluster
+from mosaic.parts.find import find_split
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.ranks.meeting.devices import device_of
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.counting import count_model
+from mosaic.ranks.pipeline.distributed import DistributedTransport
+from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.ways import PLANNED, Way
+
+DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+
+
+def pipeline(
+    model: nn.Module,
+    sample: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    loss: Loss | None = None,
+    modules: Mapping[str, str] | None = None,
+    partition: Partition | None = None,
+    options: PlannerOptions = DEFAULT_OPTIONS,
+    memory_bytes: int = 0,
+    trial: bool = True,
+) -> Pipeline:
+    """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
+
+    Finds the lists of layers, counts what they cost, plans which rank runs which, and gives up the memory of layers of
+    other ranks. The model's class and its parameters' names stay.
+
+    Args:
+        model: The user's model, with the same weights on every rank, on the rank's device.
+        sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
+        loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
+        modules: Names for lists of layers; found by default.
+        partition: Where layers are; planned by default.
+        options: How steps are planned.
+        memory_bytes: Of a rank's device; 0: no limit.
+        trial: Whether the plan takes turns with 1F1B on the sample before the first step, and the faster one stays.
+
+    Raises:
+        UnsplittableError: The model cannot be cut; says where and why.
+        InfeasibleError: Nothing fits in memory; says where and what would help.
+        BackendUnavailableError: There are no ranks, or they differ.
+    """
+    steps = [sample] if isinstance(sample, Mapping) else list(sample)
+    device = device_of(model)
+    world = World.join(device, watch=RankSettings())
+    split = find_split(model, steps[0], modules=modules)
+    cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
+    counted = count_model(model, split, steps[0], cluster.hardware)
+    step = list(steps) * -(-2 * world.size // len(steps))
+    request = Request(model=counted.model, num_ranks=world.size, microbatches=[counted.microbatch(one) for one in step])
+    candidates = Candidates(
+        model=model,
+        counted=counted,
+        request=request,
+        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+        options=options,
+        loss=loss or _own_loss,
+        world=world,
+        executor=Executor(DistributedTransport(world), split=repr(split.modules)),
+    )
+    if partition is not None:
+        way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
+        found = PipelineTrial(best=way)
+    elif trial:
+        found = try_ways(candidates, step)
+    else:
+        found = PipelineTrial(best=candidates.planned())
+    return Pipeline(candidates, found)
+
+
+def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if loss is None or loss.numel() != 1:
+        raise ValueError(f"the model returned {type(output).__name__} without a loss; give pipeline(..., loss=...)")
+    return loss

@@ -1,0 +1,156 @@
+"""What the chunks of one rank compute in a step: forwards, backwards and gradients of the user's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.pieces import join_pieces
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
+from mosaic.ranks.pipeline.work import Edge
+from mosaic.schedule import ActionKind
+
+Loss = Callable[[Any, Mapping[str, Any]], Tensor]
+"""From the model's output and the microbatch to one number."""
+Sum = Callable[[int], None]
+"""Sums the gradients of a chunk over its data-parallel ranks."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """Of a forward until its backward has run."""
+
+    leaves: Mapping[TaskName, Tensors]
+    outputs: Mapping[str, Tensors]
+    """By module what left; the loss where the model ends."""
+    late: LateWeights | None
+
+
+class ChunkWork:
+    """Computes the tasks of one rank in one step, as an executor asks for them.
+
+    Args:
+        model: The rank's chunks.
+        loss: Makes a number of the model's output.
+        data: The step's.
+        reduce: Sums gradients of a chunk; None: there is one data-parallel rank.
+    """
+
+    def __init__(self, model: PartedModel, loss: Loss, data: StepData, reduce: Sum | None = None) -> None:
+        self._model, self._loss, self._data, self._reduce = model, loss, data, reduce
+        self._kept: dict[TaskName, _Kept] = {}
+        self._late: dict[TaskName, LateWeights] = {}
+        self.losses: dict[int, Tensor] = {}
+        """Of the microbatches that end here."""
+
+    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Returns for each forward that this one feeds what it is given; nothing where the model ends."""
+        data = self._data
+        wanted = data.wanted.get(task, {})
+        leaves = {
+            source: tuple(_leaf(one, needs=source in wanted) for one in given) for source, given in inputs.items()
+        }
+        late = LateWeights() if task in data.apart else None
+        kwargs = data.kwargs_of(task)
+        given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
+        has_backward = task in data.backward_forwards
+        with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
+            found = self._model.forward(task.chunk, *given)
+        if data.ends(task):
+            loss = self._loss(found, kwargs)
+            self.losses[task.microbatch] = loss.detach()
+            found = {"": (loss / data.num_microbatches,)}
+        if has_backward:
+            self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
+        return {
+            target: tuple(one.detach() for name in data.carried(Edge(task, target)) for one in found[name])
+            for target in data.targets.get(task, ())
+        }
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Adds gradients of weights; returns those of what came in, for each backward that takes one."""
+        forward = _forward_of(task)
+        kept = self._kept.pop(forward)
+        if not self._data.ends(forward):
+            self._send_back(forward, kept.outputs, gradients)
+        else:
+            torch.autograd.backward(kept.outputs[""])
+        if kept.late is not None:
+            self._late[forward] = kept.late
+        wanted = self._data.wanted.get(forward, {})
+        return {
+            wanted[source]: tuple(_gradient(one) for one in leaves if one.is_floating_point())
+            for source, leaves in kept.leaves.items()
+            if source in wanted
+        }
+
+    def weights(self, task: TaskName) -> None:
+        """Adds the gradients of weights that its backward has left."""
+        self._late.pop(_forward_of(task)).run()
+
+    def free(self, task: TaskName) -> None:
+        """Lets go of what a forward kept."""
+        self._kept.pop(task, None)
+
+    def reduce(self, chunk: int) -> None:
+        """Sums the gradients of a chunk over its data-parallel ranks."""
+        if self._reduce is not None:
+            self._reduce(chunk)
+
+    def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
+        """Returns what crosses an edge; gradients are of what its forward handed over."""
+        is_back = edge.source.kind is not ActionKind.FORWARD
+        ends = Edge(_forward_of(edge.target), _forward_of(edge.source)) if is_back else edge
+        kwargs = self._data.kwargs_of(ends.source)
+        likes = self._model.boundary_like(ends.source.chunk, kwargs)
+        found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])
+        return tuple(spec for spec in found if not is_back or spec.dtype.is_floating_point)
+
+    def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
+        """By module what came in: its pieces one after the other."""
+        pieces: dict[str, list[tuple[int, Tensors]]] = {}
+        for source, tensors in leaves.items():
+            likes = self._model.boundary_like(source.chunk, self._data.kwargs_of(source))
+            at = 0
+            for name in self._data.carried(Edge(source, task)):
+                pieces.setdefault(name, []).append((source.piece, tensors[at : at + len(likes[name])]))
+                at += len(likes[name])
+        return {
+            name: join_pieces([tensors for _, tensors in sorted(found, key=lambda pair: pair[0])])
+            for name, found in pieces.items()
+        }
+
+    def _send_back(
+        self, forward: TaskName, outputs: Mapping[str, Tensors], gradients: Mapping[TaskName, Tensors]
+    ) -> None:
+        """Runs autograd from what left, with the sum of what each reader sent for it."""
+        sums: dict[tuple[str, int], Tensor] = {}
+        for reader, found in gradients.items():
+            names = self._data.carried(Edge(forward, _forward_of(reader)))
+            places = [(name, at) for name in names for at, one in enumerate(outputs[name]) if one.is_floating_point()]
+            for place, gradient in zip(places, found, strict=True):
+                sums[place] = sums[place] + gradient if place in sums else gradient
+        due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}
+        torch.autograd.backward([outputs[name][at] for name, at in due], list(due.values()))
+
+
+def _forward_of(task: TaskName) -> TaskName:
+    return TaskName(task.chunk, ActionKind.FORWARD, task.microbatch, task.piece)
+
+
+def _leaf(tensor: Tensor, *, needs: bool) -> Tensor:
+    found = tensor.detach()
+    return found.requires_grad_() if needs and found.is_floating_point() else found
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

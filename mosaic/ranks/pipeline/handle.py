@@ -1,0 +1,231 @@
+"""A model that runs in a pipeline: steps of microbatches, and what a loop needs beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mosaic.artifact import fingerprint
+from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.next_step.planner import NextStepPlanner
+from mosaic.pipelining.next_step.step_planning import StepPlanning
+from mosaic.pipelining.order.simulate import simulate
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
+from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks
+
+MAX_SCHEDULES = 256
+"""Steps of different shapes whose schedules are kept."""
+PLANNING_SHARE = 0.05
+"""Of the time of the last step, for a step that nobody announced."""
+
+Step = Sequence[Mapping[str, Any]]
+"""Microbatches, as keyword arguments of the model; the same on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedStep:
+    """One step twice: its tasks, and when each starts."""
+
+    measured: tuple[TaskGraph, tuple[int, ...]]
+    """With the times that tasks took."""
+    simulated: tuple[TaskGraph, tuple[int, ...]]
+    """The same order with counted times."""
+
+
+class Pipeline(KeepsCheckpoints):
+    """A model whose layers are on several ranks; every rank makes the same calls.
+
+    Attributes:
+        world: The ranks.
+        partition: Which layers are where.
+        trial: What was tried at the start.
+    """
+
+    def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
+        self.world = candidates.world
+        self.partition = trial.best.partition
+        self.trial = trial
+        self._model = candidates.model
+        self._ranks = candidates.world
+        self._counted, self._executor = candidates.counted, candidates.executor
+        self._way = trial.best
+        self._runner = candidates.runner(trial.best, keeps_all=False)
+        self._schedules: dict[tuple[str, ...], PipelineSchedule] = {}
+        self._ahead: NextStepPlanner | None = None
+        self._next: Step | None = None
+        self._announced = -1
+        self._number = 0
+        self._last_s = 0.0
+        self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
+
+    def step(self, microbatches: Step) -> Tensor:
+        """Runs forward and backward of a step; gradients are those of the mean of the microbatches' losses.
+
+        Returns:
+            The loss of each microbatch, on every rank.
+
+        Raises:
+            ValueError: There are no microbatches.
+            InvalidScheduleError: Ranks have other microbatches.
+            RankFailedError: Another rank has failed; names it.
+        """
+        if not microbatches:
+            raise ValueError("no microbatches; a step has at least one")
+        began = time.perf_counter()
+        schedule = self._schedule(microbatches)
+        self._announce()
+        ran = self._runner.run(schedule, microbatches)
+        self._ran = microbatches, schedule, ran
+        self._number += 1
+        self._last_s = time.perf_counter() - began
+        return ran.losses
+
+    def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
+        """Gives the steps of a loader, each one read while the one before is still to run.
+
+        So the schedule of the next step is searched in a process beside this one, on at most half of the cores; what it
+        has found when its turn comes is taken, and nobody waits for it.
+        """
+        steps = iter(loader)
+        following = next(steps, None)
+        while following is not None:
+            now, following = following, next(steps, None)
+            self._next = following
+            yield now
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Returns the parameters that are on this rank."""
+        return [one for one in self._model.parameters() if not one.is_meta]
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before."""
+        elsewhere = self._runner.shared.counted_elsewhere
+        with_grad = [one for one in self.parameters() if one.grad is not None]
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for one in with_grad:
+            if id(one) not in elsewhere and one.grad is not None:
+                total += one.grad.detach().double().square().sum()
+        dist.all_reduce(total, group=self.world.everyone)
+        norm = total.sqrt()
+        scale = max_norm / (float(norm) + 1e-6)
+        if scale < 1:
+            for one in with_grad:
+                assert one.grad is not None
+                one.grad.mul_(scale)
+        return norm
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the time of the last step, and of each way that was tried at the start."""
+        tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
+        return {"step_ms": 1e3 * self._last_s, "schedules": float(len(self._schedules)), **tried}
+
+    def describe(self) -> str:
+        """Says which way was taken and why, and which chunks are on which rank."""
+        lines = [f"{self._way.name} on {self.partition.num_ranks} ranks"]
+        lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
+        lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
+        for rank in range(self.partition.num_ranks):
+            chunks = [str(chunk) for chunk in self.partition.chunks if chunk.rank == rank]
+            lines.append(f"rank {rank}: {', '.join(chunks)}")
+        return "\n".join(lines)
+
+    def last_step(self) -> PlayedStep:
+        """Returns the last step, as measured on all ranks and as simulated; every rank calls it.
+
+        ``mosaic.report.pipeline_picture.draw_pipelines`` draws both on one axis of time.
+
+        Raises:
+            ValueError: No step has run.
+        """
+        if self._ran is None:
+            raise ValueError("no step has run; call last_step() after step()")
+        microbatches, schedule, ran = self._ran
+        measured = gather_tasks(ran.times, self._executor)
+        counted = [self._counted.microbatch(one) for one in microbatches]
+        graph = self._way.tasks(counted, schedule)
+        return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, schedule)))
+
+    def remove(self) -> None:
+        """Leaves the other ranks; the model keeps the weights that are here."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._executor.transport.close()
+
+    def _schedule(self, microbatches: Step) -> PipelineSchedule:
+        """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
+        counted = [self._counted.microbatch(one) for one in microbatches]
+        key = tuple(one.key for one in counted)
+        self._check_alike(microbatches, key)
+        is_announced, self._announced = self._announced == self._number, -1
+        own = None
+        if self.world.rank == 0 and is_announced and self._ahead is not None:
+            handed = self._ahead.take(self._number)
+            own = handed.schedule if handed.step == self._number else None
+        if is_announced:
+            own = self.world.first_says(own)
+        if own is None and key in self._schedules:
+            return self._schedules[key]
+        if own is None:
+            if self.world.rank == 0:
+                seconds = PLANNING_SHARE * self._last_s if self._number else None
+                own = self._way.plan(counted, seconds=seconds).schedule()
+            own = self.world.first_says(own)
+        schedule: PipelineSchedule | None = own
+        assert schedule is not None
+        if len(self._schedules) >= MAX_SCHEDULES:
+            self._schedules.pop(next(iter(self._schedules)))
+        self._schedules[key] = schedule
+        return schedule
+
+    def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
+        """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
+        tensors = [one for microbatch in microbatches for one in microbatch.values() if isinstance(one, Tensor)]
+        values = [torch.hash_tensor(one).view(torch.int64).item() for one in tensors if one.device.type == "cpu"]
+        told = self.world.tell((fingerprint(key), fingerprint(values)))
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                what = "shapes" if other[0] != told[0][0] else "values"
+                raise InvalidScheduleError(
+                    f"microbatches of rank {rank} have other {what} than rank 0's; give all ranks the same microbatches"
+                )
+
+    def _announce(self) -> None:
+        """Has the next step planned while this one runs."""
+        following, self._next = self._next, None
+        if following is None or self._way.name != PLANNED:
+            return
+        self._announced = self._number + 1
+        counted = [self._counted.microbatch(one) for one in following]
+        if self.world.rank == 0:
+            way = self._way
+            if self._ahead is None:
+                planning = StepPlanning(
+                    request=way.request, partition=way.partition, space=way.space, options=way.options
+                )
+                self._ahead = NextStepPlanner(planning)
+            self._ahead.start(self._announced, counted, step_s=self._last_s or None)
+
+    def _plan_name(self) -> str:
+        return f"pipeline of {self.partition.num_ranks}"
+
+    def _settle(self) -> None:
+        """Does nothing: a step has ended when ``step`` returns."""
+
+
+def _starts(graph: TaskGraph, schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Simulates a schedule's orders."""
+    index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
+    orders = tuple(tuple(index[cell] for cell in row if cell in index) for row in schedule.rows)
+    timed = simulate(replace(graph, limit_bytes=()), orders)
+    assert isinstance(timed, Timed)
+    return tuple(timed.start_ns)

@@ -1,0 +1,142 @@
+"""A step's microbatches as a rank's chunks need them: pieces, what crosses edges, which gradients are wanted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mosaic.parts.pieces import count_units, slice_piece
+from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.sizes import even_pieces
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.workload.layers import Layer
+from mosaic.ranks.pipeline.work import Edge
+from mosaic.schedule import ActionKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepData:
+    """One step: its microbatches, and what its schedule says about them."""
+
+    split: ModelSplit
+    """Where the model is cut."""
+    partition: Partition
+    """Chunks on ranks."""
+    schedule: PipelineSchedule
+    """Of this step."""
+    microbatches: Sequence[Mapping[str, Any]]
+    """What the model is called with."""
+    layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
+    """For a module its layers, whose strategies the schedule counts."""
+    _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Losses are averaged over them."""
+        return len(self.microbatches)
+
+    def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
+        """Returns what the model is called with for a forward."""
+        if task not in self._pieces:
+            self._pieces[task] = self._cut(task)
+        return self._pieces[task]
+
+    def carried(self, edge: Edge) -> tuple[str, ...]:
+        """Returns the modules whose tensors one forward hands to another, in order."""
+        gives = self.split.leaves(self.partition.chunks[edge.source.chunk].parts)
+        takes = self.split.entries(self.partition.chunks[edge.target.chunk].parts)
+        present = self._present[edge.source.microbatch]
+        return tuple(name for name in takes if name in gives and name in present)
+
+    def ends(self, task: TaskName) -> bool:
+        """Returns whether the model ends with a forward, which then has a loss."""
+        parts = self.partition.chunks[task.chunk].parts
+        return parts[-1].module == self.split.modules[-1].name and parts[-1].end == parts[-1].total
+
+    @cached_property
+    def targets(self) -> Mapping[TaskName, tuple[TaskName, ...]]:
+        """For each forward those that it feeds."""
+        found: defaultdict[TaskName, list[TaskName]] = defaultdict(list)
+        for edge in self._edges:
+            if edge.source.kind is edge.target.kind is ActionKind.FORWARD:
+                found[edge.source].append(edge.target)
+        return {source: tuple(targets) for source, targets in found.items()}
+
+    @cached_property
+    def wanted(self) -> Mapping[TaskName, Mapping[TaskName, TaskName]]:
+        """For each forward those that feed it and want a gradient, each with the backward that takes it."""
+        found: defaultdict[TaskName, dict[TaskName, TaskName]] = defaultdict(dict)
+        for source, target in self._edges:
+            if source.kind is target.kind is ActionKind.BACKWARD:
+                reader = TaskName(source.chunk, ActionKind.FORWARD, source.microbatch, source.piece)
+                feeds = TaskName(target.chunk, ActionKind.FORWARD, target.microbatch, target.piece)
+                found[reader][feeds] = target
+        return found
+
+    @cached_property
+    def backward_forwards(self) -> frozenset[TaskName]:
+        """Forwards that have a backward."""
+        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+        return frozenset(source for source, target in self._edges if (source.kind, target.kind) == kinds)
+
+    @cached_property
+    def apart(self) -> frozenset[TaskName]:
+        """Forwards whose gradients of weights are tasks of their own."""
+        return frozenset(
+            TaskName(target.chunk, ActionKind.FORWARD, target.microbatch, target.piece)
+            for _, target in self._edges
+            if target.kind is ActionKind.WEIGHTS
+        )
+
+    @cached_property
+    def strategies(self) -> Mapping[TaskName, tuple[str, ...]]:
+        """For each forward what becomes of its layers' activations; those that keep all are left out."""
+        found = {}
+        if self.schedule.strategy != "keep":
+            found = {task: self._named(task, None) for task in self._forwards}
+        for text, chosen in self.schedule.strategies.items():
+            task = TaskName.parse(text)
+            found[task] = self._named(task, chosen)
+        return found
+
+    @cached_property
+    def _edges(self) -> tuple[Edge, ...]:
+        return tuple(Edge(*map(TaskName.parse, text.split(">"))) for text in self.schedule.edges)
+
+    @cached_property
+    def _forwards(self) -> tuple[TaskName, ...]:
+        ends = (end for edge in self._edges for end in edge)
+        return tuple(dict.fromkeys(end for end in ends if end.kind is ActionKind.FORWARD))
+
+    @cached_property
+    def _present(self) -> tuple[frozenset[str], ...]:
+        return tuple(self.split.present(one) for one in self.microbatches)
+
+    def _named(self, task: TaskName, chosen: Sequence[int] | None) -> tuple[str, ...]:
+        names = []
+        for part in self.partition.chunks[task.chunk].parts:
+            for index in range(part.first, part.end):
+                strategies = self.layers[part.module][index].strategies
+                if chosen is None:
+                    names.append(self.schedule.strategy)
+                else:
+                    names.append(strategies[chosen[len(names)] if len(names) < len(chosen) else 0].name)
+        return tuple(names)
+
+    def _cut(self, task: TaskName) -> Mapping[str, Any]:
+        kwargs = self.microbatches[task.microbatch]
+        chunk = self.partition.chunks[task.chunk]
+        name = chunk.parts[0].module
+        size = self.partition.sizes.get(name)
+        if size is None or len(chunk.parts) > 1 or not self.split.by_name[name].own_inputs:
+            return kwargs
+        pieces = even_pieces(count_units(self.split, kwargs, name), size)
+        if len(pieces) == 1:
+            return kwargs
+        first = sum(pieces[: task.piece])
+        return slice_piece(self.split, kwargs, name, first, pieces[task.piece])

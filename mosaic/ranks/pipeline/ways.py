@@ -1,0 +1,228 @@
+"""Ways to run a model's steps in a pipeline: planned for each step, or as a baseline does; all on one executor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.baselines.methods import BASELINES
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
+from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.schedule import ActionKind
+
+PLANNED = "planned"
+"""Name of the way that plans each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How steps are planned."""
+
+    name: str
+    """``planned``, or one of ``BASELINES``."""
+    request: Request
+    """Model, ranks, and the microbatches that its partition was made for."""
+    space: RankSpace
+    """What ranks are."""
+    options: PlannerOptions
+    """Of what is planned."""
+    partition: Partition
+    """Where layers are."""
+
+    @classmethod
+    def make(cls, name: str, request: Request, space: RankSpace, options: PlannerOptions) -> Way:
+        """Plans where layers are, for a step of the request's microbatches."""
+        if name in BASELINES:
+            partition = plan_baseline(name, request, request.microbatches, space=space).partition
+        else:
+            partition = plan_step(request, request.microbatches, space=space, options=options).partition
+        return cls(name=name, request=request, space=space, options=options, partition=partition)
+
+    def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
+        """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
+        chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
+        pairs = {(task.chunk, task.microbatch, task.piece): layers for task, layers in chosen.items()}
+        return self.space.tasks(
+            self.request,
+            self.partition,
+            step,
+            strategies=pairs or schedule.strategy,
+            weights_apart=any("W" in cell for row in schedule.rows for cell in row if cell[0].isdigit()),
+        )
+
+    def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
+        """Plans a step; ``seconds`` in the place of the options' limit."""
+        if self.name in BASELINES:
+            return plan_baseline(self.name, self.request, step, space=self.space)
+        limits = self.options.limits if seconds is None else replace(self.options.limits, seconds=seconds)
+        options = replace(self.options, limits=limits, method=self.options.method if limits.seconds else "natural")
+        return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
+
+
+@dataclass(kw_only=True)
+class RanStep:
+    """One step that has run on this rank."""
+
+    losses: Tensor
+    """Of each microbatch, on every rank."""
+    times: ActionTimes
+    """Of this rank's actions."""
+
+
+class WayRunner:
+    """Runs steps of one way on this rank."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        way: Way,
+        counted: CountedModel,
+        loss: Loss,
+        *,
+        world: World,
+        executor: Executor,
+        keeps_all: bool = False,
+    ) -> None:
+        """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
+        self.way = way
+        chunks = way.partition.chunks
+        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == world.rank]
+        self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
+        self.shared = SharedGradients(model, counted.split, way.partition, world)
+        self._counted, self._loss, self._executor = counted, loss, executor
+
+    def run(self, schedule: PipelineSchedule, microbatches: Sequence[Mapping[str, Any]]) -> RanStep:
+        """Runs a step forward and backward, and tells everyone the losses."""
+        data = StepData(
+            split=self._counted.split,
+            partition=self.way.partition,
+            schedule=schedule,
+            microbatches=microbatches,
+            layers=self._counted.layers,
+        )
+        work = ChunkWork(self._parted, self._loss, data)
+        times = self._executor.run(schedule, work, is_timed=True)
+        assert times is not None
+        self.shared.sum()
+        told = self._executor.transport.tell(json.dumps({at: float(loss) for at, loss in work.losses.items()}))
+        losses = {int(at): loss for text in told for at, loss in json.loads(text).items()}
+        return RanStep(losses=torch.tensor([losses[at] for at in range(len(microbatches))]), times=times)
+
+
+class SharedGradients:
+    """Parameters that several ranks hold: their gradients are summed after each step.
+
+    Attributes:
+        counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
+    """
+
+    def __init__(self, model: nn.Module, split: ModelSplit, partition: Partition, world: World) -> None:
+        named = dict(model.named_parameters())
+        self._groups: list[tuple[nn.Parameter, Any]] = []
+        self.counted_elsewhere: set[int] = set()
+        for name, chunks in split.shared_parameters([chunk.parts for chunk in partition.chunks]):
+            ranks = sorted({partition.chunks[index].rank for index in chunks})
+            if len(ranks) < 2:
+                continue
+            group = world.group(ranks)
+            if world.rank in ranks and named[name].requires_grad:
+                self._groups.append((named[name], group))
+                if world.rank != ranks[0]:
+                    self.counted_elsewhere.add(id(named[name]))
+
+    def sum(self) -> None:
+        """Sums gradients; all ranks that hold a parameter call it."""
+        for parameter, group in self._groups:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+
+
+@dataclass(kw_only=True)
+class MeasuredTasks:
+    """When the tasks of a step ran, on all ranks."""
+
+    start_ns: dict[str, int] = field(default_factory=dict)
+    """By name; the first starts at 0."""
+    time_ns: dict[str, int] = field(default_factory=dict)
+    """By name."""
+
+    def of(self, graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...]]:
+        """Returns a step's tasks with measured times, and their starts."""
+        names = [str(TaskName.of(task)) for task in graph.tasks]
+        tasks = tuple(replace(task, time_ns=self.time_ns[name]) for task, name in zip(graph.tasks, names, strict=True))
+        return replace(graph, tasks=tasks), tuple(self.start_ns[name] for name in names)
+
+
+def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
+    """Returns when tasks ran on all ranks; clocks of several machines are not brought together."""
+    own = {
+        cell: (start, end)
+        for cell, start, end in zip(times.cells, times.start_ns, times.end_ns, strict=True)
+        if cell[0].isdigit()
+    }
+    spans = {cell: span for text in executor.transport.tell(json.dumps(own)) for cell, span in json.loads(text).items()}
+    origin = min(start for start, _ in spans.values())
+    return MeasuredTasks(
+        start_ns={cell: start - origin for cell, (start, _) in spans.items()},
+        time_ns={cell: end - start for cell, (start, end) in spans.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedTimes:
+    """What a measured step says about counted times."""
+
+    scales: Mapping[str, tuple[float, float]]
+    """For each module measured over counted times of forward and backward; of all where it had no task of its own."""
+    task_ns: int
+    """What a forward takes beside its layers."""
+
+
+def fit_times(
+    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int
+) -> FittedTimes:
+    """Fits measured times of tasks of one module each.
+
+    Args:
+        planned: The step, with counted times.
+        measured: The same step.
+        modules: Names of all.
+        whole_forwards_ns: What its microbatches' forwards take uncut; what cut ones take more is shared by all tasks.
+    """
+    forwards = [task for task in planned.graph.tasks if task.kind is ActionKind.FORWARD]
+    cut_ns = sum(measured.time_ns[str(TaskName.of(task))] for task in forwards)
+    task_ns = max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
+    sums: dict[tuple[str, bool], list[int]] = {}
+    for task in planned.graph.tasks:
+        is_forward = task.kind is ActionKind.FORWARD
+        taken = max(0, measured.time_ns[str(TaskName.of(task))] - (task_ns if is_forward else 0))
+        for name in ("", task.parts[0].module) if len(task.parts) == 1 else ("",):
+            pair = sums.setdefault((name, is_forward), [0, 0])
+            pair[0] += taken
+            pair[1] += task.time_ns
+
+    def scale(name: str, is_forward: bool) -> float:
+        taken, counted = sums.get((name, is_forward)) or sums.get(("", is_forward)) or (1, 1)
+        return taken / max(1, counted)
+
+    return FittedTimes(scales={name: (scale(name, True), scale(name, False)) for name in modules}, task_ns=task_ns)

@@ -1,0 +1,241 @@
+"""Steps at random, lowered, and work whose every value is a number that depends on all that went into it."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from pipeline_cases import Plain, chain, images
+from pipeline_oracle import natural
+
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.lower import lower
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.task_graph import task_graph, training_chunks
+from mosaic.pipelining.tasks import Orders, TaskGraph
+from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
+from mosaic.ranks.pipeline.work import Edge
+from mosaic.schedule import ActionKind
+
+METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes")
+PRIME = 2**31 - 1
+
+
+def mix(*values: object) -> int:
+    """A number that any change of any value changes."""
+    found = 7
+    for value in values:
+        found = (found * 1_000_003 + (value if isinstance(value, int) else mix(*map(ord, str(value))))) % PRIME
+    return found
+
+
+def size_of(edge: Edge) -> int:
+    """Elements of what an edge carries: some tasks hand all targets one tensor."""
+    return 1 + mix(edge.source if is_for_all(edge.source) else edge) % 5
+
+
+def is_for_all(source: TaskName) -> bool:
+    return source.kind is ActionKind.FORWARD and mix(source) % 2 == 0
+
+
+def carried(edge: Edge, made: int) -> tuple[int, ...]:
+    """The numbers that an edge carries, of a task that made ``made``."""
+    return (mix(made, 0 if is_for_all(edge.source) else edge),) * size_of(edge)
+
+
+def model(chance: random.Random) -> PipelineModel:
+    """Up to two encoders before a text model; any layers frozen."""
+
+    def module(name: str, counts: str) -> Plain:
+        layers = range(chance.randint(2, 5))
+        return Plain(
+            name=name,
+            unit_ms=tuple(chance.choice([0.25, 1.0, 3.0]) for _ in layers),
+            trains=tuple(chance.random() < 0.7 for _ in layers),
+            counts=counts,
+        )
+
+    names = [pair for pair in (("vision", "images"), ("audio", "audio_s")) if chance.random() < 0.7]
+    return PipelineModel(
+        modules=(*(module(*pair) for pair in names), module("text", "all")),
+        feeds=tuple(Feed(source=name, target="text") for name, _ in names),
+    )
+
+
+def order(graph: TaskGraph, chance: random.Random) -> Orders:
+    """Any order that can run: at each point any task whose waits are over."""
+    missing = [0] * len(graph.tasks)
+    targets: defaultdict[int, list[int]] = defaultdict(list)
+    for wait in graph.waits:
+        missing[wait.target] += 1
+        targets[wait.source].append(wait.target)
+    ready = [task for task, count in enumerate(missing) if not count]
+    rows: list[list[int]] = [[] for _ in graph.rank_of]
+    while ready:
+        task = ready.pop(chance.randrange(len(ready)))
+        rows[graph.tasks[task].row].append(task)
+        for target in targets[task]:
+            missing[target] -= 1
+            if not missing[target]:
+                ready.append(target)
+    return tuple(map(tuple, rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a model, lowered, and its tasks."""
+
+    schedule: PipelineSchedule
+    graph: TaskGraph
+
+    @property
+    def num_ranks(self) -> int:
+        return self.graph.num_ranks
+
+
+def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) -> Step:
+    """A random order of a random step of a random model, cut at random."""
+    chance = random.Random(seed)
+    while True:
+        ranks = num_ranks or chance.randint(1, 4)
+        drawn, name = model(chance), chance.choice(METHODS)
+        step = tuple(
+            Microbatch(text_tokens=9, images=chance.randint(0, 4), audio_s=chance.choice([0.0, 1.0, 3.0]))
+            for _ in range(chance.randint(1, max_microbatches))
+        )
+        sizes = {module.name: chance.randint(1, 4) for module in drawn.modules if module.name != "text"}
+        try:
+            partition = partition_by(name, Request(model=drawn, num_ranks=ranks, microbatches=step, sizes=sizes))
+        except ValueError:  # too few layers for so many ranks
+            continue
+        if partition.num_ranks == ranks:
+            break
+    graph = task_graph(drawn, partition, step, weights_apart=chance.random() < 0.5)
+    training = set(training_chunks(drawn, partition))
+    return Step(schedule=lower(partition, graph, order(graph, chance), training=training), graph=graph)
+
+
+def chain_step(num_ranks: int, microbatches: int = 4) -> Step:
+    """One chunk a rank, each microbatch through all of them, forwards first."""
+    drawn, step = chain(num_ranks), images(*[1] * microbatches)
+    partition = partition_by("mixed-time", Request(model=drawn, num_ranks=num_ranks, microbatches=step))
+    graph = task_graph(drawn, partition, step)
+    forward_first = tuple(
+        tuple(sorted(row, key=lambda task: graph.tasks[task].kind is ActionKind.BACKWARD)) for row in natural(graph)
+    )
+    return Step(schedule=lower(partition, graph, forward_first, training=range(num_ranks)), graph=graph)
+
+
+def evaluated(graph: TaskGraph) -> dict[TaskName, int]:
+    """What each task makes, by a walk of the graph that knows no ranks and no schedule."""
+    inputs = defaultdict(list)
+    for wait in graph.waits:
+        inputs[wait.target].append(wait.source)
+    names = [TaskName.of(task) for task in graph.tasks]
+    made: dict[int, int] = {}
+
+    def make(index: int) -> int:
+        if index not in made:
+            name, values = names[index], []
+            for source in inputs[index]:
+                value = make(source)
+                is_data = names[source].kind is name.kind
+                values += [(str(names[source]), carried(Edge(names[source], name), value))] if is_data else []
+            made[index] = mix(name, *own(name, {names[one]: make(one) for one in inputs[index]}), *values)
+        return made[index]
+
+    return {name: make(index) for index, name in enumerate(names)}
+
+
+def own(name: TaskName, made: Mapping[TaskName, int]) -> tuple[int, ...]:
+    """What a task takes from the other phases of its own chunk and piece: backward from forward, weights from both."""
+    before = {
+        ActionKind.FORWARD: None,
+        ActionKind.BACKWARD: ActionKind.FORWARD,
+        ActionKind.WEIGHTS: ActionKind.BACKWARD,
+    }
+    kind = before[name.kind]
+    return () if kind is None else (made[replace(name, kind=kind)],)
+
+
+@dataclass(kw_only=True)
+class NumberWork:
+    """Work that makes numbers; of one rank."""
+
+    exits: dict[TaskName, list[TaskName]]
+    kept: dict[TaskName, int] = field(default_factory=dict)
+    made: dict[TaskName, int] = field(default_factory=dict)
+    reduced: dict[int, tuple[TaskName, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> NumberWork:
+        exits = defaultdict(list)
+        for wait in graph.waits:
+            source, target = (TaskName.of(graph.tasks[end]) for end in (wait.source, wait.target))
+            if source.kind is target.kind:
+                exits[source].append(target)
+        return cls(exits=exits)
+
+    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | dict[TaskName, Tensors]:
+        value = self._make(task, inputs)
+        self.kept[task] = value
+        if is_for_all(task):
+            return self._tensors(Edge(task, task), value)
+        return {target: self._tensors(Edge(task, target), value) for target in self.exits[task]}
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        assert replace(task, kind=ActionKind.FORWARD) in self.kept
+        value = self._make(task, gradients)
+        return {target: self._tensors(Edge(task, target), value) for target in self.exits[task]}
+
+    def weights(self, task: TaskName) -> None:
+        assert replace(task, kind=ActionKind.FORWARD) in self.kept
+        self._make(task, {})
+
+    def free(self, task: TaskName) -> None:
+        del self.kept[task]
+
+    def reduce(self, chunk: int) -> None:
+        assert chunk not in self.reduced
+        self.reduced[chunk] = tuple(sorted((name for name in self.made if name.chunk == chunk), key=str))
+
+    def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
+        return (TensorSpec((size_of(edge),), torch.int64),)
+
+    def _make(self, task: TaskName, given: Mapping[TaskName, Tensors]) -> int:
+        assert task not in self.made
+        values = [(str(source), tuple(tensors[0].tolist())) for source, tensors in given.items()]
+        self.made[task] = mix(task, *own(task, self.made), *values)
+        return self.made[task]
+
+    def _tensors(self, edge: Edge, value: int) -> Tensors:
+        return (torch.tensor(carried(edge, value)),)
+
+
+@dataclass(kw_only=True)
+class FaultyWork(NumberWork):
+    """Does something else at one action."""
+
+    at: str
+    act: Callable[[], object]
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> dict[TaskName, Tensors]:
+        if str(task) == self.at:
+            self.act()
+        return super().backward(task, gradients)
+
+    def reduce(self, chunk: int) -> None:
+        if f"REDUCE({chunk})" == self.at:
+            self.act()
+        super().reduce(chunk)
+
+
+def no_caption() -> None:
+    raise ValueError("no such caption")

@@ -1,0 +1,39 @@
+"""What every transport promises, held by each of the table; ``ranks.transport_promises`` says what ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ranks.nursery import run_program
+from ranks.transport_promises import PROMISES, SIZE
+
+from mosaic.ranks.pipeline.in_process import InProcess
+from mosaic.ranks.pipeline.table import TRANSPORTS
+
+BOUND_S = 60.0
+
+
+def kept_by_threads(place: Path) -> set[str]:
+    for promise in PROMISES:
+        InProcess(SIZE).run(promise)
+    return {promise.__name__ for promise in PROMISES}
+
+
+def kept_by_processes(place: Path) -> set[str]:
+    ended = run_program("ranks.programs.pipeline.executed:keeps_promises", SIZE, place, seconds=BOUND_S)
+    return set.intersection(*({line for line in one.said.splitlines() if line.isidentifier()} for one in ended))
+
+
+KEPT: dict[str, Callable[[Path], set[str]]] = {"in_process": kept_by_threads, "distributed": kept_by_processes}
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    return KEPT[request.param](tmp_path_factory.mktemp("transport") / "ranks")
+
+
+@pytest.mark.parametrize("promise", [promise.__name__ for promise in PROMISES])
+def test_a_promise_is_kept(kept: set[str], promise: str):
+    assert promise in kept

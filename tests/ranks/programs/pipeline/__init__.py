@@ -1,0 +1,1 @@
+"""Ranks that run pipelines, and what goes wrong between them."""

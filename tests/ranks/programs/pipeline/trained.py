@@ -1,0 +1,192 @@
+"""Models of the user's in pipelines, beside the plain loop; each function is one rank's program."""
+
+from __future__ import annotations
+
+import copy
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+
+import mosaic
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.planner import PlannerOptions
+from mosaic.ranks.pipeline.handle import Pipeline
+from ranks.begun import join
+
+IMAGE, PATCHES = 31, 4
+_SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4}
+FEW = OrderLimits(seconds=None, rollouts=200)
+
+
+def llava() -> nn.Module:
+    vision = CLIPVisionConfig(**_SMALL, image_size=8, patch_size=4)
+    text = LlamaConfig(
+        **_SMALL, num_key_value_heads=1, head_dim=8, vocab_size=32, tie_word_embeddings=True, use_cache=False
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, tie_word_embeddings=True)
+    return LlavaForConditionalGeneration(config).double()
+
+
+def llama() -> nn.Module:
+    config = LlamaConfig(**_SMALL, num_key_value_heads=1, head_dim=8, vocab_size=32, tie_word_embeddings=True)
+    return LlamaForCausalLM(config).double()
+
+
+def microbatch(images: int, words: int) -> dict[str, Any]:
+    ids = torch.randint(0, IMAGE, (1, PATCHES * images + words))
+    ids[0, : PATCHES * images] = IMAGE
+    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    return {**found, "pixel_values": torch.randn(images, 3, 8, 8, dtype=torch.float64)} if images else found
+
+
+def ragged() -> list[list[dict[str, Any]]]:
+    """Steps of 4 and 3 microbatches, some without images."""
+    torch.manual_seed(5)
+    return [[microbatch(count, 5 + count) for count in step] for step in ((2, 0, 3, 1), (1, 0, 4))]
+
+
+def options(**chosen: Any) -> PlannerOptions:
+    return PlannerOptions(limits=FEW, **chosen)
+
+
+def check_equal(
+    pipe: Pipeline, model: nn.Module, plain: nn.Module, steps: Sequence[Sequence[Mapping[str, Any]]], **loop: Any
+) -> None:
+    """Trains both, and compares losses, gradients of what is here, and the norm of all."""
+    optimizer, other = torch.optim.AdamW(model.parameters(), 0.01), torch.optim.AdamW(plain.parameters(), 0.01)
+    for step in pipe.ahead(steps) if loop.get("ahead") else steps:
+        losses = pipe.step(step)
+        expected = []
+        for one in step:
+            loss = plain(**one).loss
+            (loss / len(step)).backward()
+            expected.append(loss.item())
+        assert torch.allclose(losses, torch.tensor(expected), rtol=1e-6)
+        named = dict(plain.named_parameters())
+        for name, parameter in model.named_parameters():
+            want = named[name].grad
+            if parameter.is_meta or want is None:
+                assert parameter.grad is None, name
+            else:
+                assert parameter.grad is not None, name
+                assert (parameter.grad - want).norm() <= 1e-11 * (1e-2 + want.norm()), name
+        norm = pipe.clip_grad_norm_(0.1)
+        assert torch.allclose(norm, torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1), rtol=1e-10)
+        for each in (optimizer, other):
+            each.step()
+            each.zero_grad()
+
+
+def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = make()
+    plain = copy.deepcopy(model)
+    sample = ragged()[0] if make is llava else [microbatch(0, 6)]
+    return mosaic.pipeline(model, sample, **asked), model, plain
+
+
+def planned_by_default(rank: int, size: int, place: Path) -> None:
+    """With the trial, steps of shapes that were not seen before, planned ahead."""
+    pipe, model, plain = begin(rank, size, place, llava, options=options())
+    assert set(pipe.trial.step_ms) == {"planned", "1f1b"}
+    assert "planned" in pipe.describe()
+    check_equal(pipe, model, plain, ragged(), ahead=True)
+    played = pipe.last_step()
+    for graph, starts in (played.measured, played.simulated):
+        assert len(starts) == len(graph.tasks) == len(played.measured[1])
+    pipe.remove()
+    print("equal")
+
+
+def in_every_way(rank: int, size: int, place: Path) -> None:
+    """Modules cut apart with small pieces, one chain, backward for weights apart, layers made again."""
+    join(rank, size, place)
+    for chosen, memory in (
+        ({"partition": "separated", "weights": "with"}, 0),
+        ({"partition": "mixed-v", "weights": "apart"}, 0),
+        ({"partition": "mixed-time", "weights": "with"}, 280_000),
+    ):
+        torch.manual_seed(1)
+        model = llava()
+        plain = copy.deepcopy(model)
+        pipe = mosaic.pipeline(model, ragged()[0], options=options(**chosen), memory_bytes=memory, trial=False)
+        check_equal(pipe, model, plain, ragged())
+        pipe.remove()
+    print("equal")
+
+
+def with_frozen_towers(rank: int, size: int, place: Path) -> None:
+    """A frozen vision tower has no backward, and its rank no gradients."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = llava()
+    for parameter in model.model.vision_tower.parameters():
+        parameter.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    pipe = mosaic.pipeline(model, ragged()[0], options=options(), trial=False)
+    check_equal(pipe, model, plain, ragged())
+    pipe.remove()
+    print("equal")
+
+
+def saved(rank: int, size: int, place: Path) -> None:
+    """Two steps, then a checkpoint with the optimizer's state."""
+    pipe, model, _ = begin(rank, size, place, llama, options=options(), trial=False)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    train(pipe, optimizer, 2)
+    pipe.save(place.parent / "kept", step=2, optimizer=optimizer)
+    pipe.finish_saving()
+    pipe.remove()
+    print("saved")
+
+
+def resumed(rank: int, size: int, place: Path) -> None:
+    """Another number of ranks goes on from it, as the plain loop does that was never cut."""
+    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    optimizer, other = torch.optim.AdamW(model.parameters(), 0.01), torch.optim.AdamW(plain.parameters(), 0.01)
+    assert pipe.load(place.parent / "kept", optimizer=optimizer).step == 2
+    train(pipe, optimizer, 1, first=2)
+    for step in range(3):
+        for one in words(step):
+            (plain(**one).loss / 3).backward()
+        other.step()
+        other.zero_grad()
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
+    pipe.remove()
+    print("equal")
+
+
+def words(step: int) -> list[dict[str, Any]]:
+    torch.manual_seed(100 + step)
+    return [microbatch(0, length) for length in (5, 9, 6)]
+
+
+def train(pipe: Pipeline, optimizer: torch.optim.Optimizer, steps: int, *, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        pipe.step(words(step))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def with_other_microbatches(rank: int, size: int, place: Path) -> None:
+    """One rank has a microbatch more."""
+    pipe, _, _ = begin(rank, size, place, llama, options=options(), trial=False)
+    pipe.step(words(0)[: 3 - rank])
+
+
+def example(rank: int, size: int, place: Path) -> None:
+    """The example as it stands, small."""
+    join(rank, size, place)
+    os.environ["RANK"] = str(rank)
+    sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
+    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")

@@ -1,0 +1,138 @@
+"""The promises of ``mosaic/ranks/pipeline/transport.py``: each function is what one of three ranks does.
+
+They are run by threads and by processes alike; what they find wrong, they raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mosaic.errors import ModuleContractError, RankFailedError
+from mosaic.ranks.pipeline.transport import Message, TensorSpec, Transport
+
+SIZE = 3
+PAYLOADS = (
+    torch.arange(12.0).view(3, 4).t(),  # not contiguous
+    torch.arange(6.0).to(torch.bfloat16),
+    torch.tensor(7),
+    torch.zeros(2, 0),
+    torch.tensor([True, False]),
+    torch.arange(3, dtype=torch.int64).expand(4, 3),
+    torch.tensor([1 + 2j]),
+    torch.arange(4.0, requires_grad=True),
+)
+
+
+def message(peer: int, name: str = "0F0>1F0", *, is_forward: bool = True, payload=PAYLOADS) -> Message:
+    return Message(name, peer, is_forward, tuple(TensorSpec.of(tensor) for tensor in payload))
+
+
+def tensors_of_any_kind_arrive(transport: Transport) -> None:
+    after, before = (transport.rank + 1) % SIZE, (transport.rank - 1) % SIZE
+    sent = transport.post_send(message(after), PAYLOADS)
+    received = transport.post_receive(message(before)).wait()
+    assert sent.wait() == ()
+    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in received)
+    for tensor, payload in zip(received, PAYLOADS, strict=True):
+        assert tensor.dtype is payload.dtype
+        assert torch.equal(tensor, payload)
+
+
+def what_is_received_belongs_to_the_receiver(transport: Transport) -> None:
+    mine = torch.full((4,), float(transport.rank))
+    at_others = [other for other in range(SIZE) if other != transport.rank]
+    sent = [transport.post_send(message(other, payload=(mine,)), (mine,)) for other in at_others]
+    for other in at_others:
+        (tensor,) = transport.post_receive(message(other, payload=(mine,))).wait()
+        assert tensor.tolist() == [float(other)] * 4
+        tensor.fill_(9.0)
+    for handle in sent:
+        handle.wait()
+    transport.tell("done")
+    assert mine.tolist() == [float(transport.rank)] * 4
+
+
+def messages_of_a_channel_keep_their_order_whichever_is_awaited_first(transport: Transport) -> None:
+    payloads = [torch.full((3,), number) for number in range(8)]
+    names = [f"0F{number}>1F{number}" for number in range(8)]
+    if transport.rank == 0:
+        sent = [transport.post_send(message(1, n, payload=(p,)), (p,)) for n, p in zip(names, payloads, strict=True)]
+        for handle in reversed(sent):
+            handle.wait()
+    if transport.rank == 1:
+        posted = [transport.post_receive(message(0, n, payload=(p,))) for n, p in zip(names, payloads, strict=True)]
+        found = [handle.wait()[0].tolist() for handle in reversed(posted)]
+        assert found == [payload.tolist() for payload in reversed(payloads)]
+
+
+def directions_do_not_wait_for_each_other(transport: Transport) -> None:
+    """One rank posts forward first, the other backward first, and awaits it before it posts forward."""
+    payload = (torch.ones(2),)
+    ways = [message(1 - transport.rank, is_forward=is_forward, payload=payload) for is_forward in (True, False)]
+    if transport.rank == 0:
+        sent = [transport.post_send(way, payload) for way in ways]
+        for handle in sent:
+            handle.wait()
+    if transport.rank == 1:
+        for way in reversed(ways):
+            assert torch.equal(transport.post_receive(way).wait()[0], payload[0])
+
+
+def both_may_post_their_sends_first(transport: Transport) -> None:
+    payload = (torch.arange(100_000.0),)
+    if transport.rank < 2:
+        sent = transport.post_send(message(1 - transport.rank, payload=payload), payload)
+        assert torch.equal(transport.post_receive(message(1 - transport.rank, payload=payload)).wait()[0], payload[0])
+        sent.wait()
+
+
+def a_message_of_nothing_is_a_message(transport: Transport) -> None:
+    if transport.rank == 0:
+        transport.post_send(message(2, payload=()), ()).wait()
+    if transport.rank == 2:
+        assert transport.post_receive(message(0, payload=())).wait() == ()
+
+
+def everyone_hears_what_each_rank_tells(transport: Transport) -> None:
+    assert transport.tell(f"I am {transport.rank}") == ("I am 0", "I am 1", "I am 2")
+    assert transport.tell("twice") == ("twice",) * 3
+
+
+def what_the_plan_does_not_say_is_not_sent(transport: Transport) -> None:
+    planned = message(1, payload=(torch.zeros(3, 4),))
+    for wrong in ((torch.zeros(4, 3),), (torch.zeros(3, 4).double(),), (), (torch.zeros(3, 4), torch.zeros(1))):
+        with pytest.raises(ModuleContractError, match=r"0F0>1F0 is planned to carry float32\[3, 4\], and"):
+            transport.post_send(planned, wrong)
+
+
+def a_rank_that_gives_up_ends_what_the_others_wait_for(transport: Transport) -> None:
+    """One in a receive, one in an agreement."""
+    if transport.rank == 1:
+        transport.abort("failed in 2F0: ValueError: no such caption")
+        return
+
+    def wait() -> None:
+        if transport.rank == 0:
+            transport.post_receive(message(1)).wait()
+        transport.tell("and then?")
+
+    with pytest.raises(RankFailedError, match=r"^rank 1 failed in 2F0: ValueError: no such caption$") as caught:
+        wait()
+    assert caught.value.ranks == (1,)
+
+
+PROMISES: tuple[Callable[[Transport], None], ...] = (
+    tensors_of_any_kind_arrive,
+    what_is_received_belongs_to_the_receiver,
+    messages_of_a_channel_keep_their_order_whichever_is_awaited_first,
+    directions_do_not_wait_for_each_other,
+    both_may_post_their_sends_first,
+    a_message_of_nothing_is_a_message,
+    everyone_hears_what_each_rank_tells,
+    what_the_plan_does_not_say_is_not_sent,
+    a_rank_that_gives_up_ends_what_the_others_wait_for,
+)
+"""The last one is of no use to those after it."""

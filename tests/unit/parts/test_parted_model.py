@@ -1,0 +1,151 @@
+"""A rank's part of a model: memory, names, and what stays of the user's model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from chained_chunks import chunks_of
+from part_models import DECODERS, SEVERAL_MODULES, PartedCase
+from torch import nn
+
+from mosaic.parts.find import find_split
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.weights import drop_weights
+
+TIED = DECODERS["llama, tied"]
+CUT = chunks_of("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
+
+
+def ranks_of(case: PartedCase, cut: int) -> tuple[nn.Module, list[PartedModel]]:
+    torch.manual_seed(3)
+    model = case.make()
+    split = find_split(model, case.batch())
+    chunks = chunks_of(*case.cuts[cut])
+    return model, [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
+
+
+@pytest.mark.parametrize("name", ["whisper", "llava", "qwen3-vl"])
+def test_each_weight_is_on_the_ranks_that_need_it_and_has_no_memory_elsewhere(name: str):
+    model, ranks = ranks_of(SEVERAL_MODULES[name], 1)
+    whole = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    union: dict[str, torch.Tensor] = {}
+    for index, rank in enumerate(ranks):
+        own = {key for key, parameter in rank.model.named_parameters() if not parameter.is_meta}
+        assert own == set(rank.own_parameters(index)) == rank.split.parameters_of(rank.chunks[index])
+        union |= rank.state_dict()
+    assert union.keys() == whole.keys()
+    assert all(torch.equal(union[key], value) for key, value in whole.items())
+    counts = [sum(p.numel() for p in rank.own_parameters(i).values()) for i, rank in enumerate(ranks)]
+    whole_count = sum(p.numel() for p in model.parameters())
+    shared = dict(ranks[0].split.shared_parameters(ranks[0].chunks))
+    twice = sum(model.get_parameter(key).numel() * (len(users) - 1) for key, users in shared.items())
+    assert sum(counts) == whole_count + twice
+    assert list(shared) == (["model.decoder.embed_tokens.weight"] if name == "whisper" else [])
+
+
+def test_tied_weights_are_named_with_all_chunks_that_use_them():
+    _, ranks = ranks_of(TIED, 1)
+    assert ranks[0].split.shared_parameters(CUT) == (("model.embed_tokens.weight", (0, 2)),)
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= ranks[2].state_dict().keys()
+    assert ranks[2].model.lm_head.weight is ranks[2].model.model.embed_tokens.weight
+
+
+def test_an_optimizer_made_before_steps_own_weights_alone():
+    model = TIED.make()
+    kwargs = TIED.batch()
+    optimizer = torch.optim.AdamW(model.parameters())
+    rank = PartedModel(model, find_split(model, kwargs), CUT[:0] + chunks_of("model[0:3/3]"), own=[0])
+    rank.forward(0, kwargs).loss.backward()
+    before = model.lm_head.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(before, model.lm_head.weight)
+    middle = PartedModel(copy.deepcopy(model), rank.split, CUT, own=[1])
+    optimizer = torch.optim.AdamW(middle.model.parameters())
+    out = middle.forward(1, kwargs, {"model": (torch.randn(2, 6, 16, requires_grad=True),)})
+    out["model"][0].sum().backward()
+    optimizer.step()
+    assert set(optimizer.state) == set(middle.own_parameters(1).values())
+
+
+def test_finding_and_running_leave_the_model_as_it_was():
+    case = SEVERAL_MODULES["whisper"]
+    model = case.make()
+    kwargs = case.batch()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    split = find_split(model, kwargs)
+    assert torch.equal(state, torch.get_rng_state())
+    rank = PartedModel(model, split, chunks_of(*case.cuts[0]))
+    rank.boundary_like(0, kwargs)
+    assert torch.equal(state, torch.get_rng_state())
+    rank.forward(0, kwargs)
+    with pytest.raises(ValueError, match="Whisper expects"):
+        rank.forward(0, {**kwargs, "input_features": torch.randn(2, 4, 8)})
+    assert not [name for name, module in model.named_modules() if "forward" in module.__dict__]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_operations_behind_a_cut_may_write_into_what_was_received():
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+                x[:, 0] += 1
+            return x
+
+    model = Writes()
+    x = torch.randn(2, 4)
+    rank = PartedModel(model, find_split(model, {"x": x}), chunks_of("model[0:1/2]", "model[1:2/2]"))
+    (sent,) = rank.forward(0, {"x": x})["model"]
+    received = sent.detach().clone().requires_grad_()
+    rank.forward(1, {"x": x}, {"model": (received,)}).sum().backward()
+    sent.backward(received.grad)
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    assert all(torch.equal(grad, p.grad) for grad, p in zip(found, model.parameters(), strict=True))
+
+
+def test_wrong_use_is_named():
+    _, ranks = ranks_of(TIED, 1)
+    kwargs = TIED.batch()
+    with pytest.raises(ValueError, match="chunk 1 received 0 tensors of 'model' and needs 1"):
+        ranks[1].forward(1, kwargs)
+    with pytest.raises(ValueError, match="2 strategies for 1 layers"):
+        ranks[0].forward(0, kwargs, strategies=["keep", "keep"])
+    with pytest.raises(ValueError, match="strategy 'forget'; use one of keep, recompute"):
+        ranks[0].forward(0, kwargs, strategies=["forget"])
+    with pytest.raises(ValueError, match="chunk 2 does not run on this rank"):
+        ranks[0].forward(2, kwargs)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3-vl", "whisper"])
+def test_a_model_without_memory_is_split_and_loaded_like_one_that_has_it(name: str):
+    case = SEVERAL_MODULES[name]
+    torch.manual_seed(3)
+    model = case.make()
+    kwargs = case.batch()
+    split = find_split(model, kwargs)
+    chunks = chunks_of(*case.cuts[1])
+    empty = copy.deepcopy(model)
+    drop_weights(empty, keep=(), whole=())
+    assert find_split(empty, kwargs) == split
+    rank = PartedModel(empty, split, chunks, own=[len(chunks) - 1], device=torch.device("cpu"))
+    rank.load_state_dict(model.state_dict())
+    whole = PartedModel(model, split, chunks, own=[len(chunks) - 1])
+    assert rank.state_dict().keys() == whole.state_dict().keys()
+    like = whole.boundary_like(len(chunks) - 2, kwargs)
+    received = {module: tuple(torch.randn(t.shape) for t in tensors) for module, tensors in like.items()}
+    torch.manual_seed(5)
+    wanted = whole.forward(len(chunks) - 1, kwargs, received).loss
+    torch.manual_seed(5)
+    assert torch.equal(rank.forward(len(chunks) - 1, kwargs, received).loss, wanted)
+    with pytest.raises(KeyError, match="is not in the state"):
+        rank.load_state_dict({})
