@@ -26,6 +26,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.schedule import ActionKind
 
@@ -109,6 +110,7 @@ class WayRunner:
         self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
         self.shared = SharedGradients(model, counted.split, way.partition, world)
         self._counted, self._loss, self._executor = counted, loss, executor
+        self._numbers = DrawnNumbers(self._parted)
 
     def run(self, schedule: PipelineSchedule, microbatches: Sequence[Mapping[str, Any]]) -> RanStep:
         """Runs a step forward and backward, and tells everyone the losses."""
@@ -119,7 +121,7 @@ class WayRunner:
             microbatches=microbatches,
             layers=self._counted.layers,
         )
-        work = ChunkWork(self._parted, self._loss, data)
+        work = ChunkWork(self._parted, self._loss, data, numbers=self._numbers)
         times = self._executor.run(schedule, work, is_timed=True)
         assert times is not None
         self.shared.sum()
