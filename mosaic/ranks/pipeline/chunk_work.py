@@ -22,6 +22,8 @@ from mosaic.schedule import ActionKind
 
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's output and the microbatch to one number."""
+Scale = Callable[[Tensor], Tensor]
+"""Of a loss before its backward, as ``GradScaler.scale``."""
 Sum = Callable[[int], None]
 """Sums the gradients of a chunk over its data-parallel ranks."""
 
@@ -43,6 +45,7 @@ class ChunkWork:
         model: The rank's chunks.
         loss: Makes a number of the model's output.
         data: The step's.
+        scale: Scales losses before their backward.
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
         reduce: Sums gradients of a chunk; None: there is one data-parallel rank.
     """
@@ -54,10 +57,11 @@ class ChunkWork:
         data: StepData,
         *,
         numbers: DrawnNumbers | None = None,
+        scale: Scale | None = None,
         reduce: Sum | None = None,
     ) -> None:
         self._model, self._loss, self._data, self._reduce = model, loss, data, reduce
-        self._numbers = numbers
+        self._numbers, self._scale = numbers, scale
         self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
         self._kept: dict[TaskName, _Kept] = {}
         self._late: dict[TaskName, LateWeights] = {}
@@ -80,7 +84,8 @@ class ChunkWork:
         if data.ends(task):
             loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
-            found = {"": (loss / data.num_microbatches,)}
+            mean = loss / data.num_microbatches
+            found = {"": (mean if self._scale is None else self._scale(mean),)}
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
         return {

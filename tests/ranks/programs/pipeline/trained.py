@@ -161,6 +161,33 @@ def with_dropout(rank: int, size: int, place: Path) -> None:
     print("equal")
 
 
+def with_a_scaler(rank: int, size: int, place: Path) -> None:
+    """Losses are scaled, one infinite gradient skips the step on all ranks, and torch's clipping works."""
+    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
+    scaler, plain_scaler = (torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2))
+    for step in range(3):
+        pipe.step(words(step), scaler=scaler)
+        for one in words(step):
+            plain_scaler.scale(plain(**one).loss / 3).backward()
+        for network in (model, plain):
+            norm = network.model.norm.weight
+            if step == 1 and not norm.is_meta:
+                norm.grad = torch.full_like(norm, torch.inf)
+        for each, scales, network in ((optimizer, scaler, model), (other, plain_scaler, plain)):
+            scales.unscale_(each)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+            scales.step(each)
+            scales.update()
+            each.zero_grad()
+        assert scaler.get_scale() == plain_scaler.get_scale() == (64.0 if step < 1 else 32.0)
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
+    pipe.remove()
+    print("equal")
+
+
 def saved(rank: int, size: int, place: Path) -> None:
     """Two steps, then a checkpoint with the optimizer's state."""
     pipe, model, _ = begin(rank, size, place, llama, options=options(), trial=False)
