@@ -57,6 +57,8 @@ class Costs:
     """While forward runs, above what is kept."""
     backward_workspace_bytes: int
     """While backward runs, with what strategies need for it."""
+    remade_bytes: int
+    """Made again in backward, and in use until backward for weights has ended where that is apart."""
     has_backward: bool
     """Whether any of its layers computes gradients."""
     has_weights: bool
@@ -98,6 +100,7 @@ class Counter:
     ) -> Costs:
         times: list[tuple[float, ...]] = []
         kept: list[int] = []
+        remade = 0
         works, backward_works = [0], [0]
         has_weights = False
         place = 0
@@ -116,6 +119,7 @@ class Counter:
                 times.append(tuple(time * slower for time in found))
                 if own.any_of(index):
                     kept.append(strategy.kept_bytes)
+                    remade += max(0, layer.strategies[0].kept_bytes - strategy.kept_bytes)
                 has_weights |= own.weights[index]
                 works.append(layer.workspace_bytes)
                 backward_works.append(layer.workspace_bytes + strategy.workspace_bytes)
@@ -129,6 +133,7 @@ class Counter:
             kept_bytes=sum(kept),
             forward_workspace_bytes=max(works),
             backward_workspace_bytes=max(backward_works),
+            remade_bytes=remade,
             has_backward=bool(kept),
             has_weights=has_weights,
         )

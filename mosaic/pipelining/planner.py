@@ -1,24 +1,21 @@
 """A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
 
-As a score (PipeWeaver, section 6, for each way to cut the model): order the tasks as if memory had no limit; where some
-rank's memory does not hold, choose what is kept and what is made again in that order; beside it, search for orders that
-hold with everything kept, and, with what was chosen, for better ones. Ways whose bound is above the best step are left
-out, and what time is left is for the best one.
+Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what time
+is left is for the best one again. Small steps are shown to CP-SAT in the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.compare import Contender, ContenderRun, contend
-from mosaic.pipelining.costs import PairKey, Strategies
-from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
+from mosaic.pipelining.costs import Strategies
+from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
 from mosaic.pipelining.order.simulate import roll_out, simulate
 from mosaic.pipelining.pair_layers import pair_layers
 from mosaic.pipelining.partition.methods import partition_by
@@ -31,9 +28,8 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import training_chunks
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
 from mosaic.pipelining.tuning.candidates import Candidates
-from mosaic.pipelining.tuning.pairs import Pair, pairs_of, with_candidates
-from mosaic.pipelining.tuning.shortage import MemoryShortage
-from mosaic.pipelining.tuning.tune import Tuned, tune
+from mosaic.pipelining.tuning.pairs import Pair, pairs_of
+from mosaic.pipelining.within_memory import plan_within_memory
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
 
@@ -46,8 +42,6 @@ MAX_PROVEN = 60
 """Tasks of a step that CP-SAT looks at, with half of the time."""
 _TRIAL_SHARE = 0.6
 """Of the time, for all ways together; the rest is for the best one again."""
-_FIRST_SHARE = 0.4
-"""Of a way's time, for the order without limits; the rest is for orders that hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +133,7 @@ def plan_step(
     found = [job.as_planned(one.run, one.name) for one in contenders if one.run is not None]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
     asked, is_small = options, len(ways[0].graph.tasks) <= MAX_PROVEN
-    options = replace(options, limits=_share(options.limits, 0.5)) if is_small else options
+    options = replace(options, limits=options.limits.share(0.5)) if is_small else options
     misfit = None
     best_way: _Way | None = None  # none where no way is planned that could be shorter than a contender
     share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
@@ -147,7 +141,7 @@ def plan_step(
         if found and (job.is_over(options.limits) or way.bound_ns >= min(one.makespan_ns for one in found)):
             continue
         try:
-            planned = job.plan(way, replace(options, limits=_share(options.limits, share)))
+            planned = job.plan(way, replace(options, limits=options.limits.share(share)))
         except InfeasibleError as error:
             misfit = misfit or error
             continue
@@ -207,7 +201,7 @@ class _Job:
         return is_late or (limits.should_stop is not None and limits.should_stop())
 
     def left(self, limits: OrderLimits) -> OrderLimits:
-        limits = _share(limits, 1 - _TRIAL_SHARE)
+        limits = limits.share(1 - _TRIAL_SHARE)
         if limits.seconds is None:
             return limits
         whole = limits.seconds / (1 - _TRIAL_SHARE)
@@ -231,7 +225,7 @@ class _Job:
             if len(names) > 1 and len({chunk.rank for chunk in partition.chunks}) < self.request.num_ranks:
                 continue  # ranks would do nothing
             for weights_apart in WEIGHTS[options.weights]:
-                if found and self.is_over(_share(options.limits, _TRIAL_SHARE)):
+                if found and self.is_over(options.limits.share(_TRIAL_SHARE)):
                     return found
                 found.append(self._way(partition, "given" if given else name, weights_apart=weights_apart))
         if not found:
@@ -254,8 +248,9 @@ class _Job:
 
     def plan(self, way: _Way, options: PlannerOptions) -> PlannedStep:
         candidates = Candidates(count=options.candidates, weights_apart=way.weights_apart)
-        planner = _Planner(way.graph, options, lambda: self._pairs(way, candidates))
-        orders, chosen, timed, strategies = planner.run()
+        orders, chosen, timed, strategies = plan_within_memory(
+            way.graph, lambda: self._pairs(way, candidates), method=options.method, limits=options.limits
+        )
         return PlannedStep(
             partition=way.partition,
             graph=chosen,
@@ -298,86 +293,3 @@ class _Job:
     def _pairs(self, way: _Way, candidates: Candidates) -> tuple[Pair, ...]:
         layers = pair_layers(self.request.model, way.partition, self.microbatches)
         return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
-
-
-def _share(limits: OrderLimits, share: float) -> OrderLimits:
-    seconds = None if limits.seconds is None else share * limits.seconds
-    rollouts = None if limits.rollouts is None else max(1, round(share * limits.rollouts))
-    return replace(limits, seconds=seconds, rollouts=rollouts)
-
-
-_Found = tuple[Orders, TaskGraph, Timed, Strategies]
-
-
-class _Planner:
-    """One step, as it is planned."""
-
-    def __init__(self, graph: TaskGraph, options: PlannerOptions, pairs: Callable[[], tuple[Pair, ...]]) -> None:
-        self.graph, self.options, self.make_pairs = graph, options, pairs
-        self.free = replace(graph, limit_bytes=())
-        self.began = time.monotonic()
-        self.found: list[_Found] = []
-
-    def run(self) -> _Found:
-        is_limited = any(self.graph.limit_bytes)
-        first = self._search(self.free, _FIRST_SHARE if is_limited else 1.0)
-        assert isinstance(first, Searched)  # without limits nothing waits for memory
-        if not is_limited or self._holds(first.timed):
-            return first.orders, self.graph, first.timed, "keep"
-        self._note(self.graph, self._search(self.graph, 0.3), "keep")
-        pairs = self.make_pairs()
-        shortage = self._tune(pairs, first.orders)
-        if shortage is not None or not self.found:  # orders of what keeps least, and then what else has room in them
-            leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
-            lean = self._search(leanest, 0.5)
-            self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
-            if isinstance(lean, Searched):
-                self._tune(pairs, lean.orders)
-            elif not self.found:
-                reason = str(shortage or _stuck(lean))
-                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
-        return min(self.found, key=lambda one: one[2].makespan_ns)
-
-    def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
-        """Chooses strategies in these orders, then searches for better orders with them."""
-        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
-        if isinstance(tuned, MemoryShortage):
-            return tuned
-        assert isinstance(tuned, Tuned)  # the orders have run before
-        strategies = strategies_of(self.graph, pairs, tuned.choice)
-        if self._holds(tuned.timed):  # tuning does not see what tasks that take no time use
-            self.found.append((orders, tuned.graph, tuned.timed, strategies))
-        self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
-        return None
-
-    def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
-        """Searches for a share of the time that is left."""
-        limits = self.options.limits
-        if limits.seconds is not None:
-            limits = replace(limits, seconds=max(0.0, limits.seconds - (time.monotonic() - self.began)))
-        return search_orders(graph, method=self.options.method, limits=_share(limits, share))
-
-    def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
-        if isinstance(searched, Searched):
-            self.found.append((searched.orders, graph, searched.timed, strategies))
-
-    def _holds(self, timed: Timed) -> bool:
-        pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
-        return all(peak <= limit for peak, limit in pairs if limit)
-
-
-def _stuck(deadlock: Deadlock) -> str:
-    short = max(deadlock.short_bytes)
-    return (
-        f"rank {deadlock.short_bytes.index(short)} is short of {short} bytes {deadlock.at_ns / 1e6:.3f} ms into the "
-        "step; what would help: a higher limit, smaller microbatches, or more ranks"
-    )
-
-
-def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
-    """Returns for each pair the index of each of its layers' strategies."""
-    found = {}
-    for pair, chosen in zip(pairs, choice, strict=True):
-        task = graph.tasks[pair.forward]
-        found[task.chunk, task.microbatch, task.piece] = pair.candidates[chosen].strategies
-    return found

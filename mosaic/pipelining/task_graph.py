@@ -231,9 +231,13 @@ class _Build:
                     continue
                 is_apart = self.weights_apart and cost.has_weights
                 time_ns = cost.backward_ns + (0 if is_apart else cost.weights_ns)
-                works, frees = cost.backward_workspace_bytes, cost.backward_workspace_bytes + cost.kept_bytes
                 at = chunk, piece
-                task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, works if is_apart else frees)
+                if is_apart:  # what is made again stays until the weights have their gradients
+                    works, remade = cost.forward_workspace_bytes, cost.remade_bytes
+                    task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works + remade, works)
+                else:
+                    works, remade = cost.backward_workspace_bytes, 0
+                    task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, works + cost.kept_bytes)
                 self._wait(passed.forward[at], task, 0)
                 for source, size in gradients.get(at, ()):
                     self._wait(source, task, size)
@@ -241,7 +245,9 @@ class _Build:
                     if passed.costs[fed].has_backward:
                         gradients.setdefault(fed, []).append((task, size))
                 if is_apart:
-                    apart = self._task(passed, ActionKind.WEIGHTS, at, cost.weights_ns, works, frees)
+                    apart = self._task(
+                        passed, ActionKind.WEIGHTS, at, cost.weights_ns, works, works + cost.kept_bytes + remade
+                    )
                     self._wait(task, apart, 0)
 
     def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterable[tuple[_Place, int]]:

@@ -40,9 +40,9 @@ Room is kept for ``context`` and ``glue``.
 RANK_LAYERS = [
     {"rows", "meeting"},
     {"parameters"},
-    {"calls", "pipeline"},
+    {"calls"},
     {"running"},
-    {"choosing"},
+    {"choosing", "pipeline"},
     {"__init__", "colocate", "compare"},
 ]
 """The same for the packages of ``mosaic.ranks``, but for its last line, which is what people import."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mosaic.pipelining.bounds import bound
@@ -60,6 +60,14 @@ class OrderLimits:
             raise ValueError(f"seed={self.seed}; use 0 to {_MAX_SEED}")
         if self.threads < 1:
             raise ValueError(f"threads={self.threads}; use 1 or more")
+
+    def share(self, share: float) -> OrderLimits:
+        """Returns a share of the time and of the roll-outs, at least one."""
+        return replace(
+            self,
+            seconds=None if self.seconds is None else share * self.seconds,
+            rollouts=None if self.rollouts is None else max(1, round(share * self.rollouts)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
 from mosaic.ranks.pipeline.work import Edge
@@ -21,6 +22,8 @@ from mosaic.schedule import ActionKind
 
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's output and the microbatch to one number."""
+Scale = Callable[[Tensor], Tensor]
+"""Of a loss before its backward, as ``GradScaler.scale``."""
 Sum = Callable[[int], None]
 """Sums the gradients of a chunk over its data-parallel ranks."""
 
@@ -42,11 +45,24 @@ class ChunkWork:
         model: The rank's chunks.
         loss: Makes a number of the model's output.
         data: The step's.
+        scale: Scales losses before their backward.
+        numbers: For the plain loop's random numbers; None: forwards draw as they come.
         reduce: Sums gradients of a chunk; None: there is one data-parallel rank.
     """
 
-    def __init__(self, model: PartedModel, loss: Loss, data: StepData, reduce: Sum | None = None) -> None:
+    def __init__(
+        self,
+        model: PartedModel,
+        loss: Loss,
+        data: StepData,
+        *,
+        numbers: DrawnNumbers | None = None,
+        scale: Scale | None = None,
+        reduce: Sum | None = None,
+    ) -> None:
         self._model, self._loss, self._data, self._reduce = model, loss, data, reduce
+        self._numbers, self._scale = numbers, scale
+        self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
         self._kept: dict[TaskName, _Kept] = {}
         self._late: dict[TaskName, LateWeights] = {}
         self.losses: dict[int, Tensor] = {}
@@ -64,11 +80,12 @@ class ChunkWork:
         given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
-            found = self._model.forward(task.chunk, *given)
+            found = self._run(task, *given)
         if data.ends(task):
             loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
-            found = {"": (loss / data.num_microbatches,)}
+            mean = loss / data.num_microbatches
+            found = {"": (mean if self._scale is None else self._scale(mean),)}
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
         return {
@@ -114,6 +131,14 @@ class ChunkWork:
         likes = self._model.boundary_like(ends.source.chunk, kwargs)
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])
         return tuple(spec for spec in found if not is_back or spec.dtype.is_floating_point)
+
+    def _run(self, task: TaskName, kwargs: Mapping[str, Any], *given: Any) -> Any:
+        numbers, data = self._numbers, self._data
+        if numbers is None or not numbers.draw(data.microbatches[task.microbatch]):
+            return self._model.forward(task.chunk, kwargs, *given)
+        is_piece = data.is_cut(task)
+        with numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
+            return self._model.forward(task.chunk, kwargs, *given, draws_all=not is_piece)
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """By module what came in: its pieces one after the other."""

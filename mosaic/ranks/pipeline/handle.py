@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
@@ -22,6 +21,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
 from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks
+from mosaic.ranks.running import loops
 
 MAX_SCHEDULES = 256
 """Steps of different shapes whose schedules are kept."""
@@ -49,6 +49,7 @@ class Pipeline(KeepsCheckpoints):
         world: The ranks.
         partition: Which layers are where.
         trial: What was tried at the start.
+        active: Whether the ranks still run it.
     """
 
     def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
@@ -67,9 +68,19 @@ class Pipeline(KeepsCheckpoints):
         self._number = 0
         self._last_s = 0.0
         self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
+        self.active = True
+        elsewhere = self._runner.shared.counted_elsewhere
+        parameters = list(candidates.model.parameters())
+        self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
+        self._divided = frozenset(map(id, parameters)) if candidates.world.size > 1 else frozenset()
+        loops.enter(self)
 
-    def step(self, microbatches: Step) -> Tensor:
+    def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Runs forward and backward of a step; gradients are those of the mean of the microbatches' losses.
+
+        Args:
+            microbatches: The step's.
+            scaler: Scales the losses before backward; ``scaler.step(optimizer)`` then skips on all ranks or on none.
 
         Returns:
             The loss of each microbatch, on every rank.
@@ -84,7 +95,9 @@ class Pipeline(KeepsCheckpoints):
         began = time.perf_counter()
         schedule = self._schedule(microbatches)
         self._announce()
-        ran = self._runner.run(schedule, microbatches)
+        if scaler is not None:
+            scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
+        ran = self._runner.run(schedule, microbatches, scale=None if scaler is None else scaler.scale)
         self._ran = microbatches, schedule, ran
         self._number += 1
         self._last_s = time.perf_counter() - began
@@ -107,22 +120,12 @@ class Pipeline(KeepsCheckpoints):
         """Returns the parameters that are on this rank."""
         return [one for one in self._model.parameters() if not one.is_meta]
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before."""
-        elsewhere = self._runner.shared.counted_elsewhere
-        with_grad = [one for one in self.parameters() if one.grad is not None]
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for one in with_grad:
-            if id(one) not in elsewhere and one.grad is not None:
-                total += one.grad.detach().double().square().sum()
-        dist.all_reduce(total, group=self.world.everyone)
-        norm = total.sqrt()
-        scale = max_norm / (float(norm) + 1e-6)
-        if scale < 1:
-            for one in with_grad:
-                assert one.grad is not None
-                one.grad.mul_(scale)
-        return norm
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales the gradients of all ranks so that their norm is at most ``max_norm``; returns the norm before.
+
+        ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` does the same.
+        """
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     def metrics(self) -> dict[str, float]:
         """Returns the time of the last step, and of each way that was tried at the start."""
@@ -157,6 +160,8 @@ class Pipeline(KeepsCheckpoints):
 
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
+        self.active = False
+        loops.leave(self)
         if self._ahead is not None:
             self._ahead.close()
         self._executor.transport.close()

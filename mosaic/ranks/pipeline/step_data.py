@@ -128,6 +128,10 @@ class StepData:
                     names.append(strategies[chosen[len(names)] if len(names) < len(chosen) else 0].name)
         return tuple(names)
 
+    def is_cut(self, task: TaskName) -> bool:
+        """Returns whether a forward has some units of its microbatch alone."""
+        return self.kwargs_of(task) is not self.microbatches[task.microbatch]
+
     def _cut(self, task: TaskName) -> Mapping[str, Any]:
         kwargs = self.microbatches[task.microbatch]
         chunk = self.partition.chunks[task.chunk]

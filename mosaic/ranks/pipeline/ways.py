@@ -23,9 +23,10 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.schedule import ActionKind
 
@@ -109,9 +110,12 @@ class WayRunner:
         self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
         self.shared = SharedGradients(model, counted.split, way.partition, world)
         self._counted, self._loss, self._executor = counted, loss, executor
+        self._numbers = DrawnNumbers(self._parted)
 
-    def run(self, schedule: PipelineSchedule, microbatches: Sequence[Mapping[str, Any]]) -> RanStep:
-        """Runs a step forward and backward, and tells everyone the losses."""
+    def run(
+        self, schedule: PipelineSchedule, microbatches: Sequence[Mapping[str, Any]], *, scale: Scale | None = None
+    ) -> RanStep:
+        """Runs a step forward and backward, and tells everyone the losses; ``scale`` is of losses before backward."""
         data = StepData(
             split=self._counted.split,
             partition=self.way.partition,
@@ -119,7 +123,7 @@ class WayRunner:
             microbatches=microbatches,
             layers=self._counted.layers,
         )
-        work = ChunkWork(self._parted, self._loss, data)
+        work = ChunkWork(self._parted, self._loss, data, numbers=self._numbers, scale=scale)
         times = self._executor.run(schedule, work, is_timed=True)
         assert times is not None
         self.shared.sum()

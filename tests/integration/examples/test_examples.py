@@ -20,7 +20,7 @@ def test_an_example_differs_from_the_plain_loop_by_one_line_or_two_in_the_explic
     lines = added_lines(name)
     explicit = any("mosaic.parallel(" in line for line in lines)
     assert len(lines) == (2 if explicit else 1)
-    assert explicit or "mosaic.colocate(" in lines[0]
+    assert explicit or any(call in lines[0] for call in ("mosaic.colocate(", "mosaic.pipeline("))
     source = (FOLDER / name).read_text(encoding="utf-8")
     assert source.count("mosaic.") == sum(line.count("mosaic.") for line in lines) + source.count("from mosaic.")
 

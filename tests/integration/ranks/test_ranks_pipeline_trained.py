@@ -12,7 +12,7 @@ PROGRAMS = "ranks.programs.pipeline.trained"
 
 
 def test_models_of_the_users_train_in_pipelines_as_in_the_plain_loop(tmp_path: Path):
-    sizes = {"planned_by_default": 2, "in_every_way": 2, "with_frozen_towers": 3}
+    sizes = {"planned_by_default": 2, "in_every_way": 2, "with_frozen_towers": 3, "with_dropout": 2, "with_a_scaler": 3}
     asked = [(f"{PROGRAMS}:{name}", size, tmp_path / name) for name, size in sizes.items()]
     for ended in run_programs(asked, seconds=BOUND_S):
         assert [(one.code, one.said) for one in ended] == [(0, "equal\n")] * len(ended)

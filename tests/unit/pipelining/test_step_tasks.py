@@ -159,6 +159,10 @@ def test_strategies_change_times_and_bytes_of_the_pairs_they_are_given_for():
     one = task_graph(model, partition, images(1, 1), strategies={(0, 1, 0): (0, 1)})
     assert [task.time_ns // 1_000_000 for task in one.tasks] == [2, 3, 2, 4]
     assert [task.takes_bytes for task in one.tasks][::2] == [210, 111]
+    apart = task_graph(model, partition, images(1, 1), strategies="recompute", weights_apart=True)
+    _, backward, weights = apart.tasks[:3]
+    assert (backward.takes_bytes, backward.frees_bytes) == (10 + 198, 10)  # what it makes again is used once more
+    assert (weights.takes_bytes, weights.frees_bytes) == (10, 10 + 198 + 2)
     with pytest.raises(ValueError, match="strategy 2"):
         task_graph(model, partition, images(1, 1), strategies={(0, 1, 0): (0, 2)})
 

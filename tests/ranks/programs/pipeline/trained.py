@@ -25,10 +25,16 @@ _SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, 
 FEW = OrderLimits(seconds=None, rollouts=200)
 
 
-def llava() -> nn.Module:
-    vision = CLIPVisionConfig(**_SMALL, image_size=8, patch_size=4)
+def llava(dropout: float = 0.0) -> nn.Module:
+    vision = CLIPVisionConfig(**_SMALL, image_size=8, patch_size=4, attention_dropout=dropout)
     text = LlamaConfig(
-        **_SMALL, num_key_value_heads=1, head_dim=8, vocab_size=32, tie_word_embeddings=True, use_cache=False
+        **_SMALL,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=32,
+        tie_word_embeddings=True,
+        use_cache=False,
+        attention_dropout=dropout,
     )
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, tie_word_embeddings=True)
     return LlavaForConditionalGeneration(config).double()
@@ -62,12 +68,16 @@ def check_equal(
     """Trains both, and compares losses, gradients of what is here, and the norm of all."""
     optimizer, other = torch.optim.AdamW(model.parameters(), 0.01), torch.optim.AdamW(plain.parameters(), 0.01)
     for step in pipe.ahead(steps) if loop.get("ahead") else steps:
+        torch.manual_seed(11)
         losses = pipe.step(step)
+        drawn = torch.get_rng_state()
+        torch.manual_seed(11)
         expected = []
         for one in step:
             loss = plain(**one).loss
             (loss / len(step)).backward()
             expected.append(loss.item())
+        assert torch.equal(drawn, torch.get_rng_state())
         assert torch.allclose(losses, torch.tensor(expected), rtol=1e-6)
         named = dict(plain.named_parameters())
         for name, parameter in model.named_parameters():
@@ -133,6 +143,47 @@ def with_frozen_towers(rank: int, size: int, place: Path) -> None:
     plain = copy.deepcopy(model)
     pipe = mosaic.pipeline(model, ragged()[0], options=options(), trial=False)
     check_equal(pipe, model, plain, ragged())
+    pipe.remove()
+    print("equal")
+
+
+def with_dropout(rank: int, size: int, place: Path) -> None:
+    """Dropped elements are those that the plain loop drops, with layers made again, too."""
+    join(rank, size, place)
+    for memory, weights in ((0, "apart"), (350_000, "with")):
+        torch.manual_seed(1)
+        model = llava(dropout=0.2)
+        plain = copy.deepcopy(model)
+        asked = options(partition="mixed-v" if weights == "apart" else "mixed-time", weights=weights)
+        pipe = mosaic.pipeline(model, ragged()[0], options=asked, memory_bytes=memory, trial=False)
+        check_equal(pipe, model, plain, ragged())
+        pipe.remove()
+    print("equal")
+
+
+def with_a_scaler(rank: int, size: int, place: Path) -> None:
+    """Losses are scaled, one infinite gradient skips the step on all ranks, and torch's clipping works."""
+    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
+    scaler, plain_scaler = (torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2))
+    for step in range(3):
+        pipe.step(words(step), scaler=scaler)
+        for one in words(step):
+            plain_scaler.scale(plain(**one).loss / 3).backward()
+        for network in (model, plain):
+            norm = network.model.norm.weight
+            if step == 1 and not norm.is_meta:
+                norm.grad = torch.full_like(norm, torch.inf)
+        for each, scales, network in ((optimizer, scaler, model), (other, plain_scaler, plain)):
+            scales.unscale_(each)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+            scales.step(each)
+            scales.update()
+            each.zero_grad()
+        assert scaler.get_scale() == plain_scaler.get_scale() == (64.0 if step < 1 else 32.0)
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
     pipe.remove()
     print("equal")
 

@@ -1,0 +1,58 @@
+"""The plain loop's random numbers in a step whose chunks run in another order, each on its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.random_state import State, random_state, set_random_state
+from mosaic.pipelining.schedule.action import TaskName
+
+MAX_SEED = 2**62
+
+
+class DrawnNumbers:
+    """Which microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
+
+    def __init__(self, model: PartedModel) -> None:
+        self._model = model
+        self._draws: dict[tuple[bool, frozenset[str]], bool] = {}
+
+    def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
+        """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""
+        states = []
+        for kwargs in microbatches:
+            before = random_state(self._model.device)
+            states.append(before)
+            key = self._model.model.training, self._model.split.present(kwargs)
+            if self._draws.get(key, True):
+                self._model.skip_random_numbers(kwargs)
+                self._draws[key] = not _alike(before, random_state(self._model.device))
+        return tuple(states)
+
+    def draw(self, kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether a microbatch draws any."""
+        return self._draws.get((self._model.model.training, self._model.split.present(kwargs)), True)
+
+    @contextmanager
+    def numbers_of(self, task: TaskName, state: State, *, is_piece: bool) -> Iterator[None]:
+        """Gives a forward the numbers of its microbatch; a piece of an encoder draws numbers of its own."""
+        after = random_state(self._model.device)
+        set_random_state(state)
+        try:
+            if is_piece:  # the plain loop draws for all at once
+                seed = int(torch.randint(MAX_SEED, ()))
+                torch.manual_seed(seed + 1_000_003 * task.chunk + task.piece)
+            yield
+        finally:
+            set_random_state(after)
+
+
+def _alike(one: State, other: State) -> bool:
+    if not torch.equal(one[0], other[0]):
+        return False
+    return one[1] is None or other[1] is None or torch.equal(one[1][1], other[1][1])
