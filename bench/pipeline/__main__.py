@@ -18,6 +18,7 @@ from bench.pipeline import actions, papers, speed
 from bench.record import Study
 from bench.study_parts import PartedStudy, StudyPart
 
+_ONE = ("vlm-s", "vlm-m", "vlm-l", "alm-s", "alm-m", "alm-l")
 _VALM = ("valm-ss", "valm-sm", "valm-sl", "valm-ms", "valm-mm", "valm-ml", "valm-ls", "valm-lm", "valm-ll")
 QUICK = (
     StudyPart.alone("Fig. 12", 30, lambda: papers.figure_12("vlm-s", (0,), (0.2, 0.5), 2)),
@@ -51,6 +52,9 @@ FULL = (
     ),
     StudyPart.alone("actions", 60, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
     StudyPart.alone("Cornstarch, frozen", 120, lambda: chain(*(papers.cornstarch_frozen(text) for text in "sml"))),
+    StudyPart.alone(
+        "Cornstarch, steps", 120, lambda: chain(*(papers.cornstarch_steps(text, (*_ONE, *_VALM)) for text in "sml"))
+    ),
     StudyPart.alone(
         "Cornstarch, modules", 120, lambda: chain(*(papers.cornstarch_modules(text, _VALM) for text in "sml"))
     ),

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from bench.pipeline.replicated import REPLICATED_RANKS, replicated
 from bench.pipeline.steps import Job, options, own_options, ratios, simulated
 from bench.record import Figure, missing_figure
 from mosaic.errors import InfeasibleError
@@ -260,12 +261,34 @@ def cornstarch_modules(text: str, names: Sequence[str]) -> Iterator[Figure]:
         )
 
 
+def cornstarch_steps(text: str, names: Sequence[str]) -> Iterator[Figure]:
+    """Steps with encoders on every rank, or colocated before the backbone, over those of modules on their own ranks."""
+    for name in names:
+        job = Job(name=f"cornstarch-{name}-llm-{text}", num_microbatches=24)
+        known = job.known
+        counts = dict(zip((module.name for module in job.model.modules), known.ranks, strict=True))
+        own = _by_1f1b(job, on_given_ranks(_request(job, sum(known.ranks)), counts))
+        figure = "Fig. 13 to 15" if text != "m" else "Fig. 10" if name.startswith("valm") else "Fig. 9"
+        of = f"Cornstarch {figure}: {name}, LLM {text}"
+        model, partition = replicated(_request(job, REPLICATED_RANKS), job.model)
+        replicas = replace(job.request, model=model)
+        yield _ratio(
+            f"{of}: encoders replicated over modules on their own ranks, ratio", _by_1f1b(job, partition, replicas), own
+        )
+        if known.colocated_ranks is not None:
+            front, back = known.colocated_ranks
+            unaware = replace(_request(job, front + back), frozen_aware=False)
+            both = _by_1f1b(job, encoders_colocated(unaware, front))
+            yield _ratio(f"{of}: encoders colocated over modules on their own ranks, ratio", both, own)
+
+
 def _request(job: Job, num_ranks: int) -> Request:
     return replace(job.request, num_ranks=num_ranks, strategy="recompute")
 
 
-def _by_1f1b(job: Job, partition: Partition) -> int | None:
-    graph = replace(job, with_memory=False).space.tasks(job.request, partition, job.step(0), strategies="recompute")
+def _by_1f1b(job: Job, partition: Partition, request: Request | None = None) -> int | None:
+    space = replace(job, with_memory=False).space
+    graph = space.tasks(request or job.request, partition, job.step(0), strategies="recompute")
     (orders,) = one_f_one_b(graph, partition)
     played = simulate(graph, orders)
     return played.makespan_ns if isinstance(played, Timed) else None

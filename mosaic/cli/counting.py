@@ -19,9 +19,14 @@ from mosaic.cost.counts import ModuleCounts, main_dtype
 from mosaic.cost.precision import PRECISIONS, Dtype, usual_dtype
 from mosaic.engine import find_modules
 from mosaic.engine.finding.find import runner_of
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.graph import ModuleGraph
+from mosaic.hardware import Hardware
+from mosaic.parts.find import find_split
+from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.profiler import Subject, traffic_of
+from mosaic.ranks.pipeline.counting import count_model
 
 _LOW = torch.bfloat16
 """What mixed precision casts to."""
@@ -61,6 +66,24 @@ def count_workload(
     if dtype is None and model.startswith(ZOO):
         dtype = usual_dtype(kind)
     return count_modules(load_workload(model, device=torch.device("meta")), degrees, kind=kind, dtype=dtype)
+
+
+def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, CountedMicrobatch]:
+    """Counts the layers of the model that ``FILE:FACTORY`` makes, for a pipeline; its sample is one microbatch.
+
+    Raises:
+        MosaicError: The sample is not a dict of keywords.
+        UnsplittableError: The model cannot be cut between layers; says where and why.
+    """
+    workload = load_workload(where)
+    if not isinstance(workload.sample, dict):
+        raise MosaicError(
+            f"{where} made a sample of {type(workload.sample).__name__}; for a pipeline it is a dict of keywords, one "
+            "microbatch"
+        )
+    split = find_split(workload.model, workload.sample)
+    counted = count_model(workload.model, split, workload.sample, hardware)
+    return counted.model, counted.microbatch(workload.sample)
 
 
 def count_modules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,7 +49,8 @@ class PipelineCommand:
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME|FILE:FACTORY")] = "zoo:vlm-s"
-    """A model of the papers by name; or a function of the user's that takes a cluster and degrees and returns a
+    """A model of the papers by name; or a function of the user's: one without arguments that returns a model of torch
+    and a microbatch as a dict, whose layers are counted; or one that takes a cluster and degrees and returns a
     PipelineModel, or one with a list of microbatches."""
     device: str | None = None
     """A described device, by name or file; by default the paper's."""
@@ -126,6 +128,17 @@ class PipelineCommand:
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         return Request(model=model, num_ranks=self.pipeline, microbatches=given), given, space
 
+    def _counted(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
+        if degrees.tensor > 1 or degrees.context > 1:
+            raise MosaicError(
+                f"--tensor {degrees.tensor} --context {degrees.context}: layers of {self.model} are counted on one "
+                "device; leave both at 1, or give a function that takes a cluster and degrees"
+            )
+        from mosaic.cli.counting import count_layers  # loads torch
+
+        model, microbatch = count_layers(self.model, cluster.hardware)
+        return model, [microbatch] * self.microbatches
+
     def _degrees(self, tensor: int) -> Degrees:
         return Degrees(tensor=tensor, pipeline=self.pipeline, data=self.data, context=self.context)
 
@@ -138,6 +151,8 @@ class PipelineCommand:
         factory = getattr(import_file(Path(path)), name, None) if colon else None
         if factory is None:
             raise MosaicError(f"{self.model} names no function; write zoo:NAME, or FILE:FACTORY")
+        if not inspect.signature(factory).parameters:
+            return self._counted(cluster, degrees)
         made = factory(cluster, degrees)
         model, given = made if isinstance(made, tuple) else (made, None)
         if not isinstance(model, PipelineModel):
