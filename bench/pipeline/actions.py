@@ -22,11 +22,11 @@ from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.in_process import InProcess
-from mosaic.ranks.pipeline.program import program_of
-from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
-from mosaic.ranks.pipeline.work import Edge
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.program import program_of
+from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.transports.in_process import InProcess
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.schedule import ActionKind
 
 LAYERS, MICROBATCHES, ROWS, WIDTH = 4, 32, 4, 8

@@ -22,7 +22,7 @@ from mosaic.engine.finding.find import runner_of
 from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.graph import ModuleGraph
 from mosaic.hardware import Hardware
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.profiler import Subject, traffic_of

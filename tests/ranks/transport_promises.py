@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mosaic.errors import ModuleContractError, RankFailedError
-from mosaic.ranks.pipeline.transport import Message, TensorSpec, Transport
+from mosaic.ranks.pipeline.transports.transport import Message, TensorSpec, Transport
 
 SIZE = 3
 PAYLOADS = (

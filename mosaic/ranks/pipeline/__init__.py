@@ -1,5 +1,6 @@
-"""Ranks that execute a pipeline's schedule: their actions, what these do, and how messages go from rank to rank.
+"""A model's layers on ranks in a pipeline.
 
-``executor`` walks one rank's actions; ``program`` is a schedule made ready for that; ``work`` is what computes;
-``transport`` is how ranks reach each other, over torch.distributed or as threads of one process.
+``begin`` is ``mosaic.pipeline``; ``handle`` what it returns; ``trial`` tries ``ways`` to run; ``counting`` says what
+layers cost; ``chunk_work`` computes a rank's tasks, on ``step_data``. ``executing/`` walks a schedule's actions, and
+``transports/`` carries messages.
 """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -19,9 +19,9 @@ from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import count_model
-from mosaic.ranks.pipeline.distributed import DistributedTransport
-from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 

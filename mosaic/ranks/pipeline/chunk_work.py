@@ -13,11 +13,11 @@ from torch import Tensor
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
 from mosaic.pipelining.schedule.action import TaskName
+from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
-from mosaic.ranks.pipeline.work import Edge
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.schedule import ActionKind
 
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]

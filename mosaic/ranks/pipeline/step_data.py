@@ -15,7 +15,7 @@ from mosaic.pipelining.partition.sizes import even_pieces
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.workload.layers import Layer
-from mosaic.ranks.pipeline.work import Edge
+from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.schedule import ActionKind
 
 

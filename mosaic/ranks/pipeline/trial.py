@@ -20,7 +20,7 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executor import Executor
+from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
 
 RIVALS = ("1f1b",)

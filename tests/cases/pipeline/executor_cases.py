@@ -20,8 +20,8 @@ from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
-from mosaic.ranks.pipeline.work import Edge
+from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.schedule import ActionKind
 
 METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes")

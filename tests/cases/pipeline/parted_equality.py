@@ -10,7 +10,7 @@ from chained_chunks import ChunkChain, chunks_of
 from part_models import PartedCase
 from torch import nn
 
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit
 
 STRATEGIES = ("keep", "recompute", "offload")

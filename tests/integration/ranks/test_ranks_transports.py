@@ -9,8 +9,8 @@ import pytest
 from ranks.nursery import run_program
 from ranks.transport_promises import PROMISES, SIZE
 
-from mosaic.ranks.pipeline.in_process import InProcess
-from mosaic.ranks.pipeline.table import TRANSPORTS
+from mosaic.ranks.pipeline.transports.in_process import InProcess
+from mosaic.ranks.pipeline.transports.table import TRANSPORTS
 
 BOUND_S = 60.0
 

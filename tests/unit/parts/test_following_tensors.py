@@ -12,7 +12,7 @@ from part_models import PartedCase
 from parted_equality import check_cut, check_equal
 from torch import nn
 
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit, Value
 

@@ -10,7 +10,7 @@ from chained_chunks import chunks_of
 from part_models import DECODERS, SEVERAL_MODULES, PartedCase
 from torch import nn
 
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.weights import drop_weights
 

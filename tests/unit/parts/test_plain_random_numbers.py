@@ -9,7 +9,7 @@ import torch
 from chained_chunks import chunks_of
 from part_models import DECODERS, ENCODERS, SEVERAL_MODULES
 
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 
 WITH_DROPOUT = {

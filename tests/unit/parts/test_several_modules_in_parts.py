@@ -12,7 +12,7 @@ from parted_equality import check_cut, check_equal
 from torch import nn
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, slice_piece
 from mosaic.parts.split import ModelSplit

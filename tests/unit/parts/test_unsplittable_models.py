@@ -12,7 +12,7 @@ from part_models import DECODERS, WIDTH, text_batch, tokens, whisper
 from torch import nn
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.find import find_split
+from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 
 

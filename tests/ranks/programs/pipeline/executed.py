@@ -11,9 +11,9 @@ from executor_cases import FaultyWork, NumberWork, chain_step, evaluated, no_cap
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.distributed import DistributedTransport
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.transport import Message, Tensors
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.transports.transport import Message, Tensors
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.transport_promises import PROMISES, message
 

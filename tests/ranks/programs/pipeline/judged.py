@@ -24,10 +24,10 @@ from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.distributed import DistributedTransport
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
-from mosaic.ranks.pipeline.work import Edge
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.schedule import ActionKind
 from ranks.begun import TIMEOUT_S, join
 

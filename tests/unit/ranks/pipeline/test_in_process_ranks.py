@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mosaic.errors import InvalidScheduleError, RankFailedError
-from mosaic.ranks.pipeline.in_process import InProcess
-from mosaic.ranks.pipeline.transport import Message, TensorSpec, Transport
+from mosaic.ranks.pipeline.transports.in_process import InProcess
+from mosaic.ranks.pipeline.transports.transport import Message, TensorSpec, Transport
 
 SPECS = (TensorSpec((2,), torch.float32),)
 

@@ -11,10 +11,10 @@ from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, 
 
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executor import Executor
-from mosaic.ranks.pipeline.in_process import InProcess
-from mosaic.ranks.pipeline.program import program_of
-from mosaic.ranks.pipeline.transport import TensorSpec, Transport
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.program import program_of
+from mosaic.ranks.pipeline.transports.in_process import InProcess
+from mosaic.ranks.pipeline.transports.transport import TensorSpec, Transport
 from mosaic.schedule import ActionKind
 
 
@@ -78,7 +78,7 @@ def test_one_executor_takes_another_schedule_each_step_and_keeps_those_that_it_k
         read.append((schedule.hash, rank))
         return program_of(schedule, rank, *args, **options)
 
-    monkeypatch.setattr("mosaic.ranks.pipeline.executor.program_of", counted)
+    monkeypatch.setattr("mosaic.ranks.pipeline.executing.executor.program_of", counted)
     InProcess(2).run(program)
     assert sorted(read) == sorted((each.schedule.hash, rank) for each in drawn for rank in (0, 1))
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.provenance import SeenCall
+from mosaic.parts.finding.provenance import SeenCall
 
 LayerList = nn.ModuleList | nn.Sequential
 """What may hold layers."""

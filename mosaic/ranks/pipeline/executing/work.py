@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from mosaic.pipelining.schedule.action import TaskName
-from mosaic.ranks.pipeline.transport import Tensors, TensorSpec
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 
 
 class Edge(NamedTuple):

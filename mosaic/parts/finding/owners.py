@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.layer_lists import layer_name
-from mosaic.parts.provenance import SeenCall
+from mosaic.parts.finding.layer_lists import layer_name
+from mosaic.parts.finding.provenance import SeenCall
 
 Owner = tuple[str, int]
 """Name of a module's list, and index of the layer."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
-from mosaic.parts.provenance import NumbersRead, Provenance, SeenCall, Sources, caller
+from mosaic.parts.finding.provenance import NumbersRead, Provenance, SeenCall, Sources, caller
 from mosaic.parts.split import Value
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.lanes import cells_of
-from mosaic.ranks.pipeline.transport import Message
-from mosaic.ranks.pipeline.work import Edge, Work
+from mosaic.ranks.pipeline.executing.lanes import cells_of
+from mosaic.ranks.pipeline.executing.work import Edge, Work
+from mosaic.ranks.pipeline.transports.transport import Message
 from mosaic.schedule import ActionKind
 
 FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)

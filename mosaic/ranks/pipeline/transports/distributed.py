@@ -17,11 +17,11 @@ from mosaic.errors import BackendUnavailableError, RankFailedError
 from mosaic.ranks.meeting.alarm import Alarm, GivenUpError
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.transport import Message, Tensors
+from mosaic.ranks.pipeline.transports.transport import Message, Tensors
 
 
 class DistributedTransport:
-    """One rank's; see ``mosaic.ranks.pipeline.transport.Transport``. All ranks make it.
+    """One rank's; see ``mosaic.ranks.pipeline.transports.transport.Transport``. All ranks make it.
 
     Args:
         world: All ranks; those that are killed are found where it watches them.

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.parts.follow import Followed
-from mosaic.parts.layer_lists import layer_name
-from mosaic.parts.owners import Owner, assign_owners, check_order, check_random_numbers, count_common_words
-from mosaic.parts.provenance import SeenCall
+from mosaic.parts.finding.follow import Followed
+from mosaic.parts.finding.layer_lists import layer_name
+from mosaic.parts.finding.owners import Owner, assign_owners, check_order, check_random_numbers, count_common_words
+from mosaic.parts.finding.provenance import SeenCall
 from mosaic.parts.split import ModelSplit, Site, SplitModule
 
 _Owned = tuple[Owner, SeenCall]

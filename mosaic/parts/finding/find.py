@@ -12,9 +12,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.describe import describe
-from mosaic.parts.follow import Followed, follow
-from mosaic.parts.layer_lists import LayerList, candidates, check_chain, check_model, is_chain, layer_name
+from mosaic.parts.finding.describe import describe
+from mosaic.parts.finding.follow import Followed, follow
+from mosaic.parts.finding.layer_lists import LayerList, candidates, check_chain, check_model, is_chain, layer_name
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit
 from mosaic.parts.weights import StandIns, device_of

@@ -17,7 +17,7 @@ from typing import Any
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.program import (
+from mosaic.ranks.pipeline.executing.program import (
     BACKWARD,
     FORWARD,
     FREE,
@@ -30,8 +30,8 @@ from mosaic.ranks.pipeline.program import (
     Program,
     program_of,
 )
-from mosaic.ranks.pipeline.transport import Handle, Tensors, Transport
-from mosaic.ranks.pipeline.work import Work
+from mosaic.ranks.pipeline.executing.work import Work
+from mosaic.ranks.pipeline.transports.transport import Handle, Tensors, Transport
 
 MAX_PROGRAMS = 64
 """Schedules that an executor keeps ready."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mosaic.ranks.pipeline.distributed import DistributedTransport
-from mosaic.ranks.pipeline.in_process import InProcessTransport
-from mosaic.ranks.pipeline.transport import Transport
+from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.transports.in_process import InProcessTransport
+from mosaic.ranks.pipeline.transports.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

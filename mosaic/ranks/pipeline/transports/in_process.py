@@ -15,7 +15,7 @@ import torch
 
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
-from mosaic.ranks.pipeline.transport import Message, Tensors
+from mosaic.ranks.pipeline.transports.transport import Message, Tensors
 
 _Made = TypeVar("_Made")
 _Channel = tuple[int, int, bool]
@@ -135,7 +135,7 @@ class InProcess:
 
 
 class InProcessTransport:
-    """One rank's; see ``mosaic.ranks.pipeline.transport.Transport``."""
+    """One rank's; see ``mosaic.ranks.pipeline.transports.transport.Transport``."""
 
     def __init__(self, ranks: InProcess, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -1,0 +1,1 @@
+"""How ranks of a pipeline reach each other: processes over torch.distributed, or threads of one."""
