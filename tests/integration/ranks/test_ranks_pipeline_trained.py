@@ -5,34 +5,43 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ranks.nursery import run_programs
+import pytest
+from ranks.nursery import run_program
 
 BOUND_S = 120.0
 PROGRAMS = "ranks.programs.pipeline.trained"
 
 
-def test_models_of_the_users_train_in_pipelines_as_in_the_plain_loop(tmp_path: Path):
-    sizes = {"planned_by_default": 2, "in_every_way": 2, "with_frozen_towers": 3, "with_dropout": 2, "with_a_scaler": 3}
-    asked = [(f"{PROGRAMS}:{name}", size, tmp_path / name) for name, size in sizes.items()]
-    for ended in run_programs(asked, seconds=BOUND_S):
-        assert [(one.code, one.said) for one in ended] == [(0, "equal\n")] * len(ended)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("planned_by_default", 2),
+        ("in_every_way", 2),
+        ("with_frozen_towers", 3),
+        ("with_dropout", 2),
+        ("with_a_scaler", 3),
+    ],
+)
+def test_models_of_the_users_train_in_pipelines_as_in_the_plain_loop(tmp_path: Path, name: str, size: int):
+    ended = run_program(f"{PROGRAMS}:{name}", size, tmp_path / name, seconds=BOUND_S)
+    assert [(one.code, one.said) for one in ended] == [(0, "equal\n")] * size
 
 
 def test_a_checkpoint_of_a_pipeline_goes_on_with_another_number_of_ranks(tmp_path: Path):
     for name, size, said in (("saved", 2, "saved\n"), ("resumed", 3, "equal\n")):
-        (ended,) = run_programs([(f"{PROGRAMS}:{name}", size, tmp_path / name)], seconds=BOUND_S)
+        ended = run_program(f"{PROGRAMS}:{name}", size, tmp_path / name, seconds=BOUND_S)
         assert [(one.code, one.said) for one in ended] == [(0, said)] * size
 
 
 def test_ranks_with_other_microbatches_end_with_an_error_that_says_so(tmp_path: Path):
-    (ended,) = run_programs([(f"{PROGRAMS}:with_other_microbatches", 2, tmp_path)], seconds=BOUND_S)
+    ended = run_program(f"{PROGRAMS}:with_other_microbatches", 2, tmp_path / "ranks", seconds=BOUND_S)
     for one in ended:
         assert one.code == 1
         assert "give all ranks the same microbatches" in one.said
 
 
 def test_the_example_trains_as_the_plain_loop_does(tmp_path: Path):
-    (ended,) = run_programs([(f"{PROGRAMS}:example", 2, tmp_path)], seconds=BOUND_S)
+    ended = run_program(f"{PROGRAMS}:example", 2, tmp_path / "ranks", seconds=BOUND_S)
     assert [one.code for one in ended] == [0, 0]
     first = ended[0].said
     assert "tried at the start: planned" in first
