@@ -23,7 +23,7 @@ from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
-from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way
 
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
@@ -62,29 +62,32 @@ def pipeline(
     steps = [sample] if isinstance(sample, Mapping) else list(sample)
     device = device_of(model)
     world = World.join(device, watch=RankSettings())
-    split = find_split(model, steps[0], modules=modules)
-    cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
-    counted = count_model(model, split, steps[0], cluster.hardware)
-    step = list(steps) * -(-2 * world.size // len(steps))
-    request = Request(model=counted.model, num_ranks=world.size, microbatches=[counted.microbatch(one) for one in step])
-    candidates = Candidates(
-        model=model,
-        counted=counted,
-        request=request,
-        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
-        options=options,
-        loss=loss or _own_loss,
-        world=world,
-        executor=Executor(DistributedTransport(world), split=repr(split.modules)),
-    )
-    if partition is not None:
-        way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
-        found = PipelineTrial(best=way)
-    elif trial:
-        found = try_ways(candidates, step)
-    else:
-        found = PipelineTrial(best=candidates.planned())
-    return Pipeline(candidates, found)
+    with world.opening():
+        split = find_split(model, steps[0], modules=modules)
+        cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
+        counted = count_model(model, split, steps[0], cluster.hardware)
+        step = list(steps) * -(-2 * world.size // len(steps))
+        seen = [counted.microbatch(one) for one in step]
+        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
+        candidates = Candidates(
+            model=model,
+            counted=counted,
+            request=request,
+            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+            options=options,
+            loss=loss or _own_loss,
+            world=world,
+            executor=Executor(DistributedTransport(world), split=repr(split.modules)),
+            groups=GroupsOfRanks(world),
+        )
+        if partition is not None:
+            way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
+            found = PipelineTrial(best=way)
+        elif trial:
+            found = try_ways(candidates, step)
+        else:
+            found = PipelineTrial(best=candidates.planned())
+        return Pipeline(candidates, found)
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

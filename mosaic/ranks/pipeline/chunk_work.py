@@ -24,8 +24,6 @@ Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's output and the microbatch to one number."""
 Scale = Callable[[Tensor], Tensor]
 """Of a loss before its backward, as ``GradScaler.scale``."""
-Sum = Callable[[int], None]
-"""Sums the gradients of a chunk over its data-parallel ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +45,6 @@ class ChunkWork:
         data: The step's.
         scale: Scales losses before their backward.
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
-        reduce: Sums gradients of a chunk; None: there is one data-parallel rank.
     """
 
     def __init__(
@@ -58,9 +55,8 @@ class ChunkWork:
         *,
         numbers: DrawnNumbers | None = None,
         scale: Scale | None = None,
-        reduce: Sum | None = None,
     ) -> None:
-        self._model, self._loss, self._data, self._reduce = model, loss, data, reduce
+        self._model, self._loss, self._data = model, loss, data
         self._numbers, self._scale = numbers, scale
         self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
         self._kept: dict[TaskName, _Kept] = {}
@@ -119,9 +115,7 @@ class ChunkWork:
         self._kept.pop(task, None)
 
     def reduce(self, chunk: int) -> None:
-        """Sums the gradients of a chunk over its data-parallel ranks."""
-        if self._reduce is not None:
-            self._reduce(chunk)
+        """Does nothing: each chunk is on one rank."""
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         """Returns what crosses an edge; gradients are of what its forward handed over."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.cost.analytic.count import count_module
 from mosaic.cost.counts import ModuleCounts
@@ -17,6 +18,7 @@ from mosaic.graph import Part
 from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
+from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
@@ -65,10 +67,9 @@ class CountedModel:
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        key = " ".join(
-            f"{name}{tuple(value.shape) if isinstance(value, torch.Tensor) else ''}" for name, value in kwargs.items()
-        )
-        return CountedMicrobatch(text_tokens=1, key=key, counted=counted)
+        shapes = [f"{name}{tuple(one.shape)}" for name, one in kwargs.items() if isinstance(one, torch.Tensor)]
+        bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
+        return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
 
 
 def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], hardware: Hardware) -> CountedModel:
@@ -84,7 +85,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
         if one.count > 1
     ]
     whole = PartedModel(model, split, firsts + rests)
-    calls = _calls(model, split, sample)
+    calls = _calls(whole, sample)
     known: dict[Any, ModuleCounts] = {}
     layers: dict[str, list[Layer]] = {one.name: [_NOTHING] * one.count for one in split.modules}
     for site, (args, kwargs) in calls:
@@ -109,11 +110,11 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
 _NOTHING = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(Strategy(name="keep", kept_bytes=0),))
 
 
-def _calls(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any]) -> list[tuple[Any, tuple[Any, Any]]]:
+def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tuple[Any, Any]]]:
     """Returns the arguments of each site's call."""
     seen: dict[tuple[str, int], tuple[Any, Any]] = {}
     counts: dict[str, int] = {}
-    sites = {(site.path, site.call): site for site in split.sites if site.path}
+    sites = {(site.path, site.call): site for site in whole.split.sites if site.path}
 
     @contextmanager
     def watching() -> Iterator[None]:
@@ -124,15 +125,15 @@ def _calls(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any]) -> li
                 seen[path, counts.get(path, 0)] = args, kwargs
                 counts[path] = counts.get(path, 0) + 1
 
-            handles.append(model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
+            handles.append(whole.model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    with torch.no_grad(), watching(), torch.random.fork_rng():
-        model(**sample)
+    with torch.no_grad(), watching(), kept_random_state(whole.device):
+        whole.model(**sample)
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 
@@ -209,8 +210,6 @@ def _makeup(module: nn.Module) -> str:
 
 
 def _text(value: Any) -> str:
-    from torch.utils import _pytree as pytree
-
     leaves, tree = pytree.tree_flatten(value)
     return str(
         [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else str(one)[:40] for one in leaves]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +20,12 @@ from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
-from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks
+from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks, shapes_of
 from mosaic.ranks.running import loops
+
+_LOG = logging.getLogger("mosaic")
 
 MAX_SCHEDULES = 256
 """Steps of different shapes whose schedules are kept."""
@@ -67,6 +71,7 @@ class Pipeline(KeepsCheckpoints):
         self._announced = -1
         self._number = 0
         self._last_s = 0.0
+        self._failed_ahead = 0
         self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
         self.active = True
         elsewhere = self._runner.shared.counted_elsewhere
@@ -93,11 +98,14 @@ class Pipeline(KeepsCheckpoints):
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
         began = time.perf_counter()
-        schedule = self._schedule(microbatches)
+        counted = [self._counted.microbatch(one) for one in microbatches]
+        schedule = self._schedule(microbatches, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
-        ran = self._runner.run(schedule, microbatches, scale=None if scaler is None else scaler.scale)
+        ran = self._runner.run(
+            schedule, microbatches, shapes=shapes_of(counted), scale=None if scaler is None else scaler.scale
+        )
         self._ran = microbatches, schedule, ran
         self._number += 1
         self._last_s = time.perf_counter() - began
@@ -128,9 +136,13 @@ class Pipeline(KeepsCheckpoints):
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the time of the last step, and of each way that was tried at the start."""
+        """Returns times of the last step and of each way that was tried at the start, and how many schedules are known.
+
+        ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
+        """
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
-        return {"step_ms": 1e3 * self._last_s, "schedules": float(len(self._schedules)), **tried}
+        counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._failed_ahead)}
+        return {"step_ms": 1e3 * self._last_s, **counts, **tried}
 
     def describe(self) -> str:
         """Says which way was taken and why, and which chunks are on which rank."""
@@ -165,10 +177,10 @@ class Pipeline(KeepsCheckpoints):
         if self._ahead is not None:
             self._ahead.close()
         self._executor.transport.close()
+        self.world.close()
 
-    def _schedule(self, microbatches: Step) -> PipelineSchedule:
+    def _schedule(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> PipelineSchedule:
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
-        counted = [self._counted.microbatch(one) for one in microbatches]
         key = tuple(one.key for one in counted)
         self._check_alike(microbatches, key)
         is_announced, self._announced = self._announced == self._number, -1
@@ -176,6 +188,7 @@ class Pipeline(KeepsCheckpoints):
         if self.world.rank == 0 and is_announced and self._ahead is not None:
             handed = self._ahead.take(self._number)
             own = handed.schedule if handed.step == self._number else None
+            self._note(handed.error)
         if is_announced:
             own = self.world.first_says(own)
         if own is None and key in self._schedules:
@@ -191,6 +204,13 @@ class Pipeline(KeepsCheckpoints):
             self._schedules.pop(next(iter(self._schedules)))
         self._schedules[key] = schedule
         return schedule
+
+    def _note(self, error: str) -> None:
+        """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""
+        if error:
+            self._failed_ahead += 1
+            if self._failed_ahead == 1:
+                _LOG.warning("step %d could not be planned ahead: %s", self._number, error)
 
     def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
         """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""

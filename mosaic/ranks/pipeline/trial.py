@@ -21,7 +21,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
+from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way, WayRunner, fit_times, gather_tasks, shapes_of
 
 RIVALS = ("1f1b",)
 """Baselines that the plan has to beat."""
@@ -65,6 +65,8 @@ class Candidates:
     """The ranks."""
     executor: Executor
     """For all ways."""
+    groups: GroupsOfRanks
+    """For all ways."""
 
     def make(self, name: str, options: PlannerOptions | None = None) -> Way | str:
         """Plans a way on rank 0 for all; returns why it cannot be where it cannot."""
@@ -91,8 +93,12 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         return WayRunner(
-            self.model, way, self.counted, self.loss, world=self.world, executor=self.executor, keeps_all=keeps_all
+            self.model, way, self.counted, self.loss, executor=self.executor, groups=self.groups, keeps_all=keeps_all
         )
+
+    def shapes(self, step: Sequence[Mapping[str, Any]]) -> str:
+        """Names the shapes of a step."""
+        return shapes_of([self.counted.microbatch(one) for one in step])
 
 
 def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> PipelineTrial:
@@ -123,7 +129,7 @@ def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     runner = own.runner(way, keeps_all=True)
     schedule, planned = _planned(own, way)
     for _ in range(WARM_STEPS + 1):
-        ran = runner.run(schedule, step)
+        ran = runner.run(schedule, step, shapes=own.shapes(step))
     measured = gather_tasks(ran.times, own.executor)
     _drop_gradients(own.model)
     names = [module.name for module in own.request.model.modules]
@@ -157,10 +163,11 @@ def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str,
     runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
     schedules = {name: _planned(own, way)[0] for name, way in ways.items()}
     taken: dict[str, list[float]] = {name: [] for name in ways}
+    shapes = own.shapes(step)
     for at in range(ROUNDS + 1):
         for name, runner in runners.items():
             began = time.perf_counter()
-            runner.run(schedules[name], step)
+            runner.run(schedules[name], step, shapes=shapes)
             slowest = max(float(text) for text in own.executor.transport.tell(json.dumps(time.perf_counter() - began)))
             if at:  # the first one warms up
                 taken[name].append(1e3 * slowest)

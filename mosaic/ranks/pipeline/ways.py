@@ -21,6 +21,7 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
@@ -79,6 +80,11 @@ class Way:
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
 
+def shapes_of(step: Sequence[CountedMicrobatch]) -> str:
+    """Names the shapes of a step: microbatches of one key have the same."""
+    return "; ".join(one.key for one in step)
+
+
 @dataclass(kw_only=True)
 class RanStep:
     """One step that has run on this rank."""
@@ -99,23 +105,35 @@ class WayRunner:
         counted: CountedModel,
         loss: Loss,
         *,
-        world: World,
         executor: Executor,
+        groups: GroupsOfRanks,
         keeps_all: bool = False,
     ) -> None:
         """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
         self.way = way
         chunks = way.partition.chunks
-        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == world.rank]
+        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == groups.world.rank]
         self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
-        self.shared = SharedGradients(model, counted.split, way.partition, world)
+        self.shared = SharedGradients(model, counted.split, way.partition, groups)
         self._counted, self._loss, self._executor = counted, loss, executor
         self._numbers = DrawnNumbers(self._parted)
 
     def run(
-        self, schedule: PipelineSchedule, microbatches: Sequence[Mapping[str, Any]], *, scale: Scale | None = None
+        self,
+        schedule: PipelineSchedule,
+        microbatches: Sequence[Mapping[str, Any]],
+        *,
+        shapes: str,
+        scale: Scale | None = None,
     ) -> RanStep:
-        """Runs a step forward and backward, and tells everyone the losses; ``scale`` is of losses before backward."""
+        """Runs a step forward and backward, and tells everyone the losses.
+
+        Args:
+            schedule: Of the step.
+            microbatches: Its data.
+            shapes: Names their shapes.
+            scale: Of losses before backward.
+        """
         data = StepData(
             split=self._counted.split,
             partition=self.way.partition,
@@ -124,12 +142,27 @@ class WayRunner:
             layers=self._counted.layers,
         )
         work = ChunkWork(self._parted, self._loss, data, numbers=self._numbers, scale=scale)
-        times = self._executor.run(schedule, work, is_timed=True)
+        times = self._executor.run(schedule, work, shapes=shapes, is_timed=True)
         assert times is not None
         self.shared.sum()
         told = self._executor.transport.tell(json.dumps({at: float(loss) for at, loss in work.losses.items()}))
         losses = {int(at): loss for text in told for at, loss in json.loads(text).items()}
         return RanStep(losses=torch.tensor([losses[at] for at in range(len(microbatches))]), times=times)
+
+
+class GroupsOfRanks:
+    """One communicator for each set of ranks that sum gradients; all ranks ask in one order."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Returns that of some ranks."""
+        key = tuple(ranks)
+        if key not in self._made:
+            self._made[key] = self.world.group(key)
+        return self._made[key]
 
 
 class SharedGradients:
@@ -139,18 +172,18 @@ class SharedGradients:
         counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
     """
 
-    def __init__(self, model: nn.Module, split: ModelSplit, partition: Partition, world: World) -> None:
-        named = dict(model.named_parameters())
-        self._groups: list[tuple[nn.Parameter, Any]] = []
+    def __init__(self, model: nn.Module, split: ModelSplit, partition: Partition, groups: GroupsOfRanks) -> None:
+        named, rank = dict(model.named_parameters()), groups.world.rank
+        self._groups: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         self.counted_elsewhere: set[int] = set()
         for name, chunks in split.shared_parameters([chunk.parts for chunk in partition.chunks]):
             ranks = sorted({partition.chunks[index].rank for index in chunks})
             if len(ranks) < 2:
                 continue
-            group = world.group(ranks)
-            if world.rank in ranks and named[name].requires_grad:
+            group = groups.of(ranks)
+            if rank in ranks and named[name].requires_grad:
                 self._groups.append((named[name], group))
-                if world.rank != ranks[0]:
+                if rank != ranks[0]:
                     self.counted_elsewhere.add(id(named[name]))
 
     def sum(self) -> None:

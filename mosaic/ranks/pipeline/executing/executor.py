@@ -56,17 +56,26 @@ class Executor:
 
     Args:
         transport: How it reaches the others.
-        split: Names the model, its split into chunks, and whatever else ``Work.specs`` depends on beside the schedule.
+        split: Names the model and its split into chunks.
     """
 
     def __init__(self, transport: Transport, *, split: str = "") -> None:
         self.transport = transport
         self.split = split
         self._names: dict[str, TaskName] = {}
-        self._programs: dict[str, tuple[Program, dict[int, str]]] = {}
+        self._programs: dict[tuple[str, str], tuple[Program, dict[int, str]]] = {}
 
-    def run(self, schedule: PipelineSchedule, work: Work, *, is_timed: bool = False) -> ActionTimes | None:
+    def run(
+        self, schedule: PipelineSchedule, work: Work, *, shapes: str = "", is_timed: bool = False
+    ) -> ActionTimes | None:
         """Executes this rank's actions; all ranks call it with the same schedule.
+
+        Args:
+            schedule: What is executed.
+            work: What its tasks compute.
+            shapes: Names what ``work.specs`` depends on beside the schedule and the split: steps of other shapes may
+                have one schedule, and what messages carry is worked out once for both together.
+            is_timed: Whether to record when each action ran.
 
         Returns:
             When each action ran, if that is asked for.
@@ -75,7 +84,7 @@ class Executor:
             InvalidScheduleError: Ranks have other schedules, splits or specs, or this rank's actions cannot be run.
             RankFailedError: Another rank has failed, or is gone.
         """
-        program = self._agreed(schedule, work)
+        program = self._agreed(schedule, work, shapes)
         times = ActionTimes(cells=program.cells) if is_timed else None
         progress = self.transport.progress
         progress.calls += 1
@@ -90,11 +99,11 @@ class Executor:
         progress.step += 1
         return times
 
-    def _agreed(self, schedule: PipelineSchedule, work: Work) -> Program:
+    def _agreed(self, schedule: PipelineSchedule, work: Work, shapes: str) -> Program:
         """Returns the program of a schedule that all ranks have."""
         error: Exception | None = None
         try:
-            program, carried = self._ready(schedule, work)
+            program, carried = self._ready(schedule, work, shapes)
             mine = ["", schedule.hash, self.split, *(f"{peer} {digest}" for peer, digest in carried.items())]
         except Exception as failure:  # of any kind: all ranks have to hear of it
             error = failure
@@ -105,8 +114,9 @@ class Executor:
         _check_alike(told)
         return program
 
-    def _ready(self, schedule: PipelineSchedule, work: Work) -> tuple[Program, dict[int, str]]:
-        ready = self._programs.pop(schedule.hash, None)
+    def _ready(self, schedule: PipelineSchedule, work: Work, shapes: str) -> tuple[Program, dict[int, str]]:
+        key = schedule.hash, shapes
+        ready = self._programs.pop(key, None)
         if ready is None:
             size = 1 + max(schedule.rank_of, default=0)
             if size != self.transport.size:
@@ -117,7 +127,7 @@ class Executor:
             program = program_of(schedule, self.transport.rank, work, names=self._names)
             carried = {peer: sha256(text.encode()).hexdigest() for peer, text in program.carried.items()}
             ready = program, carried
-        self._programs[schedule.hash] = ready  # the last that was used stands last
+        self._programs[key] = ready  # the last that was used stands last
         if len(self._programs) > MAX_PROGRAMS:
             del self._programs[next(iter(self._programs))]
         if len(self._names) > MAX_NAMES:

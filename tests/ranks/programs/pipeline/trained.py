@@ -188,6 +188,18 @@ def with_a_scaler(rank: int, size: int, place: Path) -> None:
     print("equal")
 
 
+def of_one_schedule(rank: int, size: int, place: Path) -> None:
+    """Steps of one schedule whose messages have other shapes: 8 tokens in one row, and in two."""
+    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    steps = []
+    for rows in (1, 2, 1):
+        ids = torch.randint(0, IMAGE, (rows, 8 // rows))
+        steps.append([{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}] * 3)
+    check_equal(pipe, model, plain, steps)
+    pipe.remove()
+    print("equal")
+
+
 def saved(rank: int, size: int, place: Path) -> None:
     """Two steps, then a checkpoint with the optimizer's state."""
     pipe, model, _ = begin(rank, size, place, llama, options=options(), trial=False)
