@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
+from mosaic.parts.random_state import State
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
@@ -45,6 +46,8 @@ class ChunkWork:
         data: The step's.
         scale: Scales losses before their backward.
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
+        states: Of the generators before each microbatch of the plain loop, where there are ``numbers``.
+        reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
     """
 
     def __init__(
@@ -54,11 +57,12 @@ class ChunkWork:
         data: StepData,
         *,
         numbers: DrawnNumbers | None = None,
+        states: Sequence[State] = (),
         scale: Scale | None = None,
+        reduce: Callable[[int], None] | None = None,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
-        self._numbers, self._scale = numbers, scale
-        self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
+        self._numbers, self._states, self._scale, self._reduce = numbers, states, scale, reduce
         self._kept: dict[TaskName, _Kept] = {}
         self._late: dict[TaskName, LateWeights] = {}
         self.losses: dict[int, Tensor] = {}
@@ -80,7 +84,7 @@ class ChunkWork:
         if data.ends(task):
             loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
-            mean = loss / data.num_microbatches
+            mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
@@ -115,7 +119,9 @@ class ChunkWork:
         self._kept.pop(task, None)
 
     def reduce(self, chunk: int) -> None:
-        """Does nothing: each chunk is on one rank."""
+        """Begins to sum a chunk's gradients over replicas."""
+        if self._reduce is not None:
+            self._reduce(chunk)
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         """Returns what crosses an edge; gradients are of what its forward handed over."""

@@ -19,31 +19,43 @@ from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.transports.transport import Message, Tensors
 
+_Communicators = tuple[tuple[dist.ProcessGroup, dist.ProcessGroup], dist.ProcessGroup]
+
 
 class DistributedTransport:
     """One rank's; see ``mosaic.ranks.pipeline.transports.transport.Transport``. All ranks make it.
 
     Args:
         world: All ranks; those that are killed are found where it watches them.
+        lines: Ranks that send to each other: each rank of the world is in one line, and has its index there as
+            ``rank``. None: all are in one. A rank that fails is heard in all lines.
         name: No other transport of the run has it.
-        others: Communicators of the work, such as those that reduce gradients, that are given up with this one's.
     """
 
-    def __init__(self, world: World, *, name: str = "pipeline", others: Sequence[dist.ProcessGroup] = ()) -> None:
-        self.rank, self.size, self.progress = world.rank, world.size, world.progress
+    def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
+        lines = [range(world.size)] if lines is None else lines
+        self._line = next(tuple(line) for line in lines if world.rank in line)
+        self.rank, self.size, self.progress = self._line.index(world.rank), len(self._line), world.progress
         self._world = world
         self._kind = world.device.type
         with world.groups.lending() as self._loan:
-            everyone = range(world.size)
-            self._groups = world.group(everyone), world.group(everyone)
-            self._agreements = world.group(everyone, backend="gloo")
-        for group in self._groups:
+            own = [self._communicators(line) for line in lines if len(line) > 1]
+            self._everyone = world.group(range(world.size), backend="gloo")
+        self._groups, self._agreements = next(
+            (found for line, found in own if line == self._line), ((self._everyone,) * 2, self._everyone)
+        )
+        for group in self._groups if self.size > 1 else ():
             self._warm_up(group)
         self._is_aborted = False
-        groups = [*self._loan.groups, *others]
-        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", groups, world.progress)
+        self._given_up = [*self._loan.groups]
+        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", self._given_up, world.progress)
         self._alarm.__enter__()
         self._explain, self.progress.explain = self.progress.explain, self._explained
+
+    def cover(self, group: dist.ProcessGroup) -> None:
+        """Takes a communicator of the work, such as one that reduces gradients, that is given up with this one's."""
+        if group not in self._given_up:
+            self._given_up.append(group)
 
     def post_send(self, message: Message, tensors: Tensors) -> _Sent:
         """Begins to send; nothing may write to the tensors until that is done."""
@@ -53,7 +65,7 @@ class DistributedTransport:
             raise self._cannot_carry(message, held)
         group = self._groups[message.is_forward]
         try:
-            return _Sent(self, message, held, [dist.isend(each, message.peer, group) for each in held])
+            return _Sent(self, message, held, [dist.isend(each, self._line[message.peer], group) for each in held])
         except RuntimeError as error:
             raise self.progress.explain(error) from error
 
@@ -62,17 +74,29 @@ class DistributedTransport:
         device, group = self._world.device, self._groups[message.is_forward]
         buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
         try:
-            works = [dist.irecv(each, message.peer, group) for each in buffers if each.numel()]
+            works = [dist.irecv(each, self._line[message.peer], group) for each in buffers if each.numel()]
         except RuntimeError as error:
             raise self.progress.explain(error) from error
         return _Received(self, message, buffers, works)
 
     def tell(self, text: str) -> tuple[str, ...]:
         """Returns what each rank told."""
-        found: list[str] = [""] * self.size
+        return self._told(text, self._agreements) if self.size > 1 else (text,)
+
+    def tell_all(self, text: str) -> tuple[str, ...]:
+        """Returns what each rank of the world told; all of them call it."""
+        return self._told(text, self._everyone)
+
+    def _told(self, text: str, group: dist.ProcessGroup) -> tuple[str, ...]:
+        found: list[str] = [""] * dist.get_world_size(group)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_gather_object(found, text, group=self._agreements)
+            dist.all_gather_object(found, text, group=group)
         return tuple(found)
+
+    def _communicators(self, line: Sequence[int]) -> tuple[tuple[int, ...], _Communicators]:
+        """Returns those of a line: for each direction one, and one for agreements."""
+        world = self._world
+        return tuple(line), ((world.group(line), world.group(line)), world.group(line, backend="gloo"))
 
     def abort(self, why: str) -> None:
         """Ends the others' waits; the communicators are of no use afterwards."""
@@ -90,11 +114,11 @@ class DistributedTransport:
     def _warm_up(self, group: dist.ProcessGroup) -> None:
         mark = torch.zeros(1, device=self._world.device)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            for low, high in itertools.combinations(range(self.size), 2):
-                if self.rank == low:
+            for low, high in itertools.combinations(self._line, 2):
+                if self._world.rank == low:
                     dist.send(mark, high, group)
                     dist.recv(mark, high, group)
-                elif self.rank == high:
+                elif self._world.rank == high:
                     dist.recv(mark, low, group)
                     dist.send(mark, low, group)
 
