@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mosaic.artifact import fingerprint
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -81,6 +82,7 @@ def pipeline(
         request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
         partition = None if plan is None else partition_of(plan, request)
         degrees = degrees_of(world.size, data=data, partition=partition)
+        world.check_same_plan(fingerprint((degrees, partition)), world.size)
         candidates = Candidates(
             model=model,
             counted=counted,

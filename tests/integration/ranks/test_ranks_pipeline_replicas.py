@@ -13,7 +13,7 @@ BOUND_S = 120.0
 PROGRAMS = "ranks.programs.pipeline.replicated"
 
 
-@pytest.mark.parametrize(("name", "size"), [("two_of_two", 4), ("of_whole_models", 2)])
+@pytest.mark.parametrize(("name", "size"), [("two_of_two", 4), ("of_whole_models", 2), ("tried", 4)])
 def test_replicas_of_pipelines_train_as_the_plain_loop_does(tmp_path: Path, name: str, size: int):
     ended = run_program(f"{PROGRAMS}:{name}", size, tmp_path / name, seconds=BOUND_S)
     assert [(one.code, one.said) for one in ended] == [(0, "equal\n")] * size
