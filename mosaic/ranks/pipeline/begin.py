@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,12 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
-from mosaic.ranks.pipeline.counting import count_model
+from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.tensor.share import share_layers
+from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
 
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
@@ -39,6 +40,8 @@ def pipeline(
     modules: Mapping[str, str] | None = None,
     plan: Partition | PipelineSchedule | str | Path | None = None,
     data: int | None = None,
+    tensor: int = 1,
+    tp_plan: TensorPlan | None = None,
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
     trial: bool = True,
@@ -57,13 +60,17 @@ def pipeline(
             Planned by default. Steps are planned as they come in any case.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
+        tensor: Ranks that share each layer.
+        tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
+            ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
+            model. All others are whole on each rank.
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: no limit.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
             1F1B over a mixed partition, and other numbers of replicas.
 
     Raises:
-        UnsplittableError: The model cannot be cut; says where and why.
+        UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
         InfeasibleError: Nothing fits in memory; says where and what would help.
         InvalidScheduleError: The plan is of another model, or its file was changed.
         ValueError: The ranks cannot be laid out so.
@@ -78,23 +85,31 @@ def pipeline(
         cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
         counted = count_model(model, split, steps[0], cluster.hardware)
         step = list(steps) * -(-2 * world.size // len(steps))
-        seen = [counted.microbatch(one) for one in step]
-        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
+        request = _request(counted, step, world.size)
         partition = None if plan is None else partition_of(plan, request)
-        degrees = degrees_of(world.size, data=data, partition=partition)
+        degrees = degrees_of(world.size, data=data, tensor=tensor, partition=partition)
         world.check_same_plan(fingerprint((degrees, partition)), world.size)
+        grids = RankGrids(world, split=repr(split.modules))
+        slices = None
+        if tensor > 1:
+            counted, slices = share_layers(model, counted, grids, degree=tensor, plan=tp_plan, sample=steps[0])
         candidates = Candidates(
             model=model,
             counted=counted,
-            request=replace(request, num_ranks=degrees.pipeline),
-            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+            request=_request(counted, step, degrees.pipeline),
+            space=RankSpace(network=cluster, devices_per_rank=tensor, limit_bytes=memory_bytes),
             options=options,
             loss=loss or _own_loss,
             degrees=degrees,
             is_free=data is None,
-            grids=RankGrids(world, split=repr(split.modules)),
+            grids=grids,
+            slices=slices,
         )
         return Pipeline(candidates, _chosen(candidates, partition, step if trial else None))
+
+
+def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int) -> Request:
+    return Request(model=counted.model, num_ranks=num_ranks, microbatches=[counted.microbatch(one) for one in step])
 
 
 def _chosen(

@@ -36,24 +36,24 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     return partition
 
 
-def degrees_of(num_ranks: int, *, data: int | None, partition: Partition | None) -> Degrees:
+def degrees_of(num_ranks: int, *, data: int | None, tensor: int, partition: Partition | None) -> Degrees:
     """Returns how ranks are laid out: as many replicas as were asked for, or as a partition leaves ranks for.
 
     Raises:
         ValueError: They cannot be.
     """
-    if data is not None and (data < 1 or num_ranks % data):
-        raise ValueError(f"data={data}, and there are {num_ranks} ranks; use a number that divides them")
-    if partition is None:
-        return Degrees(data=data or 1, pipeline=num_ranks // (data or 1))
-    places = partition.num_ranks
-    found = num_ranks // places if data is None else data
-    if found * places != num_ranks:
+    if tensor < 1 or (data is not None and data < 1) or num_ranks % (tensor * (data or 1)):
         raise ValueError(
-            f"the plan is for {places} ranks, and {num_ranks} with data={data} leave others; start "
-            f"{max(1, found) * places} ranks, or plan for {num_ranks // (data or 1)}"
+            f"data={data}, tensor={tensor}, and there are {num_ranks} ranks; use numbers whose product divides them"
         )
-    return Degrees(data=found, pipeline=places)
+    places = num_ranks // (tensor * (data or 1)) if partition is None else partition.num_ranks
+    replicas = data or (1 if partition is None else max(1, num_ranks // (tensor * places)))
+    if replicas * places * tensor != num_ranks:
+        raise ValueError(
+            f"the plan is for {places} ranks, and {num_ranks} with data={data}, tensor={tensor} are not {places} each; "
+            f"start {replicas * places * tensor} ranks, or give another plan"
+        )
+    return Degrees(data=replicas, pipeline=places, tensor=tensor)
 
 
 def check_same_weights(model: nn.Module, world: World) -> None:

@@ -8,7 +8,8 @@ pair within them at the pair's first message; made later and in different orders
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -105,6 +106,17 @@ class DistributedTransport:
             self._alarm.ring(why)
         except (RuntimeError, OSError):  # whoever holds the store is gone, which is for the watch to say
             self._alarm.free()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A block in which errors of messages that are not the transport's say which rank has failed, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = self.progress.explain(error)
+            if found is error:
+                raise
+            raise found from error
 
     def close(self) -> None:
         """Listens no more for ranks that failed, and gives the communicators back, unless a rank has failed."""
