@@ -26,7 +26,8 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.schedule import ActionKind
