@@ -7,7 +7,7 @@ with each other and with backwards that make activations again: those set the ge
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
+from mosaic.parts.random_state import State
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
@@ -50,6 +51,8 @@ class ChunkWork:
         data: The step's.
         scale: Scales losses before their backward.
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
+        states: Of the generators before each microbatch of the plain loop, where there are ``numbers``.
+        reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class ChunkWork:
         data: StepData,
         *,
         numbers: DrawnNumbers | None = None,
+        states: Sequence[State] = (),
         scale: Scale | None = None,
+        reduce: Callable[[int], None] | None = None,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
-        self._numbers, self._scale = numbers, scale
-        self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
+        self._numbers, self._states, self._scale, self._reduce = numbers, states, scale, reduce
         self._draws = [numbers is None or numbers.draw(one) for one in data.microbatches]
         self._turn: AbstractContextManager[Any] = threading.RLock() if any(self._draws) else nullcontext()
         self._kept: dict[TaskName, _Kept] = {}
@@ -87,7 +91,7 @@ class ChunkWork:
         if data.ends(task):
             loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
-            mean = loss / data.num_microbatches
+            mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
@@ -123,7 +127,9 @@ class ChunkWork:
         self._kept.pop(task, None)
 
     def reduce(self, chunk: int) -> None:
-        """Does nothing: each chunk is on one rank."""
+        """Begins to sum a chunk's gradients over replicas."""
+        if self._reduce is not None:
+            self._reduce(chunk)
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         """Returns what crosses an edge; gradients are of what its forward handed over."""

@@ -162,8 +162,10 @@ def run(
             schedule=schedule,
             microbatches=laned.step,
             layers=laned.counted.layers,
+            averaged_over=len(laned.step),
         )
-        work = ChunkWork(parted, laned.loss, data, numbers=DrawnNumbers(parted))
+        numbers = DrawnNumbers(parted)
+        work = ChunkWork(parted, laned.loss, data, numbers=numbers, states=numbers.before_each(laned.step))
         way = InTurn() if backend is None else open_lanes(backend(), partition, transport.rank)
         Executor(transport).run(schedule, work, lanes=way)
         grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}

@@ -86,7 +86,6 @@ class Executor:
         if error is not None:
             raise error
         _check_alike(told)
-        self.transport.open_lanes(program.lane_pairs)
         return program
 
     def _ready(self, schedule: PipelineSchedule, work: Work, shapes: str) -> tuple[Program, dict[int, str]]:

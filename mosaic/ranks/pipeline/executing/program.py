@@ -12,7 +12,7 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.lanes import order_of, rows_of_rank
 from mosaic.ranks.pipeline.executing.work import Edge, Work
-from mosaic.ranks.pipeline.transports.transport import LanePair, Message
+from mosaic.ranks.pipeline.transports.transport import Message
 from mosaic.schedule import ActionKind
 
 FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)
@@ -46,8 +46,6 @@ class Program:
     """For each task whose outputs or gradients it is given, in the order of its arguments."""
     messages: tuple[Message, ...]
     """All that this rank sends or receives."""
-    lane_pairs: frozenset[LanePair]
-    """Lanes between which any ranks send each other something."""
 
     @property
     def carried(self) -> dict[int, str]:
@@ -100,17 +98,13 @@ class _Reading:
         self.number: dict[str, int] = {}
         self.sends: list[bool] = []
         """For each message whether this rank is its sender."""
-        self.lane_pairs: set[LanePair] = set()
 
     def read(self) -> Program:
         for edge in self.schedule.edges:
             source, _, target = edge.partition(">")
             if source not in self.home or target not in self.home:
                 raise self._wrong(edge, "no row has one of its tasks; make the schedule again")
-            (sender, lane), (receiver, other) = self.home[source], self.home[target]
-            if sender != receiver:
-                self.lane_pairs.add((lane, other))
-            if self.rank in (sender, receiver):
+            if self.rank in (self.home[source][0], self.home[target][0]):
                 self._add_edge(edge, source, target)
         rows = []
         for cells in self.rows:
@@ -128,7 +122,6 @@ class _Reading:
             inputs=tuple(map(tuple, self.inputs)),
             after={place: tuple(found) for place, found in self.after.items()},
             messages=tuple(self.messages),
-            lane_pairs=frozenset(self.lane_pairs),
         )
 
     def _check_awaited(self) -> None:

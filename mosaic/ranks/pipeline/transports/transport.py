@@ -101,7 +101,7 @@ class Transport(Protocol):
     progress: RankProgress
 
     def open_lanes(self, pairs: Iterable[LanePair]) -> None:
-        """Makes what messages between such lanes need; all ranks call it with the same pairs, before they post any."""
+        """Makes what messages between such lanes need to pass by each other; all ranks call it with the same pairs."""
 
     def post_send(self, message: Message, tensors: Tensors) -> Handle:
         """Begins to send.
