@@ -21,7 +21,8 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way, WayRunner, fit_times, gather_tasks, shapes_of
+from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
+from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way, WayRunner, shapes_of
 
 RIVALS = ("1f1b",)
 """Baselines that the plan has to beat."""
