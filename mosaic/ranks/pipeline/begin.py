@@ -59,35 +59,55 @@ def pipeline(
         InfeasibleError: Nothing fits in memory; says where and what would help.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    steps = [sample] if isinstance(sample, Mapping) else list(sample)
-    device = device_of(model)
-    world = World.join(device, watch=RankSettings())
+    world = World.join(device_of(model), watch=RankSettings())
     with world.opening():
-        split = find_split(model, steps[0], modules=modules)
-        cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
-        counted = count_model(model, split, steps[0], cluster.hardware)
+        steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
-        seen = [counted.microbatch(one) for one in step]
-        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
-        candidates = Candidates(
-            model=model,
-            counted=counted,
-            request=request,
-            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
-            options=options,
-            loss=loss or _own_loss,
-            world=world,
-            executor=Executor(DistributedTransport(world), split=repr(split.modules)),
-            groups=GroupsOfRanks(world),
+        candidates = make_candidates(
+            model, step, world, loss=loss, modules=modules, options=options, memory_bytes=memory_bytes
         )
         if partition is not None:
-            way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
+            space = candidates.space
+            way = Way(name=PLANNED, request=candidates.request, space=space, options=options, partition=partition)
             found = PipelineTrial(best=way)
         elif trial:
             found = try_ways(candidates, step)
         else:
             found = PipelineTrial(best=candidates.planned())
         return Pipeline(candidates, found)
+
+
+def make_candidates(
+    model: nn.Module,
+    step: Sequence[Mapping[str, Any]],
+    world: World,
+    *,
+    loss: Loss | None = None,
+    modules: Mapping[str, str] | None = None,
+    options: PlannerOptions = DEFAULT_OPTIONS,
+    memory_bytes: int = 0,
+) -> Candidates:
+    """Finds a model's lists of layers and counts what they cost; arguments as for ``pipeline``, on every rank.
+
+    Raises:
+        UnsplittableError: The model cannot be cut; says where and why.
+    """
+    split = find_split(model, step[0], modules=modules)
+    cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
+    counted = count_model(model, split, step[0], cluster.hardware)
+    return Candidates(
+        model=model,
+        counted=counted,
+        request=Request(
+            model=counted.model, num_ranks=world.size, microbatches=[counted.microbatch(one) for one in step]
+        ),
+        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+        options=options,
+        loss=loss or _own_loss,
+        world=world,
+        executor=Executor(DistributedTransport(world), split=repr(split.modules)),
+        groups=GroupsOfRanks(world),
+    )
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

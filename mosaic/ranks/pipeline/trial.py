@@ -112,7 +112,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         RankFailedError: Another rank has failed; names it.
     """
     with kept_random_state(candidates.world.device):
-        own = _fitted(candidates, step)
+        own = fit_candidates(candidates, step)
         made = {PLANNED: own.planned(), **{name: own.make(name) for name in RIVALS}}
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
         reasons = {name: way for name, way in made.items() if isinstance(way, str)}
@@ -121,7 +121,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
     return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
 
 
-def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
     apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
     way = own.make(PLANNED, apart)
