@@ -26,9 +26,9 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 

@@ -21,7 +21,7 @@ from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
-from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 
