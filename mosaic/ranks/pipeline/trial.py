@@ -26,6 +26,7 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
@@ -74,6 +75,8 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    slices: WeightSlices | None = None
+    """Of weights that tensor ranks share."""
     partition: Partition | None = None
     """That was given: nothing is tried."""
 
@@ -137,7 +140,7 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, keeps_all=keeps_all)
+        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, slices=self.slices, keeps_all=keeps_all)
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""

@@ -30,6 +30,7 @@ from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 PLANNED = "planned"
 """Name of the way that plans each step in one pipeline over all ranks, or in as many as were asked for."""
@@ -156,14 +157,17 @@ class WayRunner:
         loss: Loss,
         *,
         grid: RankGrid,
+        slices: WeightSlices | None = None,
         keeps_all: bool = False,
     ) -> None:
         """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
-        self.way, self.grid = way, grid
+        self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
         self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
-        self.sums = GradientSums(model, counted.split, way.partition, grid)
+        if slices is not None:
+            slices.forget_dropped()
+        self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._numbers = DrawnNumbers(self._parted)
 
@@ -206,7 +210,10 @@ class WayRunner:
                 scale=scale,
                 reduce=self.sums.start,
             )
-            ran = self.grid.executor.run(schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True)
+            with self.grid.transport.explaining():
+                ran = self.grid.executor.run(
+                    schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True
+                )
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
@@ -217,6 +224,8 @@ class WayRunner:
         transport = self.grid.transport
         try:
             self.sums.finish()
+            if self._slices is not None:
+                self._slices.check_once()
         except RankFailedError:
             raise
         except BaseException as error:
