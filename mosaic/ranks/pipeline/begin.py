@@ -11,7 +11,6 @@ from mosaic.artifact import fingerprint
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
@@ -19,14 +18,14 @@ from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.grid.given import Plan, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.given import Given, Plan, check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
 
-DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+DEFAULTS = Given()
 
 
 def pipeline(
@@ -39,7 +38,7 @@ def pipeline(
     data: int | None = None,
     tensor: int = 1,
     tp_plan: TensorPlan | None = None,
-    options: PlannerOptions = DEFAULT_OPTIONS,
+    options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
 ) -> Pipeline:
@@ -73,23 +72,21 @@ def pipeline(
         ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
+    given = Given(
+        loss=loss,
+        modules=modules,
+        plan=plan,
+        data=data,
+        tensor=tensor,
+        tp_plan=tp_plan,
+        options=options,
+        memory_bytes=memory_bytes,
+    )
     world = World.join(device_of(model), watch=RankSettings())
     with world.opening():
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
-        candidates = make_candidates(
-            model,
-            step,
-            world,
-            loss=loss,
-            modules=modules,
-            plan=plan,
-            data=data,
-            tensor=tensor,
-            tp_plan=tp_plan,
-            options=options,
-            memory_bytes=memory_bytes,
-        )
+        candidates = make_candidates(model, step, world, given)
         if candidates.partition is not None:
             found = PipelineTrial(best=candidates.given(candidates.partition))
         else:
@@ -98,44 +95,33 @@ def pipeline(
 
 
 def make_candidates(
-    model: nn.Module,
-    step: Sequence[Mapping[str, Any]],
-    world: World,
-    *,
-    loss: Loss | None = None,
-    modules: Mapping[str, str] | None = None,
-    plan: Plan | None = None,
-    data: int | None = None,
-    tensor: int = 1,
-    tp_plan: TensorPlan | None = None,
-    options: PlannerOptions = DEFAULT_OPTIONS,
-    memory_bytes: int = 0,
+    model: nn.Module, step: Sequence[Mapping[str, Any]], world: World, given: Given = DEFAULTS
 ) -> Candidates:
-    """Finds a model's lists of layers and counts what they cost; arguments and errors as ``pipeline``'s, on every rank.
+    """Finds a model's lists of layers, counts what they cost and lays the ranks out; every rank calls it.
 
-    ``step`` stands for the steps to come.
+    ``step`` stands for the steps to come. Errors are those of ``pipeline``.
     """
     check_same_weights(model, world)
-    split = find_split(model, step[0], modules=modules)
+    split = find_split(model, step[0], modules=given.modules)
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     counted = count_model(model, split, step[0], cluster.hardware)
     request = _request(counted, step, world.size)
-    partition = None if plan is None else partition_of(plan, request)
-    degrees = degrees_of(world.size, data=data, tensor=tensor, partition=partition)
+    partition = None if given.plan is None else partition_of(given.plan, request)
+    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, partition=partition)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world, split=repr(split.modules))
     slices = None
-    if tensor > 1:
-        counted, slices = share_layers(model, counted, grids, degree=tensor, plan=tp_plan, sample=step[0])
+    if degrees.tensor > 1:
+        counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
     return Candidates(
         model=model,
         counted=counted,
         request=_request(counted, step, degrees.pipeline),
-        space=RankSpace(network=cluster, devices_per_rank=tensor, limit_bytes=memory_bytes),
-        options=options,
-        loss=loss or _own_loss,
+        space=RankSpace(network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes),
+        options=given.options,
+        loss=given.loss or _own_loss,
         degrees=degrees,
-        is_free=data is None,
+        is_free=given.data is None,
         grids=grids,
         slices=slices,
         partition=partition,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,14 +11,41 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | str | Path
+DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The arguments of ``mosaic.pipeline`` beside model and sample; it says what they are."""
+
+    loss: Loss | None = None
+    """Makes a number of the model's output."""
+    modules: Mapping[str, str] | None = None
+    """Names for lists of layers."""
+    plan: Plan | None = None
+    """Where layers are."""
+    data: int | None = None
+    """Replicas."""
+    tensor: int = 1
+    """Ranks that share each layer."""
+    tp_plan: TensorPlan | None = None
+    """How they are shared."""
+    options: PlannerOptions = DEFAULT_OPTIONS
+    """How steps are planned."""
+    memory_bytes: int = 0
+    """Of a rank's device; 0: no limit."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:
