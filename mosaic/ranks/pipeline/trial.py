@@ -25,7 +25,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
-from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid, RankGrids
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
 

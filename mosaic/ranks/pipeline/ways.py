@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.errors import RankFailedError
+from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
 from mosaic.pipelining.partition.partition import Partition
@@ -26,9 +26,9 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
@@ -168,7 +168,15 @@ class WayRunner:
         """``keeps_all``: whether the weights of other ranks stay, since another way may need them.
 
         Where they have no memory yet, nothing of them stays in any case.
+
+        Raises:
+            InvalidPlanError: The partition has lanes, and tensor ranks share layers.
         """
+        if slices is not None and any(chunk.lane for chunk in way.partition.chunks):
+            raise InvalidPlanError(
+                f"the partition has lanes, and tensor={way.degrees.tensor} ranks share layers: lanes would sum over "
+                "them in no fixed order; use a partition without lanes, or tensor=1"
+            )
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = (

@@ -15,7 +15,7 @@ from mosaic.graph import Part
 from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan, check_draws, styles_of
 
