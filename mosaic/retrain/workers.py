@@ -101,7 +101,10 @@ class Workers:
         until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
         several = self._recipe.budget.ranks
-        rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
+        if several == 1 or self._recipe.budget.pipeline:
+            rounds = [(parts, several)]
+        else:
+            rounds = [((part,), several if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
@@ -117,7 +120,8 @@ class Workers:
             part: Which one.
             more: Further arguments.
         """
-        count = self._recipe.budget.ranks if part == "verify" else 1
+        budget = self._recipe.budget
+        count = budget.ranks if part == "verify" or budget.pipeline else 1
         with self._listening():
             return self._run((part, *more), count, math.inf)
 

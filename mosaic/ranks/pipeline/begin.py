@@ -13,6 +13,7 @@ from mosaic.artifact import fingerprint
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -37,7 +38,7 @@ def pipeline(
     *,
     loss: Loss | None = None,
     modules: Mapping[str, str] | None = None,
-    plan: Partition | PipelineSchedule | str | Path | None = None,
+    plan: Partition | PipelineSchedule | KeptWay | str | Path | None = None,
     data: int | None = None,
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
@@ -54,7 +55,8 @@ def pipeline(
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
         plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
-            Planned by default. Steps are planned as they come in any case.
+            Planned by default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
+            earlier start: then steps are run as in that one, if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
         options: How steps are planned.
@@ -80,9 +82,11 @@ def pipeline(
         step = list(steps) * -(-2 * world.size // len(steps))
         seen = [counted.microbatch(one) for one in step]
         request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
-        partition = None if plan is None else partition_of(plan, request)
+        kept = plan if isinstance(plan, KeptWay) else None
+        layers = plan.partition if isinstance(plan, KeptWay) else plan
+        partition = None if layers is None else partition_of(layers, request)
         degrees = degrees_of(world.size, data=data, partition=partition)
-        world.check_same_plan(fingerprint((degrees, partition)), world.size)
+        world.check_same_plan(fingerprint((degrees, partition, kept)), world.size)
         candidates = Candidates(
             model=model,
             counted=counted,
@@ -94,6 +98,8 @@ def pipeline(
             is_free=data is None,
             grids=RankGrids(world, split=repr(split.modules)),
         )
+        if kept is not None:
+            return Pipeline(candidates, PipelineTrial(best=candidates.kept(kept)))
         return Pipeline(candidates, _chosen(candidates, partition, step if trial else None))
 
 
