@@ -25,8 +25,10 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
@@ -74,6 +76,10 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    slices: WeightSlices | None = None
+    """Of weights that tensor ranks share."""
+    partition: Partition | None = None
+    """That was given: nothing is tried."""
 
     @property
     def world(self) -> World:
@@ -148,7 +154,7 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, keeps_all=keeps_all)
+        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, slices=self.slices, keeps_all=keeps_all)
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -165,7 +171,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         RankFailedError: Another rank has failed; names it.
     """
     with kept_random_state(candidates.world.device):
-        own = _fitted(candidates, step)
+        own = fit_candidates(candidates, step)
         made = _made(own)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
         reasons = {name: way for name, way in made.items() if isinstance(way, str)}
@@ -200,7 +206,7 @@ def _made(own: Candidates) -> dict[str, Way | str]:
     return made
 
 
-def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
     apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
     way = own.make(PLANNED, options=apart)
