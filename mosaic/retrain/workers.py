@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -40,6 +41,8 @@ ALONE_S = 20.0
 """Seconds after the failure of a rank at which the others are killed."""
 LOOK_S = 0.5
 """Seconds between two looks at ranks."""
+PORTS = 20_000, 32_000
+"""Where ranks may meet."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -222,10 +225,12 @@ def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a port below those that Linux gives to connections, which could take it before rank 0 listens."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def end_with(launcher: int) -> None:
