@@ -6,17 +6,19 @@ the model nor ``loss(model, batch)`` has to know of pipelines, and names in chec
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import mosaic
 from mosaic.checkpoint.methods import KeptModel
-from mosaic.errors import MosaicError, UnsplittableError
+from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
 from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
@@ -27,6 +29,9 @@ COUNTED = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=1000))
 """How steps are planned: by counts, so that a start after a kill finds the same orders."""
 ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(seconds=0.0))
 """How scoring is planned: whole micro-batches, one after the other."""
+MEMORY_SHARE = 0.9
+"""Of a GPU that layers are planned for, where the recipe does not say how much."""
+DRAW = "ranks run its layers in other orders and would draw other numbers: draw from torch's default generator"
 _REST = "rest of the batch"
 
 Columns = Mapping[str, Any]
@@ -89,18 +94,19 @@ class PipelinedModel(KeptModel):
         memory_bytes: int,
     ) -> None:
         if generators_of(model):
-            raise UnsplittableError(
-                "the model has random generators of its own, and ranks that run its layers in other orders would draw "
-                "other numbers; draw from torch's default generator"
+            raise UnsplittableError(f"the model has random generators of its own; {DRAW}")
+        try:
+            self._pipe = mosaic.pipeline(
+                _Called(loss, model),
+                _sample(batches),
+                loss=_checked,
+                plan=way,
+                options=COUNTED,
+                memory_bytes=_limit(memory_bytes, model),
+                trial=way is None,
             )
-        self._pipe = mosaic.pipeline(
-            _Called(loss, model),
-            _sample(batches),
-            plan=way,
-            options=COUNTED,
-            memory_bytes=memory_bytes,
-            trial=way is None,
-        )
+        except (UnsplittableError, InfeasibleError, ValueError) as error:
+            raise MosaicError(f"{error}; or set pipeline = false in [budget]") from error
         super().__init__(model, self._pipe.world)
 
     @property
@@ -114,7 +120,11 @@ class PipelinedModel(KeptModel):
 
     def add_gradients(self, batches: Sequence[Any], scaler: torch.amp.GradScaler | None) -> list[Tensor]:
         """Goes forward and backward with the micro-batches of a step; returns the loss of each, on every rank."""
-        return list(self._pipe.step(_microbatches(batches), scaler=scaler))
+        before = _other_numbers()
+        losses = self._pipe.step(_microbatches(batches), scaler=scaler)
+        if _other_numbers() != before:
+            raise MosaicError(f"the model or its loss draws random numbers from Python or NumPy; {DRAW}")
+        return list(losses)
 
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
@@ -174,7 +184,7 @@ class PipelinedScores:
             _sample(batches),
             loss=self._note,
             options=ONE_CHAIN,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=_limit(self._memory_bytes, self.model),
             trial=False,
         )
         (found,) = self.scores([first])
@@ -189,6 +199,32 @@ class PipelinedScores:
         """Keeps what the last rank has computed; in the place of a loss."""
         self._found[microbatch[_REST].index] = _as_lists(output)
         return torch.zeros(())
+
+
+def _checked(loss: Any, microbatch: Mapping[str, Any]) -> Tensor:
+    """Returns what ``loss`` gave.
+
+    Raises:
+        MosaicError: It is no scalar.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise MosaicError(f"loss returned a {type(loss).__name__}{shape}; return a scalar, the mean over the rows")
+    return loss
+
+
+def _limit(memory_bytes: int, model: nn.Module) -> int:
+    """Returns how much a rank's device may hold: what was asked for, or most of a GPU; 0 for no limit."""
+    device = next(model.parameters()).device
+    if memory_bytes or device.type != "cuda":
+        return memory_bytes
+    return round(MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _other_numbers() -> tuple[Any, ...]:
+    """Returns the states of Python's and NumPy's generators."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2]
 
 
 def _microbatches(batches: Sequence[Any]) -> list[dict[str, Any]]:
