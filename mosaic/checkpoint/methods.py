@@ -31,6 +31,7 @@ class KeepsCheckpoints(ABC):
     _model: nn.Module
     _saver: Saver | None = None
     _ranks: Ranks | None = None
+    _lacks_weights = False
 
     def save(
         self,
@@ -183,7 +184,9 @@ class KeepsCheckpoints(ABC):
             new_run=new_run,
         )
         with self._made_whole(request):
-            return load(request, ranks)
+            found = load(request, ranks)
+        self._lacks_weights = False
+        return found
 
     def export(self, path: str | Path) -> None:
         """Writes the plain model's ``state_dict`` as one safetensors file, which ``load_state_dict`` takes whole.
@@ -217,7 +220,9 @@ class KeepsCheckpoints(ABC):
 
         self._settle()
         with self._made_whole():
-            return load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+            found = load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+        self._lacks_weights = False
+        return found
 
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""

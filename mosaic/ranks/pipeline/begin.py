@@ -15,7 +15,7 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.ranks.meeting.devices import device_of
+from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
@@ -49,7 +49,8 @@ def pipeline(
     other ranks. The model's class and its parameters' names stay.
 
     Args:
-        model: The user's model, with the same weights on every rank, on the rank's device.
+        model: The user's model, with the same weights on every rank, on the rank's device. One that is too large for
+            that is on the meta device, with real buffers; ``load_weights`` then reads each rank's layers from files.
         sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
@@ -63,7 +64,7 @@ def pipeline(
             ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
             model. All others are whole on each rank.
         options: How steps are planned.
-        memory_bytes: Of a rank's device; 0: no limit.
+        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
             1F1B over a mixed partition, and other numbers of replicas.
 
@@ -121,7 +122,9 @@ def make_candidates(
         model=model,
         counted=counted,
         request=_request(counted, step, degrees.pipeline),
-        space=RankSpace(network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes),
+        space=RankSpace(
+            network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
+        ),
         options=given.options,
         loss=given.loss or _own_loss,
         degrees=degrees,

@@ -150,7 +150,10 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), kept_random_state(whole.device):
-        whole.model(**sample)
+        if any(one.is_meta for one in whole.model.parameters()):
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        else:
+            whole.model(**sample)
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

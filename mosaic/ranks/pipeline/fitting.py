@@ -56,7 +56,7 @@ class FittedTimes:
 
 
 def fit_times(
-    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int
+    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int | None
 ) -> FittedTimes:
     """Fits measured times of tasks of one module each.
 
@@ -65,10 +65,11 @@ def fit_times(
         measured: The same step.
         modules: Names of all.
         whole_forwards_ns: What its microbatches' forwards take uncut; what cut ones take more is shared by all tasks.
+            None: nobody can run them uncut, and it is taken to be nothing.
     """
     forwards = [task for task in planned.graph.tasks if task.kind is ActionKind.FORWARD]
     cut_ns = sum(measured.time_ns[str(TaskName.of(task))] for task in forwards)
-    task_ns = max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
+    task_ns = 0 if whole_forwards_ns is None else max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
     sums: dict[tuple[str, bool], list[int]] = {}
     for task in planned.graph.tasks:
         is_forward = task.kind is ActionKind.FORWARD

@@ -46,7 +46,7 @@ class Given:
     options: PlannerOptions = DEFAULT_OPTIONS
     """How steps are planned."""
     memory_bytes: int = 0
-    """Of a rank's device; 0: no limit."""
+    """Of a rank's device."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:

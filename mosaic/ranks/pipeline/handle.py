@@ -72,6 +72,7 @@ class Pipeline(KeepsCheckpoints):
         self._counted, self._grids = candidates.counted, candidates.grids
         self._way, self._slices = trial.best, candidates.slices
         self._runner = candidates.runner(trial.best, keeps_all=False)
+        self._lacks_weights = bool(self._runner.parted.give_memory())
         self._schedules: dict[tuple[str, ...], SharedStep] = {}
         self._ahead: NextStepPlanner | None = None
         self._next: Step | None = None
@@ -104,6 +105,8 @@ class Pipeline(KeepsCheckpoints):
         """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
+        if self._lacks_weights:
+            raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         began = time.perf_counter()
         counted = [self._counted.microbatch(one) for one in microbatches]
         shared = self._shared(microbatches, counted)

@@ -28,7 +28,7 @@ from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
@@ -218,12 +218,14 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
         raise InfeasibleError("the model cannot run on these ranks", reasons=[way])
     runner = own.runner(way, keeps_all=True)
     shared = _shared(own, way, seconds=0.0)
-    for _ in range(WARM_STEPS + 1):
-        ran = runner.run(shared, step, shapes=own.shapes(step))
+    is_whole = not lacks_weights(own.model)
+    with runner.parted.lent_memory():
+        for _ in range(WARM_STEPS + 1):
+            ran = runner.run(shared, step, shapes=own.shapes(step))
+        _drop_gradients(own.model)
     measured = gather_tasks(ran.times, runner.grid.executor)
-    _drop_gradients(own.model)
     first = shared.shares[0]  # whose times count: rank 0 plans
-    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first])
+    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first]) if is_whole else None
     fitted = None
     if own.world.rank == 0:
         names = [module.name for module in own.request.model.modules]
@@ -261,13 +263,14 @@ def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str,
     shapes = own.shapes(step)
     for at in range(ROUNDS + 1):
         for name, runner in runners.items():
-            began = time.perf_counter()
-            runner.run(shared[name], step, shapes=shapes)
-            took = json.dumps(time.perf_counter() - began)
+            with runner.parted.lent_memory():
+                began = time.perf_counter()
+                runner.run(shared[name], step, shapes=shapes)
+                took = json.dumps(time.perf_counter() - began)
+                _drop_gradients(own.model)
             slowest = max(float(text) for text in runner.grid.transport.tell_all(took))
             if at:  # the first one warms up
                 taken[name].append(1e3 * slowest)
-            _drop_gradients(own.model)
     return {name: statistics.median(found) for name, found in taken.items()}
 
 

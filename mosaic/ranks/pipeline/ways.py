@@ -162,6 +162,11 @@ class RanStep:
     """Of this rank's actions."""
 
 
+def lacks_weights(model: nn.Module) -> bool:
+    """Returns whether a model is on the meta device, because no rank has memory for all of it."""
+    return any(one.is_meta for one in model.parameters())
+
+
 class WayRunner:
     """Runs steps of one way on this rank."""
 
@@ -176,16 +181,24 @@ class WayRunner:
         slices: WeightSlices | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
+        """``keeps_all``: whether the weights of other ranks stay, since another way may need them.
+
+        Where they have no memory yet, nothing of them stays in any case.
+        """
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
-        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
-        self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
+        own = (
+            None
+            if keeps_all and not lacks_weights(model)
+            else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
+        )
+        self.parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own, keeps_buffers=keeps_all)
         if slices is not None:
             slices.forget_dropped()
-        self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
+        with self.parted.lent_memory():
+            self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
-        self._numbers = DrawnNumbers(self._parted)
+        self._numbers = DrawnNumbers(self.parted)
 
     def run(
         self,
@@ -218,7 +231,7 @@ class WayRunner:
                 averaged_over=len(microbatches) / self.way.degrees.data,
             )
             work = ChunkWork(
-                self._parted,
+                self.parted,
                 self._loss,
                 data,
                 numbers=self._numbers,

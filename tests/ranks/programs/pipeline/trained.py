@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
@@ -261,3 +263,26 @@ def example(rank: int, size: int, place: Path) -> None:
     os.environ["RANK"] = str(rank)
     sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
     runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")
+
+
+def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
+    """A model without memory, and weights from a file, of which each rank reads its layers."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    plain = llava()
+    if rank == 0:
+        save_file({name: value.clone() for name, value in plain.state_dict().items()}, place / "weights.safetensors")
+    model = copy.deepcopy(plain)
+    for module in model.modules():  # buffers are real, as by accelerate's init_empty_weights(include_buffers=False)
+        for name, one in module._parameters.items():
+            if one is not None:
+                module._parameters[name] = nn.Parameter(torch.empty_like(one, device="meta"))
+    model.tie_weights()
+    pipe = mosaic.pipeline(model, ragged()[0], options=options())
+    assert set(pipe.trial.step_ms) == {"planned", "1f1b", "data parallel"}
+    with pytest.raises(ValueError, match="give it weights by"):
+        pipe.step(ragged()[0])
+    pipe.load_weights(place / "weights.safetensors")
+    check_equal(pipe, model, plain, ragged())
+    pipe.remove()
+    print("equal")
