@@ -91,7 +91,7 @@ def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())
     values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
-    told = world.tell(fingerprint(torch.stack(values).tolist()))
+    told = world.tell(fingerprint(torch.stack(values).tolist() if values else []))
     other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
     if other is not None:
         raise BackendUnavailableError(

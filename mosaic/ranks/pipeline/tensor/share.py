@@ -47,6 +47,11 @@ def share_layers(
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
+    if any(one.is_meta for one in model.parameters()):
+        raise UnsplittableError(
+            f"the model is on the meta device, and tensor={degree} ranks share layers of models that have their "
+            "weights; make it with weights, or use tensor=1 and more places"
+        )
     styles = styles_of(model, counted.split, plan, degree)
     check_draws(model, counted.split, styles, sample)
     before = _outputs(model, sample)
