@@ -11,6 +11,7 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -22,7 +23,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
-Plan = Partition | PipelineSchedule | str | Path
+Plan = Partition | PipelineSchedule | KeptWay | str | Path
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
 
@@ -57,6 +58,7 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     """
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
+    plan = plan.partition if isinstance(plan, KeptWay) else plan
     partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
     try:
         partition.check_covers(request.model)

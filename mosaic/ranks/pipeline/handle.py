@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import InvalidScheduleError
+from mosaic.errors import InfeasibleError, InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.order.simulate import simulate
@@ -132,6 +133,11 @@ class Pipeline(KeepsCheckpoints):
             self._next = following
             yield now
 
+    @property
+    def kept_way(self) -> KeptWay:
+        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        return self._way.kept()
+
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
         return [one for one in self._model.parameters() if not one.is_meta]
@@ -210,8 +216,7 @@ class Pipeline(KeepsCheckpoints):
             return self._schedules[key]
         if own is None:
             if self.world.rank == 0:
-                seconds = PLANNING_SHARE * self._last_s if self._number else None
-                own = self._way.plan_shared(counted, seconds=seconds)
+                own = self._planned_now(counted)
             own = self.world.first_says(own)
         shared: SharedStep | None = own
         assert shared is not None
@@ -219,6 +224,13 @@ class Pipeline(KeepsCheckpoints):
             self._schedules.pop(next(iter(self._schedules)))
         self._schedules[key] = shared
         return shared
+
+    def _planned_now(self, counted: Sequence[CountedMicrobatch]) -> SharedStep:
+        """Plans a step in a share of the last step's time; in all the time that is allowed, if it does not fit so."""
+        if self._number:
+            with suppress(InfeasibleError):
+                return self._way.plan_shared(counted, seconds=PLANNING_SHARE * self._last_s)
+        return self._way.plan_shared(counted)
 
     def _note(self, error: str) -> None:
         """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from mosaic.errors import InfeasibleError
 from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -135,6 +136,19 @@ class Candidates:
             space=self.space,
             options=self.options,
             partition=partition,
+        )
+
+    def kept(self, kept: KeptWay) -> Way:
+        """Returns the way of an earlier start, planned with the times that were measured then."""
+        model = self.counted.scaled(kept.scales)
+        return Way(
+            name=kept.name,
+            baseline=kept.baseline,
+            degrees=kept.degrees,
+            request=replace(self.request, model=model, num_ranks=kept.degrees.pipeline),
+            space=replace(self.space, task_ns=kept.task_ns),
+            options=self.options,
+            partition=kept.partition,
         )
 
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
@@ -22,6 +23,7 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.counted import CountedModule
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
@@ -94,6 +96,18 @@ class Way:
             predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
         )
 
+    def kept(self) -> KeptWay:
+        """Returns what is kept for a later start."""
+        modules = [one for one in self.request.model.modules if isinstance(one, CountedModule)]
+        return KeptWay(
+            name=self.name,
+            baseline=self.baseline,
+            degrees=self.degrees,
+            partition=self.partition,
+            scales={one.name: (one.forward_scale, one.backward_scale) for one in modules},
+            task_ns=self.space.task_ns,
+        )
+
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
@@ -107,11 +121,13 @@ class Way:
         )
 
     def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
-        """Plans a step; ``seconds`` in the place of the options' limit."""
+        """Plans a step; ``seconds`` in the place of the options' limit, unless that is counted: then 0 alone counts."""
         if self.baseline:
             return plan_baseline(self.baseline, self.request, step, space=self.space)
-        limits = self.options.limits if seconds is None else replace(self.options.limits, seconds=seconds)
-        options = replace(self.options, limits=limits, method=self.options.method if limits.seconds else "natural")
+        limits, method = self.options.limits, self.options.method
+        if seconds is not None and (limits.seconds is not None or seconds == 0):
+            limits = replace(limits, seconds=seconds)
+        options = replace(self.options, limits=limits, method="natural" if limits.seconds == 0 else method)
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
     def plan_shared(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
