@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
+from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -26,6 +27,7 @@ from mosaic.ranks.pipeline.counting import count_model
 from mosaic.ranks.pipeline.given import check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
 
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
@@ -42,6 +44,7 @@ def pipeline(
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
     trial: bool = True,
+    backend: Backend | None = None,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -60,7 +63,9 @@ def pipeline(
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: no limit.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
-            1F1B over a mixed partition, and other numbers of replicas.
+            1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
+        backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
+            machine's cores.
 
     Raises:
         UnsplittableError: The model cannot be cut; says where and why.
@@ -79,7 +84,9 @@ def pipeline(
         counted = count_model(model, split, steps[0], cluster.hardware)
         step = list(steps) * -(-2 * world.size // len(steps))
         seen = [counted.microbatch(one) for one in step]
-        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
+        backend = backend or backend_of(model, world)
+        slots = min(world.tell(1 if backend is None else backend.device.num_slots))
+        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen, slots_per_rank=slots)
         partition = None if plan is None else partition_of(plan, request)
         degrees = degrees_of(world.size, data=data, partition=partition)
         world.check_same_plan(fingerprint((degrees, partition)), world.size)
@@ -93,6 +100,7 @@ def pipeline(
             degrees=degrees,
             is_free=data is None,
             grids=RankGrids(world, split=repr(split.modules)),
+            backend=backend,
         )
         return Pipeline(candidates, _chosen(candidates, partition, step if trial else None))
 

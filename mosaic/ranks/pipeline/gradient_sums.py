@@ -7,6 +7,7 @@ in most schedules; one that is ready too early waits for its turn. Weights that 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -68,6 +69,7 @@ class GradientSums:
         self._chunks: dict[int, GradientReducer] = {}
         self._tied: list[_Tied] = []
         self._ready: set[int] = set()
+        self._starting = threading.Lock()  # lanes end chunks at the same time
         if grid.degrees.data > 1:
             groups = [grid.group_of([place]) for place in range(partition.num_ranks)]
             for index in reversed(range(len(partition.chunks))):
@@ -86,11 +88,12 @@ class GradientSums:
 
     def start(self, chunk: int) -> None:
         """Begins to sum a chunk's gradients, all of which are there."""
-        self._ready.add(chunk)
-        for index, reducer in self._chunks.items():
-            if index not in self._ready:
-                return
-            reducer.start_rest()
+        with self._starting:
+            self._ready.add(chunk)
+            for index, reducer in self._chunks.items():
+                if index not in self._ready:
+                    return
+                reducer.start_rest()
 
     def finish(self) -> None:
         """After a step: sums what is left, and waits."""

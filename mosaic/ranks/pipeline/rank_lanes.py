@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.errors import InvalidPlanError
+from mosaic.backends.host import HostBackend
+from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
+from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
+from mosaic.ranks.pipeline.transports.transport import LanePair
+from mosaic.ranks.running.prepare import backend_for, cores_of_rank
+
+_LOG = logging.getLogger("mosaic")
+
+
+def backend_of(model: nn.Module, world: World) -> Backend | None:
+    """Returns what this rank runs on: its GPU, or its share of the cores of its machine; None for a GPU without lanes.
+
+    Pipelines run on such GPUs, too: why they have no lanes is logged.
+    """
+    if world.device.type == "cuda":
+        try:
+            return backend_for(model, None, world.device)
+        except BackendUnavailableError as problem:
+            _LOG.warning("ranks of the pipeline have no lanes: %s", problem)
+            return None
+    homes = world.tell(world.me.home)
+    beside = [rank for rank, home in enumerate(homes) if home == world.me.home]
+    return HostBackend(cores=cores_of_rank(beside.index(world.rank), len(beside)))
 
 
 def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaneWay:
@@ -65,6 +88,37 @@ def check_lanes_apart(model: nn.Module, split: ModelSplit, partition: Partition)
                 f"lanes {', '.join(map(str, sorted(lanes[rank])))} of rank {rank} both train {name}, and would add to "
                 "its gradient in no fixed order; use a partition with what shares it on one lane"
             )
+
+
+def describe_lanes(partition: Partition, rank: int) -> str:
+    """Says which chunks a rank runs, and on which lanes if it has several."""
+    lanes: dict[tuple[int, float], list[str]] = {}
+    for chunk in partition.chunks:
+        if chunk.rank == rank:
+            lanes.setdefault((chunk.lane, chunk.share), []).append(str(chunk))
+    if len(lanes) < 2:
+        return ", ".join(chunk for found in lanes.values() for chunk in found)
+    return "; ".join(f"lane {lane} ({share:.0%}): {', '.join(found)}" for (lane, share), found in sorted(lanes.items()))
+
+
+def lane_pairs(partition: Partition, feeds: Sequence[tuple[str, str]]) -> frozenset[LanePair]:
+    """Returns the lanes between which ranks may send each other something, of whatever modules microbatches have.
+
+    Args:
+        partition: Chunks on lanes.
+        feeds: Pairs of modules of which the first feeds the second.
+    """
+    behind = {name: {name} for name in partition.modules}
+    for _ in behind:  # where a module is skipped, what it feeds is fed by what feeds it
+        for before, after in feeds:
+            behind[before] |= behind[after]
+    found: set[LanePair] = set()
+    for source in partition.chunks:
+        reached = {name for part in source.parts for name in behind[part.module]}
+        for target in partition.chunks:
+            if target.rank != source.rank and reached & {part.module for part in target.parts}:
+                found |= {(source.lane, target.lane), (target.lane, source.lane)}
+    return frozenset(found)
 
 
 def _shares_of(partition: Partition, rank: int) -> tuple[float, ...]:

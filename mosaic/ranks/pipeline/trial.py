@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.errors import InfeasibleError
+from mosaic.backends.base import Backend
+from mosaic.errors import InfeasibleError, InvalidPlanError
 from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
@@ -25,10 +26,13 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.rank_lanes import check_lanes_apart
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
+COLOCATED = "planned, on lanes"
+"""Name of the way that has modules on lanes beside the backbone."""
 DATA_PARALLEL = "data parallel"
 """Name of the way that has all layers on every rank."""
 WARM_STEPS = 2
@@ -73,6 +77,8 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    backend: Backend | None = None
+    """What this rank runs on; None: it has no lanes."""
 
     @property
     def world(self) -> World:
@@ -99,7 +105,8 @@ class Candidates:
                     options=options or self.options,
                     baseline=baseline,
                 )
-            except (InfeasibleError, ValueError) as error:
+                check_lanes_apart(self.model, self.counted.split, way.partition)
+            except (InfeasibleError, InvalidPlanError, ValueError) as error:
                 way = str(error)
         told: Way | str = self.world.first_says(way)
         return told
@@ -134,7 +141,7 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, keeps_all=keeps_all)
+        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, backend=self.backend, keeps_all=keeps_all)
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -166,6 +173,8 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
 def _made(own: Candidates) -> dict[str, Way | str]:
     """Returns by name the ways to try, and why others are not tried."""
     made = {PLANNED: own.make(PLANNED), RIVAL: own.make(RIVAL, baseline=RIVAL)}
+    if own.options.partition == AUTO and len(own.request.model.modules) > 1:
+        made[COLOCATED] = own.make(COLOCATED, options=replace(own.options, partition="colocated"))
     places = own.degrees.data * own.degrees.pipeline
     if not own.is_free or places == 1:
         return made

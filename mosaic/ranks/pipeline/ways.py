@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
@@ -26,10 +27,12 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.rank_lanes import check_lanes_apart, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.schedule import ActionKind
 
@@ -158,9 +161,20 @@ class WayRunner:
         loss: Loss,
         *,
         grid: RankGrid,
+        backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
+        """Opens the rank's lanes, and gives up what it does not need.
+
+        Args:
+            model: The user's.
+            way: How its steps are planned.
+            counted: As planning sees the model.
+            loss: Of its output.
+            grid: All ranks.
+            backend: What the rank runs on; None: it has no lanes.
+            keeps_all: Whether the weights of other ranks stay, since another way may need them.
+        """
         self.way, self.grid = way, grid
         chunks = way.partition.chunks
         own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
@@ -168,6 +182,9 @@ class WayRunner:
         self.sums = GradientSums(model, counted.split, way.partition, grid)
         self._counted, self._loss = counted, loss
         self._numbers = DrawnNumbers(self._parted)
+        self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
+        check_lanes_apart(model, counted.split, way.partition)
+        grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
     def run(
         self,
@@ -208,7 +225,8 @@ class WayRunner:
                 scale=scale,
                 reduce=self.sums.start,
             )
-            ran = self.grid.executor.run(schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True)
+            named = "; ".join(shapes[at] for at in share)
+            ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
