@@ -84,7 +84,9 @@ class ChunkWork:
         }
         late = LateWeights() if task in data.apart else None
         kwargs = data.kwargs_of(task)
-        given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
+        with self._turn:  # looking at what chunks hand over sets the generator back, too
+            received = self._received(task, leaves)
+        given = kwargs, received, data.strategies.get(task, ())
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
             found = self._run(task, *given)
