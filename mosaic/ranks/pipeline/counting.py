@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cost.analytic.count import count_module
+from mosaic.cost.analytic.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
+from mosaic.errors import UnsupportedModelError
 from mosaic.graph import Part
 from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
@@ -76,7 +77,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
     Raises:
-        UnsupportedModelError: A layer cannot be counted on tensors without data; names it.
+        UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
     """
     firsts = [(Part(module=one.name, first=0, count=1, total=one.count),) for one in split.modules]
     rests = [
@@ -93,7 +94,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
         key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
         if key not in known:
-            known[key] = count_module(module, args, kwargs, target="cuda" if hardware.kind == "cuda" else "host")
+            known[key] = _counts(module, args, kwargs, hardware)
         layers[site.module][site.layer] = _sum(layers[site.module][site.layer], _layer(known[key], hardware))
     return CountedModel(
         split=split,
@@ -105,6 +106,15 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
     )
+
+
+def _counts(module: nn.Module, args: Any, kwargs: Any, hardware: Hardware) -> ModuleCounts:
+    """Counts a module on tensors without data, or where what it does follows from values, on a copy."""
+    target: KernelsOf = "cuda" if hardware.kind == "cuda" else "host"
+    try:
+        return count_module(module, args, kwargs, target=target)
+    except UnsupportedModelError:
+        return count_module(module, args, kwargs, target=target, with_data=True)
 
 
 _NOTHING = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(Strategy(name="keep", kept_bytes=0),))
@@ -133,7 +143,10 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), kept_random_state(whole.device):
-        whole.model(**sample)
+        if any(one.is_meta for one in whole.model.parameters()):
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        else:
+            whole.model(**sample)
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend
+from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
+from mosaic.ranks.meeting.devices import own_gpu
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
-from mosaic.ranks.running.prepare import backend_for, cores_of_rank
+from mosaic.ranks.running.prepare import cores_of_rank
 
 _LOG = logging.getLogger("mosaic")
 
 
-def backend_of(model: nn.Module, world: World) -> Backend | None:
+def backend_of(world: World) -> Backend | None:
     """Returns what this rank runs on: its GPU, or its share of the cores of its machine; None for a GPU without lanes.
 
     Pipelines run on such GPUs, too: why they have no lanes is logged.
     """
     if world.device.type == "cuda":
         try:
-            return backend_for(model, None, world.device)
+            return default_backend(torch.device("cuda", own_gpu()))
         except BackendUnavailableError as problem:
             _LOG.warning("ranks of the pipeline have no lanes: %s", problem)
             return None
@@ -69,12 +72,24 @@ def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
 
 
-def check_lanes_apart(model: nn.Module, split: ModelSplit, partition: Partition) -> None:
-    """Checks that no two lanes of a rank train one parameter: they would add to its gradient in no fixed order.
+def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, *, tensor: int = 1) -> None:
+    """Checks that the lanes of each rank can do their work at the same time.
+
+    Args:
+        model: The user's.
+        split: Where it is cut.
+        partition: Chunks on lanes.
+        tensor: Ranks that share each layer.
 
     Raises:
-        InvalidPlanError: They do; names it.
+        InvalidPlanError: Two train one parameter, and would add to its gradient in no fixed order; names it. Or layers
+            are shared by ranks, whose sums would meet in no fixed order.
     """
+    if tensor > 1 and len(partition.rows) > partition.num_ranks:
+        raise InvalidPlanError(
+            f"{tensor} ranks share each layer, and their lanes would begin sums of layers in orders of their own; use "
+            "a partition without lanes"
+        )
     named, chunks = dict(model.named_parameters()), partition.chunks
     for name, users in split.shared_parameters([chunk.parts for chunk in chunks]):
         if not named[name].requires_grad:

@@ -25,9 +25,11 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
-from mosaic.ranks.pipeline.rank_lanes import check_lanes_apart
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
+from mosaic.ranks.pipeline.rank_lanes import check_lanes
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
@@ -77,8 +79,12 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    slices: WeightSlices | None = None
+    """Of weights that tensor ranks share."""
     backend: Backend | None = None
     """What this rank runs on; None: it has no lanes."""
+    partition: Partition | None = None
+    """That was given: nothing is tried."""
 
     @property
     def world(self) -> World:
@@ -105,7 +111,7 @@ class Candidates:
                     options=options or self.options,
                     baseline=baseline,
                 )
-                check_lanes_apart(self.model, self.counted.split, way.partition)
+                check_lanes(self.model, self.counted.split, way.partition, tensor=way.degrees.tensor)
             except (InfeasibleError, InvalidPlanError, ValueError) as error:
                 way = str(error)
         told: Way | str = self.world.first_says(way)
@@ -141,7 +147,16 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, backend=self.backend, keeps_all=keeps_all)
+        return WayRunner(
+            self.model,
+            way,
+            self.counted,
+            self.loss,
+            grid=grid,
+            slices=self.slices,
+            backend=self.backend,
+            keeps_all=keeps_all,
+        )
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -158,7 +173,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         RankFailedError: Another rank has failed; names it.
     """
     with kept_random_state(candidates.world.device):
-        own = _fitted(candidates, step)
+        own = fit_candidates(candidates, step)
         made = _made(own)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
         reasons = {name: way for name, way in made.items() if isinstance(way, str)}
@@ -195,7 +210,7 @@ def _made(own: Candidates) -> dict[str, Way | str]:
     return made
 
 
-def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
     apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
     way = own.make(PLANNED, options=apart)
@@ -207,12 +222,14 @@ def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
         raise InfeasibleError("the model cannot run on these ranks", reasons=[way])
     runner = own.runner(way, keeps_all=True)
     shared = _shared(own, way, seconds=0.0)
-    for _ in range(WARM_STEPS + 1):
-        ran = runner.run(shared, step, shapes=own.shapes(step))
+    is_whole = not lacks_weights(own.model)
+    with runner.parted.lent_memory():
+        for _ in range(WARM_STEPS + 1):
+            ran = runner.run(shared, step, shapes=own.shapes(step))
+        _drop_gradients(own.model)
     measured = gather_tasks(ran.times, runner.grid.executor)
-    _drop_gradients(own.model)
     first = shared.shares[0]  # whose times count: rank 0 plans
-    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first])
+    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first]) if is_whole else None
     fitted = None
     if own.world.rank == 0:
         names = [module.name for module in own.request.model.modules]
@@ -250,13 +267,14 @@ def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str,
     shapes = own.shapes(step)
     for at in range(ROUNDS + 1):
         for name, runner in runners.items():
-            began = time.perf_counter()
-            runner.run(shared[name], step, shapes=shapes)
-            took = json.dumps(time.perf_counter() - began)
+            with runner.parted.lent_memory():
+                began = time.perf_counter()
+                runner.run(shared[name], step, shapes=shapes)
+                took = json.dumps(time.perf_counter() - began)
+                _drop_gradients(own.model)
             slowest = max(float(text) for text in runner.grid.transport.tell_all(took))
             if at:  # the first one warms up
                 taken[name].append(1e3 * slowest)
-            _drop_gradients(own.model)
     return {name: statistics.median(found) for name, found in taken.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,15 +26,14 @@ from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_grid import RankGrid
-from mosaic.ranks.pipeline.rank_lanes import check_lanes_apart, lane_pairs, open_lanes
+from mosaic.ranks.pipeline.rank_lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.schedule import ActionKind
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 PLANNED = "planned"
 """Name of the way that plans each step in one pipeline over all ranks, or in as many as were asked for."""
@@ -150,6 +149,11 @@ class RanStep:
     """Of this rank's actions."""
 
 
+def lacks_weights(model: nn.Module) -> bool:
+    """Returns whether a model is on the meta device, because no rank has memory for all of it."""
+    return any(one.is_meta for one in model.parameters())
+
+
 class WayRunner:
     """Runs steps of one way on this rank."""
 
@@ -161,10 +165,11 @@ class WayRunner:
         loss: Loss,
         *,
         grid: RankGrid,
+        slices: WeightSlices | None = None,
         backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """Opens the rank's lanes, and gives up what it does not need.
+        """Gives up what the rank does not need, and opens its lanes.
 
         Args:
             model: The user's.
@@ -172,18 +177,27 @@ class WayRunner:
             counted: As planning sees the model.
             loss: Of its output.
             grid: All ranks.
+            slices: Of weights that tensor ranks share.
             backend: What the rank runs on; None: it has no lanes.
-            keeps_all: Whether the weights of other ranks stay, since another way may need them.
+            keeps_all: Whether the weights of other ranks stay, since another way may need them. Where they have no
+                memory yet, nothing of them stays in any case.
         """
-        self.way, self.grid = way, grid
+        self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
-        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
-        self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
-        self.sums = GradientSums(model, counted.split, way.partition, grid)
+        own = (
+            None
+            if keeps_all and not lacks_weights(model)
+            else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
+        )
+        self.parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own, keeps_buffers=keeps_all)
+        if slices is not None:
+            slices.forget_dropped()
+        with self.parted.lent_memory():
+            self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
-        self._numbers = DrawnNumbers(self._parted)
+        self._numbers = DrawnNumbers(self.parted)
+        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
-        check_lanes_apart(model, counted.split, way.partition)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
     def run(
@@ -217,7 +231,7 @@ class WayRunner:
                 averaged_over=len(microbatches) / self.way.degrees.data,
             )
             work = ChunkWork(
-                self._parted,
+                self.parted,
                 self._loss,
                 data,
                 numbers=self._numbers,
@@ -225,8 +239,9 @@ class WayRunner:
                 scale=scale,
                 reduce=self.sums.start,
             )
-            named = "; ".join(shapes[at] for at in share)
-            ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
+            with self.grid.transport.explaining():
+                named = "; ".join(shapes[at] for at in share)
+                ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
@@ -237,6 +252,8 @@ class WayRunner:
         transport = self.grid.transport
         try:
             self.sums.finish()
+            if self._slices is not None:
+                self._slices.check_once()
         except RankFailedError:
             raise
         except BaseException as error:
@@ -246,74 +263,3 @@ class WayRunner:
             int(at): loss for text in transport.tell_all(json.dumps(losses)) for at, loss in json.loads(text).items()
         }
         return torch.tensor([told[at] for at in range(count)])
-
-
-@dataclass(kw_only=True)
-class MeasuredTasks:
-    """When the tasks of a step ran, on all ranks."""
-
-    start_ns: dict[str, int] = field(default_factory=dict)
-    """By name; the first starts at 0."""
-    time_ns: dict[str, int] = field(default_factory=dict)
-    """By name."""
-
-    def of(self, graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...]]:
-        """Returns a step's tasks with measured times, and their starts."""
-        names = [str(TaskName.of(task)) for task in graph.tasks]
-        tasks = tuple(replace(task, time_ns=self.time_ns[name]) for task, name in zip(graph.tasks, names, strict=True))
-        return replace(graph, tasks=tasks), tuple(self.start_ns[name] for name in names)
-
-
-def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
-    """Returns when tasks ran on all ranks; clocks of several machines are not brought together."""
-    own = {
-        cell: (start, end)
-        for cell, start, end in zip(times.cells, times.start_ns, times.end_ns, strict=True)
-        if cell[0].isdigit()
-    }
-    spans = {cell: span for text in executor.transport.tell(json.dumps(own)) for cell, span in json.loads(text).items()}
-    origin = min(start for start, _ in spans.values())
-    return MeasuredTasks(
-        start_ns={cell: start - origin for cell, (start, _) in spans.items()},
-        time_ns={cell: end - start for cell, (start, end) in spans.items()},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedTimes:
-    """What a measured step says about counted times."""
-
-    scales: Mapping[str, tuple[float, float]]
-    """For each module measured over counted times of forward and backward; of all where it had no task of its own."""
-    task_ns: int
-    """What a forward takes beside its layers."""
-
-
-def fit_times(
-    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int
-) -> FittedTimes:
-    """Fits measured times of tasks of one module each.
-
-    Args:
-        planned: The step, with counted times.
-        measured: The same step.
-        modules: Names of all.
-        whole_forwards_ns: What its microbatches' forwards take uncut; what cut ones take more is shared by all tasks.
-    """
-    forwards = [task for task in planned.graph.tasks if task.kind is ActionKind.FORWARD]
-    cut_ns = sum(measured.time_ns[str(TaskName.of(task))] for task in forwards)
-    task_ns = max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
-    sums: dict[tuple[str, bool], list[int]] = {}
-    for task in planned.graph.tasks:
-        is_forward = task.kind is ActionKind.FORWARD
-        taken = max(0, measured.time_ns[str(TaskName.of(task))] - (task_ns if is_forward else 0))
-        for name in ("", task.parts[0].module) if len(task.parts) == 1 else ("",):
-            pair = sums.setdefault((name, is_forward), [0, 0])
-            pair[0] += taken
-            pair[1] += task.time_ns
-
-    def scale(name: str, is_forward: bool) -> float:
-        taken, counted = sums.get((name, is_forward)) or sums.get(("", is_forward)) or (1, 1)
-        return taken / max(1, counted)
-
-    return FittedTimes(scales={name: (scale(name, True), scale(name, False)) for name in modules}, task_ns=task_ns)
