@@ -26,7 +26,7 @@ from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.fitting import gather_tasks
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
+from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
 from mosaic.ranks.pipeline.ways import RanStep
 from mosaic.ranks.running import loops
 
@@ -164,8 +164,8 @@ class Pipeline(KeepsCheckpoints):
             chunks = describe_lanes(self.partition, place)
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
-        if self._way.request.slots_per_rank == 1:
-            lines.append("each rank has one slot, so that nothing runs beside the backbone on lanes")
+        if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
+            lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)
 
     def last_step(self) -> PlayedStep:

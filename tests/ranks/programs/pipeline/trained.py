@@ -117,7 +117,7 @@ def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[P
 def planned_by_default(rank: int, size: int, place: Path) -> None:
     """With the trial, steps of shapes that were not seen before, planned ahead."""
     pipe, model, plain = begin(rank, size, place, llava, options=options())
-    assert set(pipe.trial.step_ms) == {"planned", "1f1b", "data parallel"}
+    assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
     assert "planned" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
     played = pipe.last_step()
@@ -158,7 +158,7 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     assert len(played.measured[1]) == len(played.measured[0].tasks)
     pipe.remove()
     torch.manual_seed(1)
-    tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2))
+    tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
     assert "planned, on lanes" in tried.trial.step_ms
     tried.remove()
     print("equal")
@@ -300,7 +300,7 @@ def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
                 module._parameters[name] = nn.Parameter(torch.empty_like(one, device="meta"))
     model.tie_weights()
     pipe = mosaic.pipeline(model, ragged()[0], options=options())
-    assert set(pipe.trial.step_ms) == {"planned", "1f1b", "data parallel"}
+    assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
     with pytest.raises(ValueError, match="give it weights by"):
         pipe.step(ragged()[0])
     pipe.load_weights(place / "weights.safetensors")
