@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
 from mosaic.parts.doors import replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
+from mosaic.parts.strategies import Again
 from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory, load_weights, meta_buffer
 from mosaic.parts.weights_in_use import WeightsInUse
 
@@ -83,6 +84,7 @@ class PartedModel:
         strategies: Sequence[str] = (),
         *,
         draws: Draws = "own",
+        again: Again = nullcontext,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some units of it.
 
@@ -93,6 +95,8 @@ class PartedModel:
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
             draws: Whose random numbers are drawn. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
+            again: Returns a block for the second run of layers that are made again in backward, such as the function
+                mode that this call runs in.
 
         Returns:
             By module what leaves the chunk; or the model's output where the model ends in it, with None for what
@@ -112,7 +116,7 @@ class PartedModel:
         given = self._given(chunk, plan, received or {})
         through = self._through(plan, own=plan.own, received=given)
         through.draws = draws
-        through.strategies = dict(zip(plan.layers, strategies, strict=False))
+        through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
         output = self._call(through, kwargs)
         if plan.last is None:
             return self._without_foreign_leaves(output)

@@ -12,6 +12,7 @@ from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
@@ -20,8 +21,8 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import Given, Plan, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
-from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
@@ -57,7 +58,8 @@ def pipeline(
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
         plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
-            Planned by default. Steps are planned as they come in any case.
+            Planned by default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
+            earlier start: then steps are run as in that one, if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
         tensor: Ranks that share each layer.
@@ -94,7 +96,9 @@ def pipeline(
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
         candidates = make_candidates(model, step, world, given)
-        if candidates.partition is not None:
+        if isinstance(plan, KeptWay):
+            found = PipelineTrial(best=candidates.kept(plan))
+        elif candidates.partition is not None:
             found = PipelineTrial(best=candidates.given(candidates.partition))
         else:
             found = try_ways(candidates, step) if trial else PipelineTrial(best=candidates.planned())

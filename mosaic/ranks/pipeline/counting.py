@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,6 +45,12 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
+    @cached_property
+    def _encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.split.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
+
     def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
         """Returns its modules with counted times of forward and backward times what was measured."""
         modules = []
@@ -61,7 +68,7 @@ class CountedModel:
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.own_inputs else 1
+            units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units),

@@ -12,6 +12,7 @@ from torch import nn
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -23,7 +24,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
-Plan = Partition | PipelineSchedule | str | Path
+Plan = Partition | PipelineSchedule | KeptWay | str | Path
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
 
@@ -60,6 +61,7 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     """
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
+    plan = plan.partition if isinstance(plan, KeptWay) else plan
     partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
     try:
         partition.check_covers(request.model)
@@ -92,7 +94,7 @@ def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())
     values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
-    told = world.tell(fingerprint([int(one) for one in values]))
+    told = world.tell(fingerprint(torch.stack(values).tolist() if values else []))
     other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
     if other is not None:
         raise BackendUnavailableError(

@@ -16,6 +16,7 @@ from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.order.simulate import simulate
@@ -132,6 +133,11 @@ class Pipeline(KeepsCheckpoints):
             now, following = following, next(steps, None)
             self._next = following
             yield now
+
+    @property
+    def kept_way(self) -> KeptWay:
+        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        return self._way.kept()
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""

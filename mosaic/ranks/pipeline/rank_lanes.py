@@ -87,8 +87,8 @@ def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, *, te
     """
     if tensor > 1 and len(partition.rows) > partition.num_ranks:
         raise InvalidPlanError(
-            f"{tensor} ranks share each layer, and their lanes would begin sums of layers in orders of their own; use "
-            "a partition without lanes"
+            f"the partition has lanes, and tensor={tensor} ranks share layers: lanes would sum over them in no fixed "
+            "order; use a partition without lanes, or tensor=1"
         )
     named, chunks = dict(model.named_parameters()), partition.chunks
     for name, users in split.shared_parameters([chunk.parts for chunk in chunks]):

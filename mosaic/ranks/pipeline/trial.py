@@ -15,6 +15,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.errors import InfeasibleError, InvalidPlanError
 from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -26,7 +27,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
-from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid, RankGrids
 from mosaic.ranks.pipeline.rank_lanes import check_lanes
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
@@ -144,6 +145,19 @@ class Candidates:
             partition=partition,
         )
 
+    def kept(self, kept: KeptWay) -> Way:
+        """Returns the way of an earlier start, planned with the times that were measured then."""
+        model = self.counted.scaled(kept.scales)
+        return Way(
+            name=kept.name,
+            baseline=kept.baseline,
+            degrees=kept.degrees,
+            request=replace(self.request, model=model, num_ranks=kept.degrees.pipeline),
+            space=replace(self.space, task_ns=kept.task_ns),
+            options=self.options,
+            partition=kept.partition,
+        )
+
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
@@ -176,10 +190,12 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         own = fit_candidates(candidates, step)
         made = _made(own)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
-        reasons = {name: way for name, way in made.items() if isinstance(way, str)}
-        if not ways:
+        planned = {name: _shared(own, way) for name, way in ways.items()}
+        shared = {name: found for name, found in planned.items() if isinstance(found, SharedStep)}
+        reasons = {name: found for name, found in {**made, **planned}.items() if isinstance(found, str)}
+        if not shared:
             raise InfeasibleError("the model cannot run on these ranks", reasons=list(reasons.values()))
-        times = _times(own, ways, step)
+        times = _times(own, {name: ways[name] for name in shared}, shared, step)
         own.grids.close()
     best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not ways[name].baseline else 1.0))
     return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
@@ -212,16 +228,8 @@ def _made(own: Candidates) -> dict[str, Way | str]:
 
 def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
-    apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
-    way = own.make(PLANNED, options=apart)
-    if isinstance(way, str):
-        way = own.make(PLANNED)
-    if isinstance(way, str) and own.is_free:  # fewer layers than ranks, for instance
-        way = own.make(PLANNED, degrees=own.with_replicas(own.degrees.data * own.degrees.pipeline), options=apart)
-    if isinstance(way, str):
-        raise InfeasibleError("the model cannot run on these ranks", reasons=[way])
+    way, shared, seconds = _planned_apart(own)
     runner = own.runner(way, keeps_all=True)
-    shared = _shared(own, way, seconds=0.0)
     is_whole = not lacks_weights(own.model)
     with runner.parted.lent_memory():
         for _ in range(WARM_STEPS + 1):
@@ -233,7 +241,7 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
     fitted = None
     if own.world.rank == 0:
         names = [module.name for module in own.request.model.modules]
-        planned = way.plan([way.request.microbatches[at] for at in first], seconds=0.0)
+        planned = way.plan([way.request.microbatches[at] for at in first], seconds=seconds)
         fitted = fit_times(planned, measured, names, whole_forwards_ns=whole_ns)
     fitted = own.world.first_says(fitted)
     assert fitted is not None
@@ -242,6 +250,26 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
         request=replace(own.request, model=own.counted.scaled(fitted.scales)),
         space=replace(own.space, task_ns=fitted.task_ns),
     )
+
+
+def _planned_apart(own: Candidates) -> tuple[Way, SharedStep, float | None]:
+    """Returns a way with modules cut apart, the sample's step, and seconds for planning it.
+
+    Where that does not fit, modules are mixed, and orders searched.
+    """
+    apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
+    whole = own.with_replicas(own.degrees.data * own.degrees.pipeline)
+    asked: list[tuple[Degrees, PlannerOptions, float | None]] = [(own.degrees, apart, 0.0)]
+    asked += [(own.degrees, own.options, None)]
+    asked += [(whole, apart, 0.0)] if own.is_free else []  # there may be fewer layers than ranks
+    reasons = []
+    for degrees, options, seconds in asked:
+        way = own.make(PLANNED, degrees=degrees, options=options)
+        shared = way if isinstance(way, str) else _shared(own, way, seconds=seconds)
+        if isinstance(way, Way) and isinstance(shared, SharedStep):
+            return way, shared, seconds
+        reasons.append(str(shared))
+    raise InfeasibleError("the model cannot run on these ranks", reasons=reasons)
 
 
 def _whole_forwards_ns(grid: RankGrid, model: nn.Module, step: Sequence[Mapping[str, Any]]) -> int:
@@ -253,16 +281,25 @@ def _whole_forwards_ns(grid: RankGrid, model: nn.Module, step: Sequence[Mapping[
     return time.perf_counter_ns() - began
 
 
-def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep:
-    """Plans the sample's step on rank 0 for all."""
-    shared = way.plan_shared(way.request.microbatches, seconds=seconds) if own.world.rank == 0 else None
-    told: SharedStep = own.world.first_says(shared)
+def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep | str:
+    """Plans the sample's step on rank 0 for all; returns why it cannot be where it cannot."""
+    shared: SharedStep | str = ""
+    if own.world.rank == 0:
+        try:
+            shared = way.plan_shared(way.request.microbatches, seconds=seconds)
+        except (InfeasibleError, ValueError) as error:
+            shared = str(error)
+    told: SharedStep | str = own.world.first_says(shared)
     return told
 
 
-def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _times(
+    own: Candidates,
+    ways: Mapping[str, Way],
+    shared: Mapping[str, SharedStep],
+    step: Sequence[Mapping[str, Any]],
+) -> dict[str, float]:
     runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
-    shared = {name: _shared(own, way) for name, way in ways.items()}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     shapes = own.shapes(step)
     for at in range(ROUNDS + 1):

@@ -14,6 +14,7 @@ from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
@@ -23,14 +24,15 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.counted import CountedModule
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.rank_lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
@@ -97,6 +99,18 @@ class Way:
             predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
         )
 
+    def kept(self) -> KeptWay:
+        """Returns what is kept for a later start."""
+        modules = [one for one in self.request.model.modules if isinstance(one, CountedModule)]
+        return KeptWay(
+            name=self.name,
+            baseline=self.baseline,
+            degrees=self.degrees,
+            partition=self.partition,
+            scales={one.name: (one.forward_scale, one.backward_scale) for one in modules},
+            task_ns=self.space.task_ns,
+        )
+
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
@@ -110,11 +124,13 @@ class Way:
         )
 
     def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
-        """Plans a step; ``seconds`` in the place of the options' limit."""
+        """Plans a step; ``seconds`` in the place of the options' limit, unless that is counted: then 0 alone counts."""
         if self.baseline:
             return plan_baseline(self.baseline, self.request, step, space=self.space)
-        limits = self.options.limits if seconds is None else replace(self.options.limits, seconds=seconds)
-        options = replace(self.options, limits=limits, method=self.options.method if limits.seconds else "natural")
+        limits, method = self.options.limits, self.options.method
+        if seconds is not None and (limits.seconds is not None or seconds == 0):
+            limits = replace(limits, seconds=seconds)
+        options = replace(self.options, limits=limits, method="natural" if limits.seconds == 0 else method)
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
     def plan_shared(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
@@ -181,7 +197,11 @@ class WayRunner:
             backend: What the rank runs on; None: it has no lanes.
             keeps_all: Whether the weights of other ranks stay, since another way may need them. Where they have no
                 memory yet, nothing of them stays in any case.
+
+        Raises:
+            InvalidPlanError: The partition's lanes cannot do their work at the same time.
         """
+        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = (
@@ -196,7 +216,6 @@ class WayRunner:
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._numbers = DrawnNumbers(self.parted)
-        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 

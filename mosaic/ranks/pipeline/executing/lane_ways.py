@@ -111,8 +111,6 @@ class OnStreams:
                 run.do(number, at)
             return
         after = [made[one] for one in run.program.after.get(place, ())]
-        if code == REDUCE:  # it may begin the sums of chunks of other lanes, too
-            after = [each.last for each in self._of_row if each.last is not None]
         for tensor in run.given(place) if after else ():
             lane.api.record_use(tensor, lane.stream)
         ticket = lane.launch(partial(run.do, number, at), after=after, behind_caller=False, timed=False)

@@ -15,7 +15,7 @@ from mosaic.graph import Part
 from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan, check_draws, styles_of
 
@@ -47,6 +47,11 @@ def share_layers(
     Raises:
         ValueError, UnsplittableError: The layers cannot be shared so; says which and why.
     """
+    if any(one.is_meta for one in model.parameters()):
+        raise UnsplittableError(
+            f"the model is on the meta device, and tensor={degree} ranks share layers of models that have their "
+            "weights; make it with weights, or use tensor=1 and more places"
+        )
     styles = styles_of(model, counted.split, plan, degree)
     check_draws(model, counted.split, styles, sample)
     before = _outputs(model, sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
-from mosaic.ranks.pipeline.tensor.linears import split_linear
+from mosaic.ranks.pipeline.tensor.linears import SharedInput, split_linear
 from mosaic.ranks.pipeline.tensor.styles import COLWISE, SUMMED
 
 MAX_DIFFERENCE = 1e-3
@@ -53,8 +54,8 @@ class WeightSlices:
         self._slices: dict[str, _Slice] = {}
         self.summed: set[str] = set()
         self._is_checked = False
-        device = next(model.parameters()).device
-        mesh = DeviceMesh.from_group(group, device.type)
+        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+        inputs: defaultdict[str, SharedInput] = defaultdict(lambda: SharedInput(mesh=mesh))
         for path, style in styles.items():
             module = model.get_submodule(path)
             if style == SUMMED:
@@ -64,7 +65,7 @@ class WeightSlices:
             self._cut(f"{path}.weight", module.weight, 0 if style == COLWISE else 1)
             if module.bias is not None and style == COLWISE:
                 self._cut(f"{path}.bias", module.bias, 0)
-            split_linear(module, style, mesh)
+            split_linear(module, style, inputs[path.rpartition(".")[0]])
 
     @property
     def names(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
-from mosaic.ranks.pipeline.rank_grid import RankGrid
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 
@@ -87,8 +88,8 @@ class GradientSums:
         tied = dict(split.shared_parameters([chunk.parts for chunk in partition.chunks]))
         self._chunks: dict[int, GradientReducer] = {}
         self._in_parts: list[_InParts] = []
-        self._ready: set[int] = set()
-        self._starting = threading.Lock()  # lanes end chunks at the same time
+        self._ready: dict[int, torch.cuda.Event | None] = {}
+        self._starting = threading.Lock()
         groups = [grid.group_of([place]) for place in range(partition.num_ranks)] if grid.degrees.data > 1 else []
         for index in reversed(range(len(partition.chunks))):
             chunk = partition.chunks[index]
@@ -108,12 +109,15 @@ class GradientSums:
             one.begin()
 
     def start(self, chunk: int) -> None:
-        """Begins to sum a chunk's gradients, all of which are there."""
+        """Begins to sum a chunk's gradients, all of which are there; lanes may call it at the same time."""
         with self._starting:
-            self._ready.add(chunk)
+            self._ready[chunk] = self._noted()
             for index, reducer in self._chunks.items():
                 if index not in self._ready:
                     return
+                event = self._ready[index]
+                if event is not None:
+                    torch.cuda.current_stream().wait_event(event)
                 reducer.start_rest()
 
     def finish(self) -> None:
@@ -127,6 +131,14 @@ class GradientSums:
         for one in self._in_parts:
             one.finish()
         self._ready.clear()
+
+    def _noted(self) -> torch.cuda.Event | None:
+        """Notes how far this lane's stream is: another one may begin the sum, when its turn comes."""
+        if self._grid.world.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def _add(self, names: Collection[str], places: list[int], *, over_tensor: bool) -> None:
         """Has the gradients of weights summed over some places, and over their tensor ranks."""
