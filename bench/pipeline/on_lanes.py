@@ -6,7 +6,6 @@ mixed partition and the plain loop have all cores for each operator. They take t
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ IMAGES = (2, 0, 3, 1, 4, 0, 1, 2)
 PATCHES, WORDS, LAYERS = 48, 96, 4
 SLOTS = 16
 """Of an H100."""
-PLAIN = "plain loop"
+MERGED, PLAIN = "the same on one thread", "plain loop"
 
 
 class SeeingModel(nn.Module):
@@ -76,36 +75,29 @@ def on_host(width: int, rounds: int) -> Iterator[Figure]:
     torch.set_num_threads(cores)
     torch.manual_seed(0)
     model, step = SeeingModel(width), _step(width)
-    dist.init_process_group(
-        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     given = Given(loss=lambda output, _: output, data=1, options=_options(3), backend=HostBackend())
     world = World.join(torch.device("cpu"))
     own = fit_candidates(make_candidates(model, step, world, given), step)
-    ways = {COLOCATED: own.make(COLOCATED, options=_options(3, "colocated")), RIVAL: own.make(RIVAL, baseline=RIVAL)}
-    runs: dict[str, Callable[[], object]] = {PLAIN: lambda: _plain(model, step)}
-    for name, way in ways.items():
-        assert isinstance(way, Way), way
-        runs[name] = _run_of(own, way, step)
-    lanes = ways[COLOCATED]
-    assert isinstance(lanes, Way)
-    runs["merged on one thread"] = _run_of(replace(own, backend=None), lanes, step)
+    lanes = _made(own, COLOCATED, options=_options(3, "colocated"))
+    rival = _made(own, RIVAL, baseline=RIVAL)
+    runs = {
+        COLOCATED: _run_of(own, lanes, step),
+        MERGED: _run_of(replace(own, backend=None), lanes, step),
+        RIVAL: _run_of(own, rival, step),
+        PLAIN: lambda: _plain(model, step),
+    }
     times = _take_turns(model, runs, rounds)
     for name, found in times.items():
-        yield Figure(
-            name=f"{of}: {name}: step, ms", source="measured", value=statistics.median(found), samples=tuple(found)
-        )
+        yield _measured(f"{of}: {name}: step, ms", found)
         if name != COLOCATED:
             ratios = [a / b for a, b in zip(found, times[COLOCATED], strict=True)]
-            yield Figure(
-                name=f"{of}: {name} over lanes, ratio",
-                source="measured",
-                value=statistics.median(ratios),
-                samples=tuple(ratios),
-            )
-    for name, way in ways.items():
-        assert isinstance(way, Way)
-        yield Figure(name=f"{of}: {name}: step, ms", source="predicted", value=way.predicted_ms)
+            yield _measured(f"{of}: {name} over lanes, ratio", ratios)
+    for way in (lanes, rival):
+        yield Figure(name=f"{of}: {way.name}: step, ms", source="predicted", value=way.predicted_ms)
+    own.grids.close()
+    world.close()
+    dist.destroy_process_group()
 
 
 def on_h100s(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:
@@ -138,6 +130,16 @@ def on_h100s(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iter
             yield missing_figure(f"{name}: {RIVAL} over lanes, ratio", str(error), source="simulated")
         else:
             yield simulated(f"{name}: {RIVAL} over lanes, ratio", [a / b for a, b in zip(rival, lanes, strict=True)])
+
+
+def _measured(name: str, found: Sequence[float]) -> Figure:
+    return Figure(name=name, source="measured", value=statistics.median(found), samples=tuple(found))
+
+
+def _made(own: Candidates, name: str, **asked: Any) -> Way:
+    way = own.make(name, **asked)
+    assert isinstance(way, Way), way
+    return way
 
 
 def _options(seconds: float, partition: str = "auto") -> PlannerOptions:
