@@ -28,7 +28,7 @@ QUICK = (
     StudyPart.alone("speed", 30, lambda: speed.rollouts("vlm-s", 4)),
     StudyPart.alone("Table 5", 40, lambda: papers.table_5("vlm-s", (0,), 1)),
     StudyPart.alone("actions", 30, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
-    StudyPart.alone("lanes", 60, lambda: on_lanes.on_host(64, 2)),
+    StudyPart.alone("lanes", 60, lambda: on_lanes.on_host(128, 2)),
 )
 FULL = (
     StudyPart.alone("Fig. 12", 300, lambda: papers.figure_12("vlm-l", (0, 1, 2), (1, 2, 5, 10), 2)),
@@ -57,7 +57,7 @@ FULL = (
     StudyPart.alone("actions", 60, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
     *(
         StudyPart.alone(f"lanes, width {width}", 200, lambda width=width: on_lanes.on_host(width, 15))
-        for width in (64, 128, 256)
+        for width in (128, 256, 512)
     ),
     StudyPart.alone("lanes on H100s", 300, lambda: on_lanes.on_h100s(("vlm-s", "vlm-m", "vlm-l"), (0, 1, 2), 5)),
     StudyPart.alone("Cornstarch, frozen", 120, lambda: chain(*(papers.cornstarch_frozen(text) for text in "sml"))),

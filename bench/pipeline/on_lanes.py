@@ -28,7 +28,7 @@ from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trial import COLOCATED, RIVAL, Candidates, fit_candidates
 from mosaic.ranks.pipeline.ways import Way
 
-IMAGES = (2, 0, 3, 1, 4, 0, 1, 2)
+IMAGES = (2, 0, 4, 1, 4, 0, 3, 2)
 """Of the microbatches of a step."""
 PATCHES, WORDS, LAYERS = 48, 96, 4
 SLOTS = 16
@@ -37,7 +37,7 @@ MERGED, PLAIN = "the same on one thread", "plain loop"
 
 
 class SeeingModel(nn.Module):
-    """A vision encoder of torch's layers before a text model of twice its width."""
+    """A vision encoder of torch's layers before a text model; both have about the same work in a step."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class SeeingModel(nn.Module):
             one = {"dim_feedforward": 4 * own, "dropout": 0.0, "batch_first": True, "norm_first": True}
             return nn.ModuleList(nn.TransformerEncoderLayer(own, own // 32, **one) for _ in range(LAYERS))
 
-        self.vision, self.text = layers(width), layers(2 * width)
-        self.projector = nn.Linear(width, 2 * width)
+        self.vision, self.text = layers(width), layers(width)
+        self.projector = nn.Linear(width, width)
 
     def forward(self, words: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Returns the mean square of what the text model makes."""
@@ -64,7 +64,7 @@ def on_host(width: int, rounds: int) -> Iterator[Figure]:
     """Measures steps of each way, and says what was predicted for those that are planned.
 
     Args:
-        width: Of the vision encoder.
+        width: Of the model.
         rounds: Timed steps of each way.
     """
     of = f"lanes on the host, width {width}"
@@ -147,7 +147,7 @@ def _options(seconds: float, partition: str = "auto") -> PlannerOptions:
 
 
 def _step(width: int) -> list[dict[str, Tensor]]:
-    made = [{"words": torch.randn(1, WORDS, 2 * width)} for _ in IMAGES]
+    made = [{"words": torch.randn(1, WORDS, width)} for _ in IMAGES]
     for one, count in zip(made, IMAGES, strict=True):
         if count:
             one["pixels"] = torch.randn(count, PATCHES, width)
