@@ -14,6 +14,7 @@ from lane_cases import Seen, check_equal, laned, lanes_of_host, run, seen_step
 from ranks.programs.pipeline.trained import llava, ragged
 from torch.utils.flop_counter import FlopCounterMode
 
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
@@ -171,6 +172,43 @@ def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     assert isinstance(own, ValueError)
     assert isinstance(other, RankFailedError)
     assert str(other) == "rank 0 failed in 1F0: ValueError: no such caption"
+
+
+def test_a_step_of_one_lane_runs_on_the_calling_thread():
+    seen: list[int] = []
+    work = ActingWork(exits=defaultdict(list), acts={0: lambda: seen.append(threading.get_ident())})
+    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "")
+    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
+    assert seen == [threading.get_ident()]
+
+
+def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+    """While one of them waits for a rank that does not send."""
+    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    schedule = two_lanes(*rows, edges=["2F0>0F0"])
+    gate, drain, begun = threading.Event(), HostLanes.drain, threading.Event()
+
+    def interrupted(lanes: HostLanes) -> None:
+        monkeypatch.setattr(HostLanes, "drain", drain)
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostLanes, "drain", interrupted)
+
+    def program(transport: Transport) -> BaseException | None:
+        acts = {1: begun.set, 2: lambda: gate.wait(60)}
+        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        try:
+            Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
+        except (KeyboardInterrupt, RankFailedError) as error:
+            return error
+        finally:
+            gate.set()
+        return None
+
+    own, other = InProcess(2).run(program)
+    assert isinstance(own, KeyboardInterrupt)
+    assert str(other) == "rank 0 failed in the wait for its lanes: KeyboardInterrupt: "
 
 
 @pytest.mark.parametrize(
