@@ -60,8 +60,8 @@ def test_what_a_layer_returns_is_not_worked_out_while_another_thread_computes_wi
 
     with ThreadPoolExecutor(2) as threads:
         first, other = threads.submit(parted.forward, 0, kwargs), threads.submit(second)
-        assert torch.equal(first.result()["model"][0], watched.linear(kwargs["x"]))
-        assert torch.equal(other.result(), model.layers[1](torch.ones(7, 6)))
+    assert torch.equal(first.result()["model"][0], watched.linear(kwargs["x"]))
+    assert torch.equal(other.result(), model.layers[1](torch.ones(7, 6)))
     assert not [name for name, module in model.named_modules() if "forward" in module.__dict__]
 
 
