@@ -93,7 +93,8 @@ class ChunkWork:
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
             found = self._run(task, *given, again=nullcontext if late is None else late.collecting)
         if data.ends(task):
-            loss = self._loss(found, kwargs)
+            with self._model.computing():
+                loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}

@@ -82,3 +82,21 @@ def test_a_thread_that_uses_weights_may_begin_to_again_while_another_waits_to_re
                 done.append("used")
         waiting.result()
     assert done == ["used", "replaced"]
+
+
+def test_threads_that_use_weights_may_all_replace_them():
+    in_use, both = WeightsInUse(), threading.Barrier(2, timeout=60)
+    inside: list[int] = []
+
+    def replace(number: int) -> None:
+        with in_use.shared(), in_use.shared():
+            both.wait()
+            with in_use.alone():
+                inside.append(number)
+            with in_use.shared():
+                pass
+
+    with ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(replace, number) for number in (0, 1)]:
+            one.result()
+    assert sorted(inside) == [0, 1]
