@@ -11,10 +11,13 @@ within a minute on two quiet cores.
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 from pathlib import Path
 
-from bench.pipeline import actions, papers, speed
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: idle threads would spin on others' cores
+
+from bench.pipeline import actions, on_lanes, papers, speed
 from bench.record import Study
 from bench.study_parts import PartedStudy, StudyPart
 
@@ -25,6 +28,7 @@ QUICK = (
     StudyPart.alone("speed", 30, lambda: speed.rollouts("vlm-s", 4)),
     StudyPart.alone("Table 5", 40, lambda: papers.table_5("vlm-s", (0,), 1)),
     StudyPart.alone("actions", 30, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
+    StudyPart.alone("lanes", 60, lambda: on_lanes.on_host(128, 2)),
 )
 FULL = (
     StudyPart.alone("Fig. 12", 300, lambda: papers.figure_12("vlm-l", (0, 1, 2), (1, 2, 5, 10), 2)),
@@ -51,6 +55,11 @@ FULL = (
         ),
     ),
     StudyPart.alone("actions", 60, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
+    *(
+        StudyPart.alone(f"lanes, width {width}", 200, lambda width=width: on_lanes.on_host(width, 15))
+        for width in (128, 256, 512)
+    ),
+    StudyPart.alone("lanes on H100s", 300, lambda: on_lanes.on_h100s(("vlm-s", "vlm-m", "vlm-l"), (0, 1, 2), 5)),
     StudyPart.alone("Cornstarch, frozen", 120, lambda: chain(*(papers.cornstarch_frozen(text) for text in "sml"))),
     StudyPart.alone(
         "Cornstarch, steps", 120, lambda: chain(*(papers.cornstarch_steps(text, (*_ONE, *_VALM)) for text in "sml"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -156,6 +156,10 @@ class PartedModel:
         with torch.no_grad():
             self._call(through, kwargs)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """A block that computes with the model's weights outside of ``forward``, as a loss may."""
+        return self._in_use.shared()
+
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
         """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
         names = self.split.parameters_of(self.chunks[chunk])
@@ -238,7 +242,7 @@ class PartedModel:
         )
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        with self._doors_in_place():
+        with self._doors_in_place(), self._in_use.shared():
             self._current.through = through
             through.pause_random_numbers()
             try:

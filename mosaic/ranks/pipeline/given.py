@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.artifact import fingerprint, load
+from mosaic.backends.base import Backend
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
@@ -47,6 +48,8 @@ class Given:
     """How steps are planned."""
     memory_bytes: int = 0
     """Of a rank's device."""
+    backend: Backend | None = None
+    """What a rank runs on."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:

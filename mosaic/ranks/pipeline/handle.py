@@ -26,7 +26,8 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.fitting import gather_tasks
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
+from mosaic.ranks.pipeline.rank_lanes import describe_lanes
+from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
 from mosaic.ranks.pipeline.ways import RanStep
 from mosaic.ranks.running import loops
 
@@ -166,9 +167,11 @@ class Pipeline(KeepsCheckpoints):
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):
-            chunks = ", ".join(str(chunk) for chunk in self.partition.chunks if chunk.rank == place)
+            chunks = describe_lanes(self.partition, place)
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
+        if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
+            lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)
 
     def last_step(self) -> PlayedStep:

@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.errors import InfeasibleError
+from mosaic.backends.base import Backend
+from mosaic.errors import InfeasibleError, InvalidPlanError
 from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
@@ -27,11 +28,14 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.rank_lanes import check_lanes
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
+COLOCATED = "planned, on lanes"
+"""Name of the way that has modules on lanes beside the backbone."""
 DATA_PARALLEL = "data parallel"
 """Name of the way that has all layers on every rank."""
 WARM_STEPS = 2
@@ -78,6 +82,8 @@ class Candidates:
     """For all ways."""
     slices: WeightSlices | None = None
     """Of weights that tensor ranks share."""
+    backend: Backend | None = None
+    """What this rank runs on; None: it has no lanes."""
     partition: Partition | None = None
     """That was given: nothing is tried."""
 
@@ -106,7 +112,8 @@ class Candidates:
                     options=options or self.options,
                     baseline=baseline,
                 )
-            except (InfeasibleError, ValueError) as error:
+                check_lanes(self.model, self.counted.split, way.partition, tensor=way.degrees.tensor)
+            except (InfeasibleError, InvalidPlanError, ValueError) as error:
                 way = str(error)
         told: Way | str = self.world.first_says(way)
         return told
@@ -154,7 +161,16 @@ class Candidates:
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, slices=self.slices, keeps_all=keeps_all)
+        return WayRunner(
+            self.model,
+            way,
+            self.counted,
+            self.loss,
+            grid=grid,
+            slices=self.slices,
+            backend=self.backend,
+            keeps_all=keeps_all,
+        )
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -188,6 +204,8 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
 def _made(own: Candidates) -> dict[str, Way | str]:
     """Returns by name the ways to try, and why others are not tried."""
     made = {PLANNED: own.make(PLANNED), RIVAL: own.make(RIVAL, baseline=RIVAL)}
+    if own.options.partition == AUTO and len(own.request.model.modules) > 1:
+        made[COLOCATED] = own.make(COLOCATED, options=replace(own.options, partition="colocated"))
     places = own.degrees.data * own.degrees.pipeline
     if not own.is_free or places == 1:
         return made

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.errors import InvalidPlanError, RankFailedError
+from mosaic.backends.base import Backend
+from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
 from mosaic.pipelining.kept_way import KeptWay
@@ -27,10 +28,12 @@ from mosaic.pipelining.workload.counted import CountedModule
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
+from mosaic.ranks.pipeline.rank_lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
@@ -179,20 +182,26 @@ class WayRunner:
         *,
         grid: RankGrid,
         slices: WeightSlices | None = None,
+        backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them.
+        """Gives up what the rank does not need, and opens its lanes.
 
-        Where they have no memory yet, nothing of them stays in any case.
+        Args:
+            model: The user's.
+            way: How its steps are planned.
+            counted: As planning sees the model.
+            loss: Of its output.
+            grid: All ranks.
+            slices: Of weights that tensor ranks share.
+            backend: What the rank runs on; None: it has no lanes.
+            keeps_all: Whether the weights of other ranks stay, since another way may need them. Where they have no
+                memory yet, nothing of them stays in any case.
 
         Raises:
-            InvalidPlanError: The partition has lanes, and tensor ranks share layers.
+            InvalidPlanError: The partition's lanes cannot do their work at the same time.
         """
-        if slices is not None and any(chunk.lane for chunk in way.partition.chunks):
-            raise InvalidPlanError(
-                f"the partition has lanes, and tensor={way.degrees.tensor} ranks share layers: lanes would sum over "
-                "them in no fixed order; use a partition without lanes, or tensor=1"
-            )
+        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = (
@@ -207,6 +216,8 @@ class WayRunner:
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._numbers = DrawnNumbers(self.parted)
+        self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
     def run(
         self,
@@ -248,9 +259,8 @@ class WayRunner:
                 reduce=self.sums.start,
             )
             with self.grid.transport.explaining():
-                ran = self.grid.executor.run(
-                    schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True
-                )
+                named = "; ".join(shapes[at] for at in share)
+                ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
