@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from mosaic.artifact import fingerprint
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -15,15 +18,15 @@ from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import count_model
-from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.given import check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.handle import Pipeline
-from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
-from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way
 
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
@@ -34,7 +37,8 @@ def pipeline(
     *,
     loss: Loss | None = None,
     modules: Mapping[str, str] | None = None,
-    partition: Partition | None = None,
+    plan: Partition | PipelineSchedule | str | Path | None = None,
+    data: int | None = None,
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
     trial: bool = True,
@@ -49,65 +53,57 @@ def pipeline(
         sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
-        partition: Where layers are; planned by default.
+        plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
+            Planned by default. Steps are planned as they come in any case.
+        data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
+            ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: no limit.
-        trial: Whether the plan takes turns with 1F1B on the sample before the first step, and the faster one stays.
+        trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
+            1F1B over a mixed partition, and other numbers of replicas.
 
     Raises:
         UnsplittableError: The model cannot be cut; says where and why.
         InfeasibleError: Nothing fits in memory; says where and what would help.
+        InvalidScheduleError: The plan is of another model, or its file was changed.
+        ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    world = World.join(device_of(model), watch=RankSettings())
+    steps = [sample] if isinstance(sample, Mapping) else list(sample)
+    device = device_of(model)
+    world = World.join(device, watch=RankSettings())
     with world.opening():
-        steps = [sample] if isinstance(sample, Mapping) else list(sample)
+        check_same_weights(model, world)
+        split = find_split(model, steps[0], modules=modules)
+        cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
+        counted = count_model(model, split, steps[0], cluster.hardware)
         step = list(steps) * -(-2 * world.size // len(steps))
-        candidates = make_candidates(
-            model, step, world, loss=loss, modules=modules, options=options, memory_bytes=memory_bytes
+        seen = [counted.microbatch(one) for one in step]
+        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
+        partition = None if plan is None else partition_of(plan, request)
+        degrees = degrees_of(world.size, data=data, partition=partition)
+        world.check_same_plan(fingerprint((degrees, partition)), world.size)
+        candidates = Candidates(
+            model=model,
+            counted=counted,
+            request=replace(request, num_ranks=degrees.pipeline),
+            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+            options=options,
+            loss=loss or _own_loss,
+            degrees=degrees,
+            is_free=data is None,
+            grids=RankGrids(world, split=repr(split.modules)),
         )
-        if partition is not None:
-            space = candidates.space
-            way = Way(name=PLANNED, request=candidates.request, space=space, options=options, partition=partition)
-            found = PipelineTrial(best=way)
-        elif trial:
-            found = try_ways(candidates, step)
-        else:
-            found = PipelineTrial(best=candidates.planned())
-        return Pipeline(candidates, found)
+        return Pipeline(candidates, _chosen(candidates, partition, step if trial else None))
 
 
-def make_candidates(
-    model: nn.Module,
-    step: Sequence[Mapping[str, Any]],
-    world: World,
-    *,
-    loss: Loss | None = None,
-    modules: Mapping[str, str] | None = None,
-    options: PlannerOptions = DEFAULT_OPTIONS,
-    memory_bytes: int = 0,
-) -> Candidates:
-    """Finds a model's lists of layers and counts what they cost; arguments as for ``pipeline``, on every rank.
-
-    Raises:
-        UnsplittableError: The model cannot be cut; says where and why.
-    """
-    split = find_split(model, step[0], modules=modules)
-    cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
-    counted = count_model(model, split, step[0], cluster.hardware)
-    return Candidates(
-        model=model,
-        counted=counted,
-        request=Request(
-            model=counted.model, num_ranks=world.size, microbatches=[counted.microbatch(one) for one in step]
-        ),
-        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
-        options=options,
-        loss=loss or _own_loss,
-        world=world,
-        executor=Executor(DistributedTransport(world), split=repr(split.modules)),
-        groups=GroupsOfRanks(world),
-    )
+def _chosen(
+    candidates: Candidates, partition: Partition | None, step: Sequence[Mapping[str, Any]] | None
+) -> PipelineTrial:
+    """Returns the way that was given, the fastest of those that are tried on a step, or the one that is planned."""
+    if partition is not None:
+        return PipelineTrial(best=candidates.given(partition))
+    return PipelineTrial(best=candidates.planned()) if step is None else try_ways(candidates, step)
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

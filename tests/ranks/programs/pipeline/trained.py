@@ -106,7 +106,7 @@ def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[P
 def planned_by_default(rank: int, size: int, place: Path) -> None:
     """With the trial, steps of shapes that were not seen before, planned ahead."""
     pipe, model, plain = begin(rank, size, place, llava, options=options())
-    assert set(pipe.trial.step_ms) == {"planned", "1f1b"}
+    assert set(pipe.trial.step_ms) == {"planned", "1f1b", "data parallel"}
     assert "planned" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
     played = pipe.last_step()
