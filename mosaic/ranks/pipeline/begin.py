@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,16 +13,14 @@ from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import count_model
-from mosaic.ranks.pipeline.given import check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.given import Plan, check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
@@ -37,7 +34,7 @@ def pipeline(
     *,
     loss: Loss | None = None,
     modules: Mapping[str, str] | None = None,
-    plan: Partition | PipelineSchedule | str | Path | None = None,
+    plan: Plan | None = None,
     data: int | None = None,
     options: PlannerOptions = DEFAULT_OPTIONS,
     memory_bytes: int = 0,
@@ -69,41 +66,65 @@ def pipeline(
         ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    steps = [sample] if isinstance(sample, Mapping) else list(sample)
-    device = device_of(model)
-    world = World.join(device, watch=RankSettings())
+    world = World.join(device_of(model), watch=RankSettings())
     with world.opening():
-        check_same_weights(model, world)
-        split = find_split(model, steps[0], modules=modules)
-        cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
-        counted = count_model(model, split, steps[0], cluster.hardware)
+        steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
-        seen = [counted.microbatch(one) for one in step]
-        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
-        partition = None if plan is None else partition_of(plan, request)
-        degrees = degrees_of(world.size, data=data, partition=partition)
-        world.check_same_plan(fingerprint((degrees, partition)), world.size)
-        candidates = Candidates(
-            model=model,
-            counted=counted,
-            request=replace(request, num_ranks=degrees.pipeline),
-            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+        candidates = make_candidates(
+            model,
+            step,
+            world,
+            loss=loss,
+            modules=modules,
+            plan=plan,
+            data=data,
             options=options,
-            loss=loss or _own_loss,
-            degrees=degrees,
-            is_free=data is None,
-            grids=RankGrids(world, split=repr(split.modules)),
+            memory_bytes=memory_bytes,
         )
-        return Pipeline(candidates, _chosen(candidates, partition, step if trial else None))
+        if candidates.partition is not None:
+            found = PipelineTrial(best=candidates.given(candidates.partition))
+        else:
+            found = try_ways(candidates, step) if trial else PipelineTrial(best=candidates.planned())
+        return Pipeline(candidates, found)
 
 
-def _chosen(
-    candidates: Candidates, partition: Partition | None, step: Sequence[Mapping[str, Any]] | None
-) -> PipelineTrial:
-    """Returns the way that was given, the fastest of those that are tried on a step, or the one that is planned."""
-    if partition is not None:
-        return PipelineTrial(best=candidates.given(partition))
-    return PipelineTrial(best=candidates.planned()) if step is None else try_ways(candidates, step)
+def make_candidates(
+    model: nn.Module,
+    step: Sequence[Mapping[str, Any]],
+    world: World,
+    *,
+    loss: Loss | None = None,
+    modules: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
+    data: int | None = None,
+    options: PlannerOptions = DEFAULT_OPTIONS,
+    memory_bytes: int = 0,
+) -> Candidates:
+    """Finds a model's lists of layers and counts what they cost; arguments and errors as ``pipeline``'s, on every rank.
+
+    ``step`` stands for the steps to come.
+    """
+    check_same_weights(model, world)
+    split = find_split(model, step[0], modules=modules)
+    cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
+    counted = count_model(model, split, step[0], cluster.hardware)
+    seen = [counted.microbatch(one) for one in step]
+    request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
+    partition = None if plan is None else partition_of(plan, request)
+    degrees = degrees_of(world.size, data=data, partition=partition)
+    world.check_same_plan(fingerprint((degrees, partition)), world.size)
+    return Candidates(
+        model=model,
+        counted=counted,
+        request=replace(request, num_ranks=degrees.pipeline),
+        space=RankSpace(network=cluster, limit_bytes=memory_bytes),
+        options=options,
+        loss=loss or _own_loss,
+        degrees=degrees,
+        is_free=data is None,
+        grids=RankGrids(world, split=repr(split.modules)),
+        partition=partition,
+    )
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

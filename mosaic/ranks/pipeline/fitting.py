@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.schedule import ActionKind
 
 

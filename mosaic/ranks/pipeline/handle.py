@@ -22,8 +22,9 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.ranks.pipeline.fitting import gather_tasks
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
-from mosaic.ranks.pipeline.ways import RanStep, gather_tasks
+from mosaic.ranks.pipeline.ways import RanStep
 from mosaic.ranks.running import loops
 
 _LOG = logging.getLogger("mosaic")

@@ -24,8 +24,9 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
 from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, fit_times, gather_tasks
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
@@ -73,6 +74,8 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    partition: Partition | None = None
+    """That was given: nothing is tried."""
 
     @property
     def world(self) -> World:
@@ -151,7 +154,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         RankFailedError: Another rank has failed; names it.
     """
     with kept_random_state(candidates.world.device):
-        own = _fitted(candidates, step)
+        own = fit_candidates(candidates, step)
         made = _made(own)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
         reasons = {name: way for name, way in made.items() if isinstance(way, str)}
@@ -186,7 +189,7 @@ def _made(own: Candidates) -> dict[str, Way | str]:
     return made
 
 
-def _fitted(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
     """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
     apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
     way = own.make(PLANNED, options=apart)
