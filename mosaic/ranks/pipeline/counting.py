@@ -23,6 +23,7 @@ from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
+from mosaic.pipelining.workload.phase_fit import ModuleFit
 from mosaic.profile import Phase
 
 STATE_BYTES = 16
@@ -44,13 +45,12 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
-    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
-        """Returns its modules with counted times of forward and backward times what was measured."""
+    def fitted(self, fits: Mapping[str, ModuleFit], apart: Mapping[str, ModuleFit]) -> PipelineModel:
+        """Returns its modules with what measured steps say about counted times, and say where weights are apart."""
         modules = []
         for one in self.model.modules:
             assert isinstance(one, CountedModule)
-            forward, backward = scales[one.name]
-            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
+            modules.append(replace(one, fit=fits[one.name], fit_apart=apart.get(one.name)))
         return replace(self.model, modules=tuple(modules))
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:

@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,16 +25,18 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
-from mosaic.ranks.pipeline.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.fitting import FitStep, FittedTimes, fit_times, gather_tasks, partition_to_fit
+from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
 DATA_PARALLEL = "data parallel"
 """Name of the way that has all layers on every rank."""
-WARM_STEPS = 2
+WARM_STEPS = 1
 """Before what layers take is measured."""
+FIT_STEPS = 2
+"""That it is measured in."""
 ROUNDS = 3
 """Timed steps of each way."""
 SMALLEST_GAIN = 1.02
@@ -190,44 +193,58 @@ def _made(own: Candidates) -> dict[str, Way | str]:
 
 
 def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
-    """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
-    apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
-    way = own.make(PLANNED, options=apart)
-    if isinstance(way, str):
-        way = own.make(PLANNED)
-    if isinstance(way, str) and own.is_free:  # fewer layers than ranks, for instance
-        way = own.make(PLANNED, degrees=own.with_replicas(own.degrees.data * own.degrees.pipeline), options=apart)
-    if isinstance(way, str):
-        raise InfeasibleError("the model cannot run on these ranks", reasons=[way])
-    runner = own.runner(way, keeps_all=True)
-    shared = _shared(own, way, seconds=0.0)
-    for _ in range(WARM_STEPS + 1):
-        ran = runner.run(shared, step, shapes=own.shapes(step))
-    measured = gather_tasks(ran.times, runner.grid.executor)
-    _drop_gradients(own.model)
-    first = shared.shares[0]  # whose times count: rank 0 plans
-    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first])
-    fitted = None
-    if own.world.rank == 0:
-        names = [module.name for module in own.request.model.modules]
-        planned = way.plan([way.request.microbatches[at] for at in first], seconds=0.0)
-        fitted = fit_times(planned, measured, names, whole_forwards_ns=whole_ns)
-    fitted = own.world.first_says(fitted)
-    assert fitted is not None
+    """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took.
+
+    Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
+    """
+    runs = [run for run in (_fit_step(own, step, *how) for how in _fit_ways(own)) if run is not None]
+    if not runs:
+        return own
+    names = [module.name for module in own.request.model.modules]
+    fitted: FittedTimes = own.world.first_says(fit_times(runs, names) if own.world.rank == 0 else None)
     return replace(
         own,
-        request=replace(own.request, model=own.counted.scaled(fitted.scales)),
-        space=replace(own.space, task_ns=fitted.task_ns),
+        request=replace(own.request, model=own.counted.fitted(fitted.modules, fitted.apart)),
+        space=replace(own.space, host=fitted.host),
     )
 
 
-def _whole_forwards_ns(grid: RankGrid, model: nn.Module, step: Sequence[Mapping[str, Any]]) -> int:
-    """Returns what the uncut model's forwards of a step take, while all ranks run them."""
-    grid.transport.tell_all("forwards")
-    began = time.perf_counter_ns()
-    for microbatch in step:
-        model(**microbatch)
-    return time.perf_counter_ns() - began
+def _fit_ways(own: Candidates) -> list[tuple[str, Mapping[str, int]]]:
+    """Returns how to run modules apart: backward for weights, and sizes of pieces, halves of what there is at most."""
+    units = {
+        module.name: max(module.units(one) for one in own.request.microbatches) for module in own.request.model.modules
+    }
+    halves = {name: -(-most // 2) for name, most in units.items() if most > 1}
+    ways: list[tuple[str, Mapping[str, int]]] = [("with", {})]
+    ways += [("with", halves)] * bool(halves)
+    return ways + [("apart", {})] * (own.options.weights != "with")
+
+
+def _fit_step(
+    own: Candidates, step: Sequence[Mapping[str, Any]], weights: str, sizes: Mapping[str, int]
+) -> FitStep | None:
+    """Runs a step with modules cut apart, and returns what it took in the first replica; None where it cannot run."""
+    options = replace(own.options, weights=weights, limits=OrderLimits(seconds=0.0))
+    partition = partition_to_fit(own.request, sizes)
+    if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
+        return None
+    way = replace(own, options=options).given(partition)
+    planned: SharedStep | None = None
+    if own.world.rank == 0:
+        with suppress(InfeasibleError):
+            planned = way.plan_shared(way.request.microbatches, seconds=0.0)
+    shared: SharedStep | None = own.world.first_says(planned)
+    if shared is None:
+        return None
+    runner, shapes, measured = own.runner(way, keeps_all=True), own.shapes(step), []
+    for _ in range(WARM_STEPS + FIT_STEPS):
+        ran = runner.run(shared, step, shapes=shapes)
+        measured.append(gather_tasks(ran.times, runner.grid.executor))
+    _drop_gradients(own.model)
+    schedule = shared.schedules[0]  # whose times count: rank 0 fits
+    assert schedule is not None
+    graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
+    return FitStep(graph=graph, measured=measured[WARM_STEPS:], is_apart=weights == "apart")
 
 
 def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep:
