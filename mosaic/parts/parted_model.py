@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
 from mosaic.parts.doors import replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.weights import StandIns, device_of, drop_weights, load_weights
+from mosaic.parts.strategies import Again
+from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory, load_weights, meta_buffer
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
@@ -38,6 +39,7 @@ class PartedModel:
         chunks: All chunks of the partition.
         own: Indices of the chunks that run on this rank; None: all.
         device: Where it runs, if it is on the meta device.
+        keeps_buffers: Whether buffers of other ranks' layers stay, since other chunks may run here later.
 
     Raises:
         ValueError: The chunks are not of this model.
@@ -51,6 +53,7 @@ class PartedModel:
         own: Collection[int] | None = None,
         *,
         device: torch.device | None = None,
+        keeps_buffers: bool = False,
     ) -> None:
         self.model = model
         self.split = split
@@ -64,7 +67,7 @@ class PartedModel:
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
         idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
-        drop_weights(model, keep=self._names, whole=idle)
+        drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)
         self._lock = threading.Lock()
@@ -81,6 +84,7 @@ class PartedModel:
         strategies: Sequence[str] = (),
         *,
         draws: Draws = "own",
+        again: Again = nullcontext,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some units of it.
 
@@ -91,6 +95,8 @@ class PartedModel:
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
             draws: Whose random numbers are drawn. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
+            again: Returns a block for the second run of layers that are made again in backward, such as the function
+                mode that this call runs in.
 
         Returns:
             By module what leaves the chunk; or the model's output where the model ends in it, with None for what
@@ -110,7 +116,7 @@ class PartedModel:
         given = self._given(chunk, plan, received or {})
         through = self._through(plan, own=plan.own, received=given)
         through.draws = draws
-        through.strategies = dict(zip(plan.layers, strategies, strict=False))
+        through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
         output = self._call(through, kwargs)
         if plan.last is None:
             return self._without_foreign_leaves(output)
@@ -169,6 +175,33 @@ class PartedModel:
         with torch.no_grad():
             load_weights(self.model, state, names=self._names, device=self.device)
         self._stand_ins = self._make_stand_ins()
+
+    def give_memory(self) -> frozenset[str]:
+        """Gives weights of this rank that are on the meta device memory, to be loaded; returns their names.
+
+        Raises:
+            UnsplittableError: A buffer that runs here is on the meta device.
+        """
+        running = frozenset().union(*(self.split.sites_of(self.chunks[index]) for index in self.own))
+        for door in self._doors:
+            for name, buffer in door.module.named_buffers():
+                if buffer.is_meta and not running.isdisjoint(door.sites):
+                    raise meta_buffer(f"{door.path}.{name}")
+        given = give_memory(self.model, names=self._names, device=self.device)
+        if given:
+            self._stand_ins = self._make_stand_ins()
+        return given
+
+    @contextmanager
+    def lent_memory(self) -> Iterator[None]:
+        """Gives them memory for a while, for steps of which the time alone counts."""
+        given = self.give_memory()
+        try:
+            yield
+        finally:
+            if given:
+                drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - given, whole=())
+                self._stand_ins = self._make_stand_ins()
 
     def _make_stand_ins(self) -> StandIns:
         """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""

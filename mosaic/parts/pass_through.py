@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
 from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import run_layer
+from mosaic.parts.strategies import Again, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -53,6 +54,8 @@ class PassThrough:
     """Whose random numbers are drawn."""
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
+    again: Again = nullcontext
+    """For layers that are made again in backward."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
@@ -64,7 +67,7 @@ class PassThrough:
         index = self._site(door)
         if index in self.own:
             self.resume_random_numbers()
-            result = run_layer(self.strategies.get(index, "keep"), door.run, args, kwargs)
+            result = run_layer(self.strategies.get(index, "keep"), door.run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()

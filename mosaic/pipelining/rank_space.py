@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mosaic.hardware import Cluster, Link
 from mosaic.pipelining.costs import Strategies
-from mosaic.pipelining.host_times import NO_HOST_TIMES, HostTimes
+from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.task_graph import task_graph

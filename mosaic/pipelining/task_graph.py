@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
 from mosaic.pipelining.costs import CostCounter, Costs, Strategies, in_proportion
-from mosaic.pipelining.host_times import NO_HOST_TIMES, HostTimes
+from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.sizes import even_pieces

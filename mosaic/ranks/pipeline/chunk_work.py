@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.pass_through import Draws
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.random_state import State
+from mosaic.parts.strategies import Again
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
@@ -87,7 +89,7 @@ class ChunkWork:
         given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
-            found = self._run(task, *given)
+            found = self._run(task, *given, again=nullcontext if late is None else late.collecting)
         if data.ends(task):
             loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
@@ -140,16 +142,17 @@ class ChunkWork:
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])
         return tuple(spec for spec in found if not is_back or spec.dtype.is_floating_point)
 
-    def _run(self, task: TaskName, kwargs: Mapping[str, Any], *given: Any) -> Any:
+    def _run(self, task: TaskName, kwargs: Mapping[str, Any], *given: Any, again: Again) -> Any:
         numbers, data = self._numbers, self._data
         if not self._draws[task.microbatch]:
-            return self._model.forward(task.chunk, kwargs, *given, draws="none")
+            return self._model.forward(task.chunk, kwargs, *given, draws="none", again=again)
         if numbers is None:
             with self._turn:
-                return self._model.forward(task.chunk, kwargs, *given)
+                return self._model.forward(task.chunk, kwargs, *given, again=again)
         is_piece = data.is_cut(task)
         with self._turn, numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
-            return self._model.forward(task.chunk, kwargs, *given, draws="own" if is_piece else "all")
+            draws: Draws = "own" if is_piece else "all"
+            return self._model.forward(task.chunk, kwargs, *given, draws=draws, again=again)
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """By module what came in: its pieces one after the other."""

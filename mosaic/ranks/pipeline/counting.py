@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
-from mosaic.pipelining.workload.phase_fit import ModuleFit
 from mosaic.profile import Phase
 
 STATE_BYTES = 16
@@ -45,13 +45,11 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
-    def fitted(self, fits: Mapping[str, ModuleFit], apart: Mapping[str, ModuleFit]) -> PipelineModel:
-        """Returns its modules with what measured steps say about counted times, and say where weights are apart."""
-        modules = []
-        for one in self.model.modules:
-            assert isinstance(one, CountedModule)
-            modules.append(replace(one, fit=fits[one.name], fit_apart=apart.get(one.name)))
-        return replace(self.model, modules=tuple(modules))
+    @cached_property
+    def _encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.split.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
@@ -61,7 +59,7 @@ class CountedModel:
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.own_inputs else 1
+            units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units),
@@ -143,7 +141,10 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), kept_random_state(whole.device):
-        whole.model(**sample)
+        if any(one.is_meta for one in whole.model.parameters()):
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        else:
+            whole.model(**sample)
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

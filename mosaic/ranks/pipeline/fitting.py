@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from mosaic.graph import Part
-from mosaic.pipelining.host_times import HostTimes
+from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.schedule.action import TaskName
@@ -75,18 +75,6 @@ class FitStep:
     """The same step each time that it ran."""
     is_apart: bool
     """Whether backward for weights is a task of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedTimes:
-    """What measured steps say about counted times."""
-
-    modules: Mapping[str, ModuleFit]
-    """Of each module, where backward is one task."""
-    apart: Mapping[str, ModuleFit]
-    """Of each module, where backward for weights is a task of its own; empty: nobody ran it so."""
-    host: HostTimes
-    """What tasks and messages take beside layers and the network."""
 
 
 def partition_to_fit(request: Request, sizes: Mapping[str, int]) -> Partition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
+from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.order.simulate import simulate
@@ -67,8 +70,9 @@ class Pipeline(KeepsCheckpoints):
         self._model = candidates.model
         self._ranks = candidates.world
         self._counted, self._grids = candidates.counted, candidates.grids
-        self._way = trial.best
+        self._way, self._slices = trial.best, candidates.slices
         self._runner = candidates.runner(trial.best, keeps_all=False)
+        self._lacks_weights = bool(self._runner.parted.give_memory())
         self._schedules: dict[tuple[str, ...], SharedStep] = {}
         self._ahead: NextStepPlanner | None = None
         self._next: Step | None = None
@@ -81,7 +85,7 @@ class Pipeline(KeepsCheckpoints):
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(candidates.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
-        self._divided = frozenset(map(id, parameters)) if self.degrees.pipeline > 1 else frozenset()
+        self._divided = frozenset(map(id, parameters)) if self.degrees.data < self.world.size else frozenset()
         loops.enter(self)
 
     def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
@@ -101,6 +105,8 @@ class Pipeline(KeepsCheckpoints):
         """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
+        if self._lacks_weights:
+            raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         began = time.perf_counter()
         counted = [self._counted.microbatch(one) for one in microbatches]
         shared = self._shared(microbatches, counted)
@@ -127,6 +133,11 @@ class Pipeline(KeepsCheckpoints):
             self._next = following
             yield now
 
+    @property
+    def kept_way(self) -> KeptWay:
+        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        return self._way.kept()
+
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
         return [one for one in self._model.parameters() if not one.is_meta]
@@ -150,6 +161,7 @@ class Pipeline(KeepsCheckpoints):
     def describe(self) -> str:
         """Says which way was taken and why, and which chunks are on which rank."""
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
+        replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
         lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
@@ -249,8 +261,15 @@ class Pipeline(KeepsCheckpoints):
                 self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=self.degrees.data))
             self._ahead.start(self._announced, counted, step_s=self._last_s or None)
 
+    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+        if self._slices is None:
+            return nullcontext()
+        beside = () if belongings is None else (belongings.companions or {}).values()
+        optimizers = () if belongings is None else belongings.optimizers.values()
+        return self._slices.whole([self._model, *beside], optimizers)
+
     def _plan_name(self) -> str:
-        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline}"
+        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline} x {self.degrees.tensor}"
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""

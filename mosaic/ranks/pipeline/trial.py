@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +14,8 @@ from torch import nn
 
 from mosaic.errors import InfeasibleError
 from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.fitted_times import FittedTimes
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -25,8 +26,9 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.fitting import FitStep, FittedTimes, fit_times, gather_tasks, partition_to_fit
-from mosaic.ranks.pipeline.rank_grid import RankGrids
+from mosaic.ranks.pipeline.fitting import FitStep, fit_times, gather_tasks, partition_to_fit
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
@@ -77,6 +79,8 @@ class Candidates:
     """Whether there may be other numbers of replicas."""
     grids: RankGrids
     """For all ways."""
+    slices: WeightSlices | None = None
+    """Of weights that tensor ranks share."""
     partition: Partition | None = None
     """That was given: nothing is tried."""
 
@@ -137,10 +141,28 @@ class Candidates:
             partition=partition,
         )
 
+    def kept(self, kept: KeptWay) -> Way:
+        """Returns the way of an earlier start, planned with the times that were measured then."""
+        then = self.with_times(kept.fitted)
+        return Way(
+            name=kept.name,
+            baseline=kept.baseline,
+            degrees=kept.degrees,
+            request=replace(then.request, num_ranks=kept.degrees.pipeline),
+            space=then.space,
+            options=self.options,
+            partition=kept.partition,
+        )
+
+    def with_times(self, fitted: FittedTimes) -> Candidates:
+        """Returns what is planned with what was measured."""
+        request = replace(self.request, model=fitted.model(self.counted.model))
+        return replace(self, request=request, space=replace(self.space, host=fitted.host))
+
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, keeps_all=keeps_all)
+        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, slices=self.slices, keeps_all=keeps_all)
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -160,10 +182,12 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         own = fit_candidates(candidates, step)
         made = _made(own)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
-        reasons = {name: way for name, way in made.items() if isinstance(way, str)}
-        if not ways:
+        planned = {name: _shared(own, way) for name, way in ways.items()}
+        shared = {name: found for name, found in planned.items() if isinstance(found, SharedStep)}
+        reasons = {name: found for name, found in {**made, **planned}.items() if isinstance(found, str)}
+        if not shared:
             raise InfeasibleError("the model cannot run on these ranks", reasons=list(reasons.values()))
-        times = _times(own, ways, step)
+        times = _times(own, {name: ways[name] for name in shared}, shared, step)
         own.grids.close()
     best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not ways[name].baseline else 1.0))
     return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
@@ -201,12 +225,7 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
     if not runs:
         return own
     names = [module.name for module in own.request.model.modules]
-    fitted: FittedTimes = own.world.first_says(fit_times(runs, names) if own.world.rank == 0 else None)
-    return replace(
-        own,
-        request=replace(own.request, model=own.counted.fitted(fitted.modules, fitted.apart)),
-        space=replace(own.space, host=fitted.host),
-    )
+    return own.with_times(own.world.first_says(fit_times(runs, names) if own.world.rank == 0 else None))
 
 
 def _fit_ways(own: Candidates) -> list[tuple[str, Mapping[str, int]]]:
@@ -224,50 +243,57 @@ def _fit_step(
     own: Candidates, step: Sequence[Mapping[str, Any]], weights: str, sizes: Mapping[str, int]
 ) -> FitStep | None:
     """Runs a step with modules cut apart, and returns what it took in the first replica; None where it cannot run."""
-    options = replace(own.options, weights=weights, limits=OrderLimits(seconds=0.0))
     partition = partition_to_fit(own.request, sizes)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return None
+    options = replace(own.options, weights=weights, limits=OrderLimits(seconds=0.0))
     way = replace(own, options=options).given(partition)
-    planned: SharedStep | None = None
-    if own.world.rank == 0:
-        with suppress(InfeasibleError):
-            planned = way.plan_shared(way.request.microbatches, seconds=0.0)
-    shared: SharedStep | None = own.world.first_says(planned)
-    if shared is None:
+    shared = _shared(own, way, seconds=0.0)
+    if isinstance(shared, str):
         return None
     runner, shapes, measured = own.runner(way, keeps_all=True), own.shapes(step), []
-    for _ in range(WARM_STEPS + FIT_STEPS):
-        ran = runner.run(shared, step, shapes=shapes)
-        measured.append(gather_tasks(ran.times, runner.grid.executor))
-    _drop_gradients(own.model)
+    with runner.parted.lent_memory():
+        for _ in range(WARM_STEPS + FIT_STEPS):
+            ran = runner.run(shared, step, shapes=shapes)
+            measured.append(gather_tasks(ran.times, runner.grid.executor))
+        _drop_gradients(own.model)
     schedule = shared.schedules[0]  # whose times count: rank 0 fits
     assert schedule is not None
     graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
     return FitStep(graph=graph, measured=measured[WARM_STEPS:], is_apart=weights == "apart")
 
 
-def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep:
-    """Plans the sample's step on rank 0 for all."""
-    shared = way.plan_shared(way.request.microbatches, seconds=seconds) if own.world.rank == 0 else None
-    told: SharedStep = own.world.first_says(shared)
+def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep | str:
+    """Plans the sample's step on rank 0 for all; returns why it cannot be where it cannot."""
+    shared: SharedStep | str = ""
+    if own.world.rank == 0:
+        try:
+            shared = way.plan_shared(way.request.microbatches, seconds=seconds)
+        except (InfeasibleError, ValueError) as error:
+            shared = str(error)
+    told: SharedStep | str = own.world.first_says(shared)
     return told
 
 
-def _times(own: Candidates, ways: Mapping[str, Way], step: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _times(
+    own: Candidates,
+    ways: Mapping[str, Way],
+    shared: Mapping[str, SharedStep],
+    step: Sequence[Mapping[str, Any]],
+) -> dict[str, float]:
     runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
-    shared = {name: _shared(own, way) for name, way in ways.items()}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     shapes = own.shapes(step)
     for at in range(ROUNDS + 1):
         for name, runner in runners.items():
-            began = time.perf_counter()
-            runner.run(shared[name], step, shapes=shapes)
-            took = json.dumps(time.perf_counter() - began)
+            with runner.parted.lent_memory():
+                began = time.perf_counter()
+                runner.run(shared[name], step, shapes=shapes)
+                took = json.dumps(time.perf_counter() - began)
+                _drop_gradients(own.model)
             slowest = max(float(text) for text in runner.grid.transport.tell_all(took))
             if at:  # the first one warms up
                 taken[name].append(1e3 * slowest)
-            _drop_gradients(own.model)
     return {name: statistics.median(found) for name, found in taken.items()}
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.errors import RankFailedError
+from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.fitted_times import FittedTimes
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
@@ -26,10 +28,11 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.step_data import StepData
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 PLANNED = "planned"
 """Name of the way that plans each step in one pipeline over all ranks, or in as many as were asked for."""
@@ -93,6 +96,16 @@ class Way:
             predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
         )
 
+    def kept(self) -> KeptWay:
+        """Returns what is kept for a later start."""
+        return KeptWay(
+            name=self.name,
+            baseline=self.baseline,
+            degrees=self.degrees,
+            partition=self.partition,
+            fitted=FittedTimes.of(self.request.model.modules, self.space.host),
+        )
+
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
@@ -106,11 +119,13 @@ class Way:
         )
 
     def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
-        """Plans a step; ``seconds`` in the place of the options' limit."""
+        """Plans a step; ``seconds`` in the place of the options' limit, unless that is counted: then 0 alone counts."""
         if self.baseline:
             return plan_baseline(self.baseline, self.request, step, space=self.space)
-        limits = self.options.limits if seconds is None else replace(self.options.limits, seconds=seconds)
-        options = replace(self.options, limits=limits, method=self.options.method if limits.seconds else "natural")
+        limits, method = self.options.limits, self.options.method
+        if seconds is not None and (limits.seconds is not None or seconds == 0):
+            limits = replace(limits, seconds=seconds)
+        options = replace(self.options, limits=limits, method="natural" if limits.seconds == 0 else method)
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
     def plan_shared(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
@@ -145,6 +160,11 @@ class RanStep:
     """Of this rank's actions."""
 
 
+def lacks_weights(model: nn.Module) -> bool:
+    """Returns whether a model is on the meta device, because no rank has memory for all of it."""
+    return any(one.is_meta for one in model.parameters())
+
+
 class WayRunner:
     """Runs steps of one way on this rank."""
 
@@ -156,16 +176,35 @@ class WayRunner:
         loss: Loss,
         *,
         grid: RankGrid,
+        slices: WeightSlices | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
-        self.way, self.grid = way, grid
+        """``keeps_all``: whether the weights of other ranks stay, since another way may need them.
+
+        Where they have no memory yet, nothing of them stays in any case.
+
+        Raises:
+            InvalidPlanError: The partition has lanes, and tensor ranks share layers.
+        """
+        if slices is not None and any(chunk.lane for chunk in way.partition.chunks):
+            raise InvalidPlanError(
+                f"the partition has lanes, and tensor={way.degrees.tensor} ranks share layers: lanes would sum over "
+                "them in no fixed order; use a partition without lanes, or tensor=1"
+            )
+        self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
-        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
-        self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
-        self.sums = GradientSums(model, counted.split, way.partition, grid)
+        own = (
+            None
+            if keeps_all and not lacks_weights(model)
+            else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
+        )
+        self.parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own, keeps_buffers=keeps_all)
+        if slices is not None:
+            slices.forget_dropped()
+        with self.parted.lent_memory():
+            self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
-        self._numbers = DrawnNumbers(self._parted)
+        self._numbers = DrawnNumbers(self.parted)
 
     def run(
         self,
@@ -198,7 +237,7 @@ class WayRunner:
                 averaged_over=len(microbatches) / self.way.degrees.data,
             )
             work = ChunkWork(
-                self._parted,
+                self.parted,
                 self._loss,
                 data,
                 numbers=self._numbers,
@@ -206,7 +245,10 @@ class WayRunner:
                 scale=scale,
                 reduce=self.sums.start,
             )
-            ran = self.grid.executor.run(schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True)
+            with self.grid.transport.explaining():
+                ran = self.grid.executor.run(
+                    schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True
+                )
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
@@ -217,6 +259,8 @@ class WayRunner:
         transport = self.grid.transport
         try:
             self.sums.finish()
+            if self._slices is not None:
+                self._slices.check_once()
         except RankFailedError:
             raise
         except BaseException as error:

@@ -11,7 +11,8 @@ would queue behind another's. Gloo tells lanes apart by tags, so that each may p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -132,6 +133,17 @@ class DistributedTransport:
             self._alarm.ring(why)
         except (RuntimeError, OSError):  # whoever holds the store is gone, which is for the watch to say
             self._alarm.free()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A block in which errors of messages that are not the transport's say which rank has failed, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = self.progress.explain(error)
+            if found is error:
+                raise
+            raise found from error
 
     def close(self) -> None:
         """Listens no more for ranks that failed, and gives the communicators back, unless a rank has failed."""

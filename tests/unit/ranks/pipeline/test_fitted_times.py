@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.host_times import HostTimes
+from mosaic.pipelining.fitted_times import HostTimes
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.task_graph import task_graph

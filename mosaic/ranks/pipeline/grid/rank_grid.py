@@ -34,6 +34,12 @@ class GroupsOfRanks:
             self._made[key] = self.world.group(key)
         return self._made[key]
 
+    def of_tensor(self, degree: int) -> dist.ProcessGroup:
+        """Returns that of the ranks that share this one's layers: so many neighbours."""
+        starts = range(0, self.world.size, degree)
+        groups = [self.of(range(start, start + degree)) for start in starts]
+        return groups[self.world.rank // degree]
+
 
 class RankGrid:
     """All ranks by replica, place in the pipeline and tensor index; and this rank in it. All ranks make it.
@@ -65,26 +71,39 @@ class RankGrid:
         name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.tensor}"
         self.transport = DistributedTransport(self.world, lines=lines, name=name)
         self.executor = Executor(self.transport, split=split)
+        if degrees.tensor > 1:
+            self.transport.cover(groups.of_tensor(degrees.tensor))
 
     def rank_of(self, replica: int, place: int, tensor: int) -> int:
         """Returns the rank of the world at a place."""
         return (replica * self.degrees.pipeline + place) * self.degrees.tensor + tensor
 
-    def holders(self, places: Sequence[int], tensor: int | None = None) -> tuple[int, ...]:
-        """Returns the ranks of all replicas at some places, with this rank's tensor index or another one."""
-        index = self.tensor if tensor is None else tensor
-        return tuple(self.rank_of(replica, at, index) for replica in range(self.degrees.data) for at in places)
+    def holders(self, places: Sequence[int], tensors: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Returns the ranks of all replicas at some places, with some tensor indices; by default with all."""
+        indices = range(self.degrees.tensor) if tensors is None else tensors
+        return tuple(
+            self.rank_of(replica, at, index)
+            for replica in range(self.degrees.data)
+            for at in places
+            for index in indices
+        )
 
-    def group_of(self, places: Sequence[int]) -> dist.ProcessGroup | None:
+    def group_of(self, places: Sequence[int], *, over_tensor: bool = False) -> dist.ProcessGroup | None:
         """Returns what connects the holders of some places, None where this rank is none; all ranks ask in one order.
 
         It is given up when a rank fails, as the transport is.
+
+        Args:
+            places: In the pipeline.
+            over_tensor: Whether those of all tensor indices are together.
         """
-        groups = [self._groups.of(self.holders(places, tensor)) for tensor in range(self.degrees.tensor)]
+        together = [range(self.degrees.tensor)] if over_tensor else [[index] for index in range(self.degrees.tensor)]
+        groups = [self._groups.of(self.holders(places, indices)) for indices in together]
         if self.place not in places:
             return None
-        self.transport.cover(groups[self.tensor])
-        return groups[self.tensor]
+        own = groups[0 if over_tensor else self.tensor]
+        self.transport.cover(own)
+        return own
 
 
 class RankGrids:
@@ -93,17 +112,19 @@ class RankGrids:
     Args:
         world: All ranks.
         split: Names the model and its split into chunks.
+
+    Attributes:
+        groups: Of all of them.
     """
 
     def __init__(self, world: World, *, split: str) -> None:
-        self.world = world
-        self._groups, self._split = GroupsOfRanks(world), split
+        self.world, self.groups, self._split = world, GroupsOfRanks(world), split
         self._open: dict[Degrees, RankGrid] = {}
 
     def of(self, degrees: Degrees) -> RankGrid:
         """Returns that of some degrees; all ranks ask in one order."""
         if degrees not in self._open:
-            self._open[degrees] = RankGrid(self._groups, degrees, split=self._split)
+            self._open[degrees] = RankGrid(self.groups, degrees, split=self._split)
         return self._open[degrees]
 
     def close(self) -> None:
