@@ -70,7 +70,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"roll-out of .*",
             r"layer tuning of .*: (one rank, ms|above .*)",
             r"vlm-xl-16k: .*",
-            r"an action, .*",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (

@@ -20,6 +20,7 @@ from bench.record import Figure, missing_figure
 from mosaic.engine.options import RankSettings
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
+from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 MB = 1e6
@@ -29,7 +30,9 @@ def memory(rank: int, size: int, *, name: str, baseline: str, sizes: Sizes) -> I
     """The plan's step, or a baseline's: the fullest rank, and each rank's simulated over measured."""
     model, of = MODELS[name], f"{name}, {size} ranks: {baseline or PLANNED}"
     world = World.join(torch.device("cpu"), watch=RankSettings())
-    own = make_candidates(model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches), world, data=1)
+    own = make_candidates(
+        model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches), world, Given(data=1)
+    )
     way = own.make(baseline or PLANNED, baseline=baseline)
     if not isinstance(way, Way):
         yield missing_figure(f"{of}: memory of the fullest rank, MB", way)

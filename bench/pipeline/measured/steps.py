@@ -21,6 +21,7 @@ from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
+from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trial import Candidates, fit_candidates
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 
@@ -51,7 +52,7 @@ def fitted(model: MeasuredModel, sizes: Sizes) -> Candidates:
     """Returns the model on these ranks, with times fitted to its first step."""
     world = World.join(torch.device("cpu"), watch=RankSettings())
     step = model.step(0, sizes.microbatches)
-    own = make_candidates(model.model(sizes.width, sizes.layers), step, world, data=1)
+    own = make_candidates(model.model(sizes.width, sizes.layers), step, world, Given(data=1))
     return fit_candidates(own, step)
 
 

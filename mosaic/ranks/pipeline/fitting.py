@@ -77,13 +77,19 @@ class FitStep:
     """Whether backward for weights is a task of its own."""
 
 
-def partition_to_fit(request: Request, sizes: Mapping[str, int]) -> Partition:
-    """Returns modules that pass over the ranks once, cut so that a task has the first layer, the last, one, or many."""
+def partition_to_fit(request: Request, sizes: Mapping[str, int], *, is_fine: bool) -> Partition:
+    """Returns modules that pass over the ranks once, a chunk on each.
+
+    Args:
+        request: Model and ranks.
+        sizes: Of pieces.
+        is_fine: Whether chunks are cut further, so that tasks have the first layer, the last, one, or several.
+    """
     ranks, chunks = request.num_ranks, []
     for module in request.model.modules:
         count = len(module.trains)
         bounds = [rank * count // ranks for rank in range(ranks + 1)]
-        cuts = sorted({*bounds, *(at for at in (1, 2, count - 1) if 0 < at < count)})
+        cuts = sorted({*bounds, *(at for at in (1, 2, count - 1) if is_fine and 0 < at < count)})
         for first, end in pairwise(cuts):
             rank = max(rank for rank in range(ranks) if bounds[rank] <= first)
             part = Part(module=module.name, first=first, count=end - first, total=count)

@@ -221,32 +221,39 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
 
     Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
     """
-    runs = [run for run in (_fit_step(own, step, *how) for how in _fit_ways(own)) if run is not None]
+    runs = [run for run in (_fit_step(own, step, how) for how in _fit_runs(own)) if run is not None]
     if not runs:
         return own
     names = [module.name for module in own.request.model.modules]
     return own.with_times(own.world.first_says(fit_times(runs, names) if own.world.rank == 0 else None))
 
 
-def _fit_ways(own: Candidates) -> list[tuple[str, Mapping[str, int]]]:
-    """Returns how to run modules apart: backward for weights, and sizes of pieces, halves of what there is at most."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FitRun:
+    """How modules are cut apart for a step that times are fitted to."""
+
+    weights: str = "with"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_fine: bool = True
+
+
+def _fit_runs(own: Candidates) -> list[_FitRun]:
+    """Returns chunks of few and of many layers, whole microbatches and halves, backward for weights apart."""
     units = {
         module.name: max(module.units(one) for one in own.request.microbatches) for module in own.request.model.modules
     }
     halves = {name: -(-most // 2) for name, most in units.items() if most > 1}
-    ways: list[tuple[str, Mapping[str, int]]] = [("with", {})]
-    ways += [("with", halves)] * bool(halves)
-    return ways + [("apart", {})] * (own.options.weights != "with")
+    runs = [_FitRun(), _FitRun(is_fine=False)]
+    runs += [_FitRun(sizes=halves)] * bool(halves)
+    return runs + [_FitRun(weights="apart")] * (own.options.weights != "with")
 
 
-def _fit_step(
-    own: Candidates, step: Sequence[Mapping[str, Any]], weights: str, sizes: Mapping[str, int]
-) -> FitStep | None:
+def _fit_step(own: Candidates, step: Sequence[Mapping[str, Any]], how: _FitRun) -> FitStep | None:
     """Runs a step with modules cut apart, and returns what it took in the first replica; None where it cannot run."""
-    partition = partition_to_fit(own.request, sizes)
+    partition = partition_to_fit(own.request, how.sizes, is_fine=how.is_fine)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return None
-    options = replace(own.options, weights=weights, limits=OrderLimits(seconds=0.0))
+    options = replace(own.options, weights=how.weights, limits=OrderLimits(seconds=0.0))
     way = replace(own, options=options).given(partition)
     shared = _shared(own, way, seconds=0.0)
     if isinstance(shared, str):
@@ -260,7 +267,7 @@ def _fit_step(
     schedule = shared.schedules[0]  # whose times count: rank 0 fits
     assert schedule is not None
     graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
-    return FitStep(graph=graph, measured=measured[WARM_STEPS:], is_apart=weights == "apart")
+    return FitStep(graph=graph, measured=measured[WARM_STEPS:], is_apart=how.weights == "apart")
 
 
 def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep | str:

@@ -58,7 +58,7 @@ def measured(graph: TaskGraph) -> MeasuredTasks:
 
 def fit_step(sizes: dict[str, int], *, is_apart: bool) -> FitStep:
     request = request_of()
-    partition = partition_to_fit(request, sizes)
+    partition = partition_to_fit(request, sizes, is_fine=True)
     real = replace(request.model, modules=tuple(Real(one, RIGHT[one.name]) for one in request.model.modules))
     counted = task_graph(request.model, partition, STEP, weights_apart=is_apart)
     taken = measured(task_graph(real, partition, STEP, weights_apart=is_apart, host=HOST))
@@ -74,7 +74,7 @@ def test_what_tasks_take_is_found_again_for_other_pieces_and_cuts():
         model = request_of().model
         own = replace(model, modules=tuple(Real(one, found[one.name]) for one in model.modules))
         right = replace(model, modules=tuple(Real(one, RIGHT[one.name]) for one in model.modules))
-        partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2})
+        partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2}, is_fine=False)
         graphs = [
             task_graph(one, partition, images(4, 5), weights_apart=is_apart, host=HostTimes(task_ns=task_ns))
             for one, task_ns in ((own, fitted.host.task_ns), (right, HOST.task_ns))
@@ -105,7 +105,7 @@ def replace_spans(one: MeasuredTasks, spans: dict[str, tuple[int, int]]) -> Meas
 
 
 def test_a_partition_to_fit_has_tasks_of_one_layer_and_of_many():
-    partition = partition_to_fit(request_of(), {})
+    partition = partition_to_fit(request_of(), {}, is_fine=True)
     partition.check_covers(request_of().model)
     assert all(len(chunk.parts) == 1 for chunk in partition.chunks)
     assert {chunk.rank for chunk in partition.chunks} == {0, 1}
