@@ -109,7 +109,7 @@ def fit_times(steps: Iterable[FitStep], names: Sequence[str]) -> FittedTimes:
     for step in steps:
         for task in step.graph.tasks:
             name = str(TaskName.of(task))
-            taken = statistics.median(one.time_ns[name] for one in step.measured)
+            taken = min(one.time_ns[name] for one in step.measured)  # what disturbs a task makes it longer
             samples[task.kind, step.is_apart].append(_Sample.of(task, taken / 1e6))
     forward, task_ms = _fitted(samples[ActionKind.FORWARD, False], names, with_task=True)
     whole = _both(_fitted(samples[ActionKind.BACKWARD, False], names)[0])
