@@ -31,7 +31,7 @@ def measured_table(results: Path) -> str:
     made = newest_study(NAME, results)
     if made is None:
         return NOT_YET
-    found = (re.fullmatch(r"(.+, \d+ ranks): planned: step, ms", one.name) for one in made.figures)
+    found = (re.fullmatch(r"(.+): planned: step, ms", one.name) for one in made.figures)
     rows = [_row(made, match[1]) for match in found if match is not None]
     reasons = dict.fromkeys(one.reason for one in made.figures if one.reason and " over the planned one's" in one.name)
     notes = "".join(f"\n{reason}.\n" for reason in reasons)

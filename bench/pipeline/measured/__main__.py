@@ -25,11 +25,16 @@ from bench.pipeline.measured.models import MODELS
 from bench.pipeline.measured.step_cost import step_cost
 from bench.pipeline.measured.steps import RIVALS, Sizes, cores, steps, too_few_cores
 from bench.ranks.launch import Work, on_ranks
-from bench.record import Study
+from bench.record import Study, missing_figure
 from bench.study_parts import PartedStudy, StudyPart
 
 SMALL = Sizes(width=128, layers=4, microbatches=4, steps=1, rounds=2, plan_s=0.2)
 FULL = Sizes()
+ON_GPU = "llava, 2 ranks on one GPU"
+NEEDS_GPU = {
+    f"{ON_GPU}: planned: step, ms": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
+    f"{ON_GPU}: 1f1b: step over the planned one's, ratio": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
+}
 MORE_RANKS = 4
 """Where each can have a core."""
 
@@ -72,7 +77,14 @@ def draw(study: Study, folder: Path) -> None:
     """Draws nothing."""
 
 
-STUDY = PartedStudy(name="bench_pipeline_measured", quick=quick, quick_seconds=56.0, full=full, full_seconds=480.0)
+STUDY = PartedStudy(
+    name="bench_pipeline_measured",
+    quick=quick,
+    quick_seconds=56.0,
+    full=full,
+    full_seconds=480.0,
+    known=[missing_figure(name, reason) for name, reason in NEEDS_GPU.items()],
+)
 
 if __name__ == "__main__":
     STUDY.main(__doc__, "one small model; within a minute on two cores", draw)

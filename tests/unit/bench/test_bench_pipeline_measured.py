@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.gpu.bench import open_bench
+from bench.gpu.pipeline_ranks import measure_pipeline_ranks
 from bench.pipeline import tables
 from bench.pipeline.actions import empty_action_cost
 from bench.pipeline.measured.memory import memory, peak_bytes
@@ -100,3 +102,12 @@ def test_the_table_has_a_row_for_each_model_and_says_what_is_missing(tmp_path: P
     assert lines[2].startswith("| llama, 2 ranks | ")
     assert lines[3] == "| llama, 4 ranks | - | - | - | - | - | - | - | - |"
     assert any("each rank needs one" in line for line in lines[4:])
+
+
+def test_a_pipeline_of_threads_has_the_plain_loops_gradients():
+    bench = open_bench(seconds=20.0, dry_run=True)
+    figures = list(measure_pipeline_ranks(bench))
+    differences = [one.value for one in figures if one.name.startswith("gradients against")]
+    assert len(differences) == 2
+    assert max(differences) < 1e-5
+    assert {one.labels["variant"] for one in figures if one.name == "step_ms"} == {"plain loop", "planned", "1f1b"}
