@@ -253,8 +253,8 @@ class Pipeline(KeepsCheckpoints):
         if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
-        counted = [self._counted.microbatch(one) for one in following]
         if self.world.rank == 0:
+            counted = [self._counted.microbatch(one) for one in following]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(
