@@ -23,10 +23,11 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.fitting import FitStep, fit_times, gather_tasks, partition_to_fit
+from mosaic.ranks.pipeline.fitting import FitStep, MeasuredTasks, fit_times, gather_tasks, partition_to_fit
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
@@ -221,11 +222,24 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
 
     Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
     """
-    runs = [run for run in (_fit_step(own, step, how) for how in _fit_runs(own)) if run is not None]
+    runs = [run for run in (_planned_run(own, how) for how in _fit_runs(own)) if run is not None]
     if not runs:
         return own
+    shapes = own.shapes(step)
+    measured: list[list[MeasuredTasks]] = [[] for _ in runs]
+    for at in range(WARM_STEPS + FIT_STEPS):
+        for (_, _, shared, runner), found in zip(runs, measured, strict=True):  # in turn: a drift hits all
+            with runner.parted.lent_memory():
+                ran = runner.run(shared, step, shapes=shapes)
+                _drop_gradients(own.model)
+            if at >= WARM_STEPS:
+                found.append(gather_tasks(ran.times, runner.grid.executor))
+    steps = [
+        FitStep(graph=graph, measured=found, is_apart=how.weights == "apart")
+        for (how, graph, _, _), found in zip(runs, measured, strict=True)
+    ]
     names = [module.name for module in own.request.model.modules]
-    return own.with_times(own.world.first_says(fit_times(runs, names) if own.world.rank == 0 else None))
+    return own.with_times(own.world.first_says(fit_times(steps, names) if own.world.rank == 0 else None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +262,11 @@ def _fit_runs(own: Candidates) -> list[_FitRun]:
     return runs + [_FitRun(weights="apart")] * (own.options.weights != "with")
 
 
-def _fit_step(own: Candidates, step: Sequence[Mapping[str, Any]], how: _FitRun) -> FitStep | None:
-    """Runs a step with modules cut apart, and returns what it took in the first replica; None where it cannot run."""
+def _planned_run(own: Candidates, how: _FitRun) -> tuple[_FitRun, TaskGraph, SharedStep, WayRunner] | None:
+    """Plans the step with modules cut apart, and makes what runs it; None where it cannot run.
+
+    Its tasks are those of the first replica, whose times count, since rank 0 fits.
+    """
     partition = partition_to_fit(own.request, how.sizes, is_fine=how.is_fine)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return None
@@ -258,16 +275,10 @@ def _fit_step(own: Candidates, step: Sequence[Mapping[str, Any]], how: _FitRun) 
     shared = _shared(own, way, seconds=0.0)
     if isinstance(shared, str):
         return None
-    runner, shapes, measured = own.runner(way, keeps_all=True), own.shapes(step), []
-    with runner.parted.lent_memory():
-        for _ in range(WARM_STEPS + FIT_STEPS):
-            ran = runner.run(shared, step, shapes=shapes)
-            measured.append(gather_tasks(ran.times, runner.grid.executor))
-        _drop_gradients(own.model)
-    schedule = shared.schedules[0]  # whose times count: rank 0 fits
+    schedule = shared.schedules[0]
     assert schedule is not None
     graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
-    return FitStep(graph=graph, measured=measured[WARM_STEPS:], is_apart=how.weights == "apart")
+    return how, graph, shared, own.runner(way, keeps_all=True)
 
 
 def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep | str:
