@@ -60,7 +60,7 @@ def quick() -> tuple[StudyPart, ...]:
 
 def full() -> tuple[StudyPart, ...]:
     """Returns all parts."""
-    parts = [_actions(), _ranks("a step beside its tasks", 30, 2, partial(step_cost, rounds=8))]
+    parts = [_actions(), _ranks("a step beside its tasks", 60, 2, partial(step_cost, rounds=8))]
     for name in MODELS:
         parts.append(_ranks(f"steps, {name}", 150, 2, partial(steps, name=name, sizes=FULL)))
         if cores() >= MORE_RANKS:
@@ -69,7 +69,7 @@ def full() -> tuple[StudyPart, ...]:
             parts.append(StudyPart.alone(f"steps, {name}, 4", 10, partial(too_few_cores, name, MORE_RANKS)))
         for baseline in ("", RIVALS[0]):
             work = partial(memory, name=name, baseline=baseline, sizes=FULL)
-            parts.append(_ranks(f"memory, {name}, {baseline or 'planned'}", 30, 2, work))
+            parts.append(_ranks(f"memory, {name}, {baseline or 'planned'}", 60, 2, work))
     return tuple(parts)
 
 

@@ -15,12 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.pipeline.measured.judged import judge
 from bench.pipeline.measured.models import MODELS
-from bench.pipeline.measured.steps import Sizes
+from bench.pipeline.measured.steps import Sizes, begun, fitted
 from bench.record import Figure, missing_figure
-from mosaic.engine.options import RankSettings
-from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.begin import make_candidates
-from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 MB = 1e6
@@ -29,10 +25,8 @@ MB = 1e6
 def memory(rank: int, size: int, *, name: str, baseline: str, sizes: Sizes) -> Iterator[Figure]:
     """The plan's step, or a baseline's: the fullest rank, and each rank's simulated over measured."""
     model, of = MODELS[name], f"{name}, {size} ranks: {baseline or PLANNED}"
-    world = World.join(torch.device("cpu"), watch=RankSettings())
-    own = make_candidates(
-        model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches), world, Given(data=1)
-    )
+    own = begun(model, sizes) if baseline else fitted(model, sizes)  # a baseline's layers are where they are
+    world = own.world
     way = own.make(baseline or PLANNED, baseline=baseline)
     if not isinstance(way, Way):
         yield missing_figure(f"{of}: memory of the fullest rank, MB", way)

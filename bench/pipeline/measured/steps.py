@@ -48,12 +48,16 @@ class Sizes:
     """For each step."""
 
 
-def fitted(model: MeasuredModel, sizes: Sizes) -> Candidates:
-    """Returns the model on these ranks, with times fitted to its first step."""
+def begun(model: MeasuredModel, sizes: Sizes) -> Candidates:
+    """Returns the model on these ranks, counted."""
     world = World.join(torch.device("cpu"), watch=RankSettings())
-    step = model.step(0, sizes.microbatches)
-    own = make_candidates(model.model(sizes.width, sizes.layers), step, world, Given(data=1))
-    return fit_candidates(own, step)
+    whole = model.model(sizes.width, sizes.layers)
+    return make_candidates(whole, model.step(0, sizes.microbatches), world, Given(data=1))
+
+
+def fitted(model: MeasuredModel, sizes: Sizes) -> Candidates:
+    """Returns the same with times fitted to its first step."""
+    return fit_candidates(begun(model, sizes), model.step(0, sizes.microbatches))
 
 
 def ways_of(own: Candidates) -> dict[str, Way | str]:
