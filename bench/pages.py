@@ -70,8 +70,8 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"roll-out of .*",
             r"layer tuning of .*: (one rank, ms|above .*)",
             r"vlm-xl-16k: .*",
-            r"an action, .*",
         ),
+        "bench_pipeline_measured": (r"an action.*", r"a new schedule of .*", r"(a step|of it) .*"),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (
             r"\d workers: .*",

@@ -20,6 +20,7 @@ from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
 from bench.never_slower.tables import never_slower_table
+from bench.pipeline.tables import measured_table
 from bench.record import Study
 from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
@@ -151,6 +152,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
+        "pipeline_steps": lambda: measured_table(RESULTS),
         "bench_spindle": lambda: spindle_tables.spindle_table(RESULTS),
         "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),

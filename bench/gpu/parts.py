@@ -102,7 +102,7 @@ _IN_ORDER = (
     *_models(8, 22),
     _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
-    _question("scaling", "how much time does work take at every quota?", 25, grid=16),
+    _question("scaling", "how much time does work take at every quota?", 23, grid=16),
     _unknown(
         "outside-backward",
         "where does a backward run that is started outside of its lane?",
@@ -130,8 +130,14 @@ _IN_ORDER = (
         function="bench.gpu.one_rank:measure_one_rank",
         seconds=6,
     ),
+    Measurement(
+        name="ranks/pipeline",
+        asks="is a pipeline of two ranks on one GPU equal to the plain loop, and what does it cost?",
+        function="bench.gpu.pipeline_ranks:measure_pipeline_ranks",
+        seconds=8,
+    ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
-    *_models(4, 11),
+    *_models(4, 10),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",

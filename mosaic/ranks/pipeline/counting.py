@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -50,15 +50,6 @@ class CountedModel:
         """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
         own = {module.name for module in self.split.modules if module.own_inputs}
         return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
-
-    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
-        """Returns its modules with counted times of forward and backward times what was measured."""
-        modules = []
-        for one in self.model.modules:
-            assert isinstance(one, CountedModule)
-            forward, backward = scales[one.name]
-            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
-        return replace(self.model, modules=tuple(modules))
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""

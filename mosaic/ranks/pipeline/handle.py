@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,7 +247,8 @@ class Pipeline(KeepsCheckpoints):
         """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
         tensors = [one for microbatch in microbatches for one in microbatch.values() if isinstance(one, Tensor)]
         values = [torch.hash_tensor(one).view(torch.int64).item() for one in tensors if one.device.type == "cpu"]
-        told = self.world.tell((fingerprint(key), fingerprint(values)))
+        own = json.dumps((fingerprint(key), fingerprint(values)))
+        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(own)]
         for rank, other in enumerate(told):
             if other != told[0]:
                 what = "shapes" if other[0] != told[0][0] else "values"
@@ -260,8 +262,8 @@ class Pipeline(KeepsCheckpoints):
         if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
-        counted = [self._counted.microbatch(one) for one in following]
         if self.world.rank == 0:
+            counted = [self._counted.microbatch(one) for one in following]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(

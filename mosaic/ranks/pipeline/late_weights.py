@@ -70,8 +70,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, late: LateWeights) -> Tensor:
         ctx.save_for_backward(given)
-        ctx.weight = weight  # a layer that is made again gives back a copy of what was saved, which has no gradient
-        ctx.late = late
+        ctx.weight, ctx.late = weight, late  # what a checkpoint saves is a copy, whose gradient nobody would see
         ctx.bias_dtype = None if bias is None else bias.dtype
         return functional.linear(given, weight.to(given.dtype), None if bias is None else bias.to(given.dtype))
 

@@ -14,6 +14,7 @@ from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.fitted_times import FittedTimes
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -24,7 +25,6 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import CountedModule
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
@@ -101,14 +101,12 @@ class Way:
 
     def kept(self) -> KeptWay:
         """Returns what is kept for a later start."""
-        modules = [one for one in self.request.model.modules if isinstance(one, CountedModule)]
         return KeptWay(
             name=self.name,
             baseline=self.baseline,
             degrees=self.degrees,
             partition=self.partition,
-            scales={one.name: (one.forward_scale, one.backward_scale) for one in modules},
-            task_ns=self.space.task_ns,
+            fitted=FittedTimes.of(self.request.model.modules, self.space.host),
         )
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
