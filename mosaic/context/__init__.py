@@ -1,0 +1,1 @@
+"""Long sequences split over ranks by the work of their attention: masks, tiles, who gets which blocks."""
