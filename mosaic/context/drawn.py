@@ -51,9 +51,9 @@ DRAWN: dict[str, Callable[[int, int], MaskWords]] = {
 
 
 def _embedded(num_tokens: int, draw: np.random.RandomState, max_images: int) -> MaskWords:
-    images = min(draw.randint(3, max_images + 1), MAX_STREAMS - 1, max(1, num_tokens // 8))
-    cuts = np.sort(draw.choice(np.arange(1, num_tokens), 2 * images, replace=False)) if num_tokens > 2 * images else []
-    edges = np.r_[0, cuts, num_tokens].astype(np.int64)
+    images = min(draw.randint(3, max_images + 1), MAX_STREAMS - 1, (num_tokens - 1) // 8)
+    cuts = np.sort(draw.choice(np.arange(1, num_tokens), 2 * images, replace=False)) if images else np.arange(0)
+    edges = np.concatenate([[0], cuts, [num_tokens]])
     streams = [(index + 1) // 2 if index % 2 else 0 for index in range(len(edges) - 1)]
     return _document(streams, np.diff(edges).tolist())
 

@@ -102,8 +102,8 @@ class MaskWords:
 
     def digest(self) -> str:
         """Returns a hash of the whole mask, equal for equal masks only."""
-        made = hashlib.sha256(self.words)
-        made.update(self.documents)
+        made = hashlib.sha256(self.words.data)
+        made.update(self.documents.data)
         return made.hexdigest()
 
 
