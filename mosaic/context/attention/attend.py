@@ -83,11 +83,6 @@ class Attend:
         out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
         return out
 
-    @property
-    def fetched_blocks(self) -> int:
-        """Blocks of keys and values that are in memory for each group of heads."""
-        return self._exchange.num_blocks
-
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
         """Returns for each group of heads its query heads and its heads of keys."""
         share, heads = q.shape[1] // k.shape[1], self.heads
@@ -122,7 +117,8 @@ class Attend:
             raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one type")
         seen = k.shape, v.shape, k.dtype
         if seen != self._room_for:  # once for all layers that are alike
-            check_room(self, k, v)
+            tokens = self._exchange.num_blocks * self.plan.blocks.block
+            check_room(k, v, heads=self.heads, tokens=tokens, device=self.device)
             self._room_for = seen
 
 

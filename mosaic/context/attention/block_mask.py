@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,6 +13,8 @@ from mosaic.context.plan import ContextPlan
 from mosaic.context.tiles import Tiles
 from mosaic.context.words import BOTH, PADDING, STREAM_SHIFT
 
+Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Whether a query sees a key: of batch, head, place of the query and place of the key."""
 Lists = tuple[torch.Tensor, torch.Tensor]
 """How many columns each row has, and which: shapes (1, 1, rows) and (1, 1, rows, most)."""
 
@@ -60,9 +64,7 @@ def _lists(tiles: Tiles, is_full: int, num_rows: int, device: torch.device) -> L
     return tuple(torch.from_numpy(one).to(device)[None, None] for one in (counts, filled))  # type: ignore[return-value]
 
 
-def _rule(
-    plan: ContextPlan, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], device: torch.device
-) -> object:
+def _rule(plan: ContextPlan, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], device: torch.device) -> Rule:
     """The rule of mask words over places: positions, -1 for empty places, of queries and of keys."""
 
     def of(positions: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

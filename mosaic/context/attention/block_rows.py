@@ -99,11 +99,13 @@ class BlockRows:
         """(blocks, batch, heads, queries of all heads that share keys, width), in 32 bits at least."""
         exact = torch.promote_types(values.dtype, torch.float32)
         cut = values.to(exact).unflatten(2, (-1, self._block)).unflatten(1, (kv.shape[2], -1))
-        return cut.permute(3, 0, 1, 2, 4, 5).flatten(3, 4)
+        folded: torch.Tensor = cut.permute(3, 0, 1, 2, 4, 5).flatten(3, 4)
+        return folded
 
     def _unfolded(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         cut = values.unflatten(3, (-1, self._block)).permute(1, 2, 3, 0, 4, 5)
-        return cut.flatten(3, 4).flatten(1, 2).to(like.dtype)
+        unfolded: torch.Tensor = cut.flatten(3, 4).flatten(1, 2).to(like.dtype)
+        return unfolded
 
     def _keys(self, kv: torch.Tensor, row: _Row, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         exact = torch.promote_types(kv.dtype, torch.float32)

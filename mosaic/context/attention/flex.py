@@ -93,7 +93,8 @@ class _Tape:
         if isinstance(packed, torch.Tensor):
             return packed
         index, shape, stride, offset = packed
-        return self._given[index].as_strided(shape, stride, offset)
+        again: torch.Tensor = self._given[index].as_strided(shape, stride, offset)
+        return again
 
 
 def _halves(kv: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:

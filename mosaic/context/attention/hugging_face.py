@@ -21,7 +21,7 @@ _FULL = ("full_attention",)
 _BIASES = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
-def attach(model: nn.Module) -> Any:
+def attach(model: nn.Module) -> Attached:
     """Has a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
 
     Args:
@@ -34,16 +34,15 @@ def attach(model: nn.Module) -> Any:
 
     check_config(model)
     AttentionInterface.register(NAME, attention)
-    before = model.config._attn_implementation  # type: ignore[union-attr]
-    model.set_attn_implementation(NAME)  # type: ignore[operator]
-    return _Attached(model, before)
+    return Attached(model)
 
 
-class _Attached:
+class Attached:
     """A model that attends over context ranks."""
 
-    def __init__(self, model: Any, before: str) -> None:
-        self._model, self._before, self._calls = model, before, 0
+    def __init__(self, model: Any) -> None:
+        self._model, self._before, self._calls = model, model.config._attn_implementation, 0
+        model.set_attn_implementation(NAME)
         self._hooks = (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, with_kwargs=True),

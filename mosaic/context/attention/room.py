@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from mosaic.errors import InfeasibleError
 
-if TYPE_CHECKING:
-    from mosaic.context.attention.attend import Attend
 
-
-def fetched_bytes(attend: Attend, k: torch.Tensor, v: torch.Tensor, *, backward: bool) -> int:
+def fetched_bytes(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, backward: bool) -> int:
     """Returns the most that fetched groups of heads take: two of keys and values, and of a backward pass two sums."""
     exact = torch.promote_types(k.dtype, torch.float32).itemsize
-    tokens = attend.fetched_blocks * attend.plan.blocks.block
-    numbers = k.shape[0] * attend.heads * tokens * (k.shape[-1] + v.shape[-1])
+    numbers = k.shape[0] * heads * tokens * (k.shape[-1] + v.shape[-1])
     return numbers * (2 * k.element_size() + (2 * exact if backward else 0))
 
 
-def check_room(attend: Attend, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_room(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, device: torch.device) -> None:
     """Checks that what is fetched fits what is free on the device.
+
+    Args:
+        k: Keys of this rank.
+        v: Values of this rank.
+        heads: Heads of keys and values that are fetched together.
+        tokens: Places that are fetched, of all ranks.
+        device: Where they are.
 
     Raises:
         InfeasibleError: It does not.
     """
     is_trained = torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)
-    needed, free = fetched_bytes(attend, k, v, backward=is_trained), free_bytes(attend.device)
+    needed, free = fetched_bytes(k, v, heads=heads, tokens=tokens, backward=is_trained), free_bytes(device)
     if needed > free:
-        fewer = "" if attend.heads == 1 else f"fetch fewer heads together than heads={attend.heads}, "
+        fewer = "" if heads == 1 else f"fetch fewer heads together than heads={heads}, "
         raise InfeasibleError(
-            f"fetched keys and values of {attend.heads} heads take {needed} bytes and {attend.device} has {free} free",
+            f"fetched keys and values of {heads} heads take {needed} bytes and {device} has {free} free",
             reasons=[
-                f"{attend.fetched_blocks} blocks are fetched, on any number of ranks: {fewer}use exchange='needed', "
-                "shorter sequences, or split heads over tensor-parallel ranks"
+                f"{tokens} tokens are fetched, on any number of ranks: {fewer}use exchange='needed', shorter sequences, "
+                "or split heads over tensor-parallel ranks"
             ],
         )
 
