@@ -52,6 +52,8 @@ class Distribution:
     """Ranks; each has a block at least."""
     chunk: int
     """Blocks that were given out together."""
+    method: str
+    """Name of who shared them out."""
 
     def blocks_of(self, rank: int) -> npt.NDArray[np.int64]:
         """Returns the blocks of a rank, rising."""
@@ -230,7 +232,7 @@ def _chunks(blocks: int, ranks: int) -> tuple[int, ...]:
 def _in_chunks(how: ContextMethod, work: Work, ranks: int, chunk: int, seed: int) -> Distribution:
     sums = np.add.reduceat(work, np.arange(0, len(work), chunk)) if chunk > 1 else work
     rank_of = how.share(Pieces(work=sums, ranks=ranks, seed=seed))
-    return Distribution(rank_of=np.repeat(rank_of, chunk)[: len(work)], ranks=ranks, chunk=chunk)
+    return Distribution(rank_of=np.repeat(rank_of, chunk)[: len(work)], ranks=ranks, chunk=chunk, method=how.name)
 
 
 def _stretches(pieces: int, count: int) -> RankOf:

@@ -13,7 +13,7 @@ import numpy as np
 from mosaic.context.words import MAX_STREAMS, MaskWords, causal, packed, token_words
 
 DOCUMENT_TOKENS = 16384
-"""Mean length of the documents of a packed sequence."""
+"""Mean length of the documents of a long packed sequence."""
 
 
 def prepended(num_tokens: int, seed: int = 0) -> MaskWords:
@@ -29,12 +29,19 @@ def embedded(num_tokens: int, seed: int = 0, max_images: int = 12) -> MaskWords:
     return _embedded(num_tokens, np.random.RandomState(seed), max_images)
 
 
-def multimodal_packed(num_tokens: int, seed: int = 0, document_tokens: int = DOCUMENT_TOKENS) -> MaskWords:
-    """Draws packed documents, each text with encoder outputs embedded (MP); their mean length as given."""
+def multimodal_packed(num_tokens: int, seed: int = 0, document_tokens: int | None = None) -> MaskWords:
+    """Draws packed documents, each text with encoder outputs embedded (MP).
+
+    Args:
+        num_tokens: Of the sequence.
+        seed: Of all draws.
+        document_tokens: Mean length of documents; None: 16,384, or an eighth of a shorter sequence.
+    """
     draw = np.random.RandomState(seed)
+    mean = document_tokens or min(DOCUMENT_TOKENS, max(64, num_tokens // 8))
     made, left = [], num_tokens
     while left:
-        length = min(left, max(64, int(draw.exponential(document_tokens))))
+        length = min(left, max(64, int(draw.exponential(mean))))
         length = left if left - length < 64 else length
         made.append(_embedded(length, draw, 12))
         left -= length

@@ -36,8 +36,8 @@ def check_room(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, dev
         raise InfeasibleError(
             f"fetched keys and values of {heads} heads take {needed} bytes and {device} has {free} free",
             reasons=[
-                f"{tokens} tokens are fetched, on any number of ranks: {fewer}use exchange='needed', shorter sequences, "
-                "or split heads over tensor-parallel ranks"
+                f"{tokens} tokens are fetched, on any number of ranks: {fewer}use exchange='needed', shorter "
+                "sequences, or split heads over tensor-parallel ranks"
             ],
         )
 

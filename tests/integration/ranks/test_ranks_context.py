@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from attention_cases import cases
-from ranks.nursery import run_programs
+from ranks.nursery import run_program, run_programs
 
 SIZES = (1, 2, 4)
 
@@ -65,3 +66,13 @@ def test_every_seeded_fault_alters_gradients(tmp_path: Path):
             "local positions",
         }
         assert min(found.values()) > 1e-4, found
+
+
+def test_the_example_trains_as_one_process_does(tmp_path: Path):
+    ended = run_program("ranks.programs.context.hugging_face:example", 2, tmp_path / "2", seconds=90.0)
+    assert [one.code for one in ended] == [0, 0], ended
+    said = re.findall(r"the loss differs by (\S+), gradients by (\S+)", ended[0].said)
+    assert len(said) == 3
+    assert max(float(loss) for loss, _ in said) < 1e-5  # transformers computes it in 32 bits
+    assert max(float(gradients) for _, gradients in said) < 1e-11
+    assert (tmp_path / "2" / "mask.png").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +86,14 @@ def unseen_documents(mask: MaskWords, size: int) -> dict[str, Any]:
         "shift_labels": own,
         "num_items_in_batch": (right.shift(tokens()["labels"]) != -100).sum(),
     }
+
+
+def example(rank: int, size: int, folder: Path) -> None:
+    """The file under ``examples/``, as it stands."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    begin = dist.init_process_group
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group = lambda backend: begin(backend, store=store, rank=rank, world_size=size)
+    picture = ["--picture", str(folder / "mask.png")] if rank == 0 else []
+    sys.argv = ["context.py", "--steps", "3", "--tokens", "600", "--width", "32", *picture]
+    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "context.py"), run_name="__main__")
