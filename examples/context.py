@@ -120,7 +120,7 @@ def main() -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
-            shares = " and ".join(f"{pairs / plan.pairs.sum():.1%}" for pairs in plan.pairs)
+            shares = " and ".join(f"{load / plan.loads.sum():.1%}" for load in plan.loads)
             print(
                 f"step {step}: loss {float(total):.4f}, {1e3 * took:.0f} ms; ranks have {shares} of the work; "
                 f"against one process the loss differs by {abs(float(total - expected.detach())):.1e}, "

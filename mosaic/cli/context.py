@@ -21,8 +21,8 @@ from mosaic.user_file import import_file
 class ContextCommand:
     """Share one sequence out over ranks by the work of its attention, beside other ways to do so.
 
-    The mask is drawn, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted pairs of
-    tokens that see each other; nothing here is measured.
+    The mask is drawn, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted: tiles in
+    which tokens see each other, or in long sequences pairs of them; nothing here is measured.
     """
 
     context: int

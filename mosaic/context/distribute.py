@@ -64,13 +64,13 @@ class Distribution:
         """Blocks of the rank that has most: what every rank's tensors hold."""
         return int(np.bincount(self.rank_of, minlength=self.ranks).max())
 
-    def pairs(self, work: Work) -> npt.NDArray[np.int64]:
-        """Returns the visible pairs of each rank; shape (ranks,)."""
+    def sums(self, work: Work) -> npt.NDArray[np.int64]:
+        """Returns the work of each rank; shape (ranks,)."""
         return sums_by_rank(work, self.rank_of, self.ranks)
 
     def imbalance(self, work: Work) -> float:
         """Returns the most that a rank has over the mean, 1 where there is no work."""
-        return _imbalance(self.pairs(work))
+        return _imbalance(self.sums(work))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

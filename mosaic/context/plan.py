@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from mosaic.context.distribute import Distribution, distribute
 from mosaic.context.layout import Layout
 from mosaic.context.tiles import MaskBlocks, Tiles, Work
 from mosaic.context.words import MaskWords
+
+MAX_TILED_BLOCKS = 1024
+"""Blocks of a sequence up to which its tiles are counted, in a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,6 +26,8 @@ class ContextPlan:
     """The mask in blocks."""
     work: Work
     """Visible pairs of each block."""
+    load: Work
+    """What each block was counted as when it was shared out: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
     """Which rank has which blocks."""
 
@@ -42,13 +48,18 @@ class ContextPlan:
 
     @property
     def pairs(self) -> npt.NDArray[np.int64]:
-        """Visible pairs of each rank: what its attention takes time by; shape (ranks,)."""
-        return self.distribution.pairs(self.work)
+        """Visible pairs of each rank; shape (ranks,)."""
+        return self.distribution.sums(self.work)
+
+    @property
+    def loads(self) -> npt.NDArray[np.int64]:
+        """What each rank's blocks were counted as: what its attention takes time by; shape (ranks,)."""
+        return self.distribution.sums(self.load)
 
     @property
     def imbalance(self) -> float:
-        """Pairs of the rank with most over the mean."""
-        return self.distribution.imbalance(self.work)
+        """Load of the rank with most over the mean."""
+        return self.distribution.imbalance(self.load)
 
     def tiles(self, rank: int) -> Tiles:
         """Returns the tiles of a rank, a row for each of its blocks, columns as blocks of the sequence."""
@@ -96,6 +107,7 @@ def plan_context(
     block: int = 128,
     method: str = "lpt",
     chunk: int | None = None,
+    balance: Literal["pairs", "tiles"] | None = None,
     seed: int = 0,
 ) -> ContextPlan:
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
@@ -106,6 +118,8 @@ def plan_context(
         block: Tokens given out together at least: what the kernel works on at once, or a multiple.
         method: Name in ``CONTEXT_METHODS``.
         chunk: Blocks given out together; None chooses, as ``distribute`` says.
+        balance: What is shared out evenly: visible pairs, or pairs of whole tiles, which a kernel works on. They
+            differ in short sequences, and tiles take longer to count. None: tiles up to 1,024 blocks.
         seed: Of what is drawn.
 
     Raises:
@@ -113,4 +127,7 @@ def plan_context(
     """
     blocks = MaskBlocks(mask=mask, block=block)
     work = blocks.work()
-    return ContextPlan(blocks=blocks, work=work, distribution=distribute(work, ranks, method, chunk=chunk, seed=seed))
+    by_tiles = blocks.num_blocks <= MAX_TILED_BLOCKS if balance is None else balance == "tiles"
+    load = blocks.tile_pairs() if by_tiles else work
+    shared = distribute(load, ranks, method, chunk=chunk, seed=seed)
+    return ContextPlan(blocks=blocks, work=work, load=load, distribution=shared)

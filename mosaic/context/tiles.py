@@ -85,6 +85,14 @@ class MaskBlocks:
         offsets, columns, is_full, _ = self.runs.tiles(np.asarray(rows, np.int64), self.block, self.block)
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
+    def tile_pairs(self, at_once: int = 512) -> Work:
+        """Returns for each block of queries the pairs of all its tiles, hidden ones too: what a kernel works on."""
+        parts = [
+            np.diff(self.tiles(np.arange(begin, min(begin + at_once, self.num_blocks))).offsets)
+            for begin in range(0, self.num_blocks, at_once)
+        ]
+        return np.concatenate(parts) * self.block**2
+
     def seen(self, rows: npt.ArrayLike, at_once: int = 512) -> npt.NDArray[np.bool_]:
         """Tells which blocks of keys some blocks of queries see; shape (blocks,). Looks at so many rows at once."""
         asked = np.asarray(rows, np.int64)

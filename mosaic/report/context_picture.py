@@ -57,7 +57,7 @@ def context_canvas(plans: Sequence[ContextPlan], *, title: str = "") -> Canvas:
         raise ValueError("there are no plans to draw; give one at least")
     canvas = Canvas(width=_LEFT + len(plans) * (_PANEL + _BETWEEN) - 0.6, height=_HEAD + _PANEL + _FOOT)
     mask = plans[0].mask
-    documents = int(mask.documents.max(initial=-1)) + 1
+    documents = len(np.unique(mask.documents[mask.documents >= 0]))
     shown = title or f"Who sees whom: {mask.num_tokens} tokens, {documents} document{'s' if documents != 1 else ''}"
     canvas.text(_LEFT, 0.36, shown, size=13, fontweight="bold")
     colors = colors_of(f"rank {rank}" for rank in range(plans[0].ranks))
@@ -81,8 +81,8 @@ def _draw_panel(canvas: Canvas, left: float, plan: ContextPlan, colors: list[str
         axes.axhline(edge, color=FAINT, linewidth=0.4, linestyle=":")
         axes.axvline(edge, color=FAINT, linewidth=0.4, linestyle=":")
     if plan.blocks.num_blocks <= 64:
-        for edge in range(block, count, block):
-            axes.axhline(edge, color=GRID, linewidth=0.3)
+        for line in range(block, count, block):
+            axes.axhline(line, color=GRID, linewidth=0.3)
     axes.set_xlim(0, count)
     axes.set_ylim(count, 0)
     axes.tick_params(axis="y", length=0, pad=2 + 72 * (_STRIP + 0.04))  # labels stand left of the strip
@@ -102,13 +102,13 @@ def _draw_strip(canvas: Canvas, left: float, plan: ContextPlan) -> None:
 
 
 def _draw_shares(canvas: Canvas, left: float, plan: ContextPlan, colors: list[str], most: float) -> None:
-    """Beside the panel: the pairs of each rank as bars, against the mean."""
+    """Beside the panel: the work of each rank as bars, against the mean."""
     axes = canvas.panel(left, _HEAD, _BETWEEN - 0.8, _PANEL * 0.45)
     axes.set_yticks([])
     axes.set_xticks([])
-    mean = max(float(plan.pairs.mean()), 1.0)
-    for rank, pairs in enumerate(plan.pairs):
-        canvas.bar(axes, (0, -rank - 0.4, pairs / mean, 0.8), colors[rank % len(colors)])
+    mean = max(float(plan.loads.mean()), 1.0)
+    for rank, load in enumerate(plan.loads):
+        canvas.bar(axes, (0, -rank - 0.4, load / mean, 0.8), colors[rank % len(colors)])
     axes.set_ylim(-plan.ranks + 0.4, 0.6)
     axes.axvline(1, color=INK, linewidth=0.6, linestyle="--")
     axes.set_xlim(0, 1.05 * most)

@@ -37,6 +37,7 @@ def check_blocks(mask: MaskWords, block: int, key_block: int) -> None:
     assert np.array_equal(matrix_of(tiles, blocks.num_blocks), expected[rows])
     assert all(np.all(np.diff(tiles.columns[a:b]) > 0) for a, b in zip(tiles.offsets, tiles.offsets[1:], strict=False))
     assert np.array_equal(matrix_of(tiles.turned(blocks.num_blocks), len(rows)), expected[rows].T)
+    assert np.array_equal(blocks.tile_pairs(at_once=3), (counted > 0).sum(axis=1) * block**2)
     assert np.array_equal(blocks.seen(rows[:3], at_once=2), (counted[rows[:3]] > 0).any(axis=0))
     check_unequal_blocks(blocks, block, key_block)
 
@@ -112,7 +113,7 @@ def test_longest_first_is_a_heaps_and_within_its_bounds(work: list[int], ranks: 
         heapq.heappush(heap, (total + work[piece], rank))
     found = distribute(work, ranks, "lpt-paper")
     assert np.array_equal(found.rank_of, expected)
-    assert found.pairs(np.array(work)).max() <= sum(work) / ranks + max(work)
+    assert found.sums(np.array(work)).max() <= sum(work) / ranks + max(work)
 
 
 @settings(deadline=None, max_examples=60)
@@ -121,9 +122,9 @@ def test_trades_never_add_to_the_rank_with_most_and_keep_counts(work: list[int],
     given = np.array(work)
     before = distribute(given, ranks, "lpt-equal", chunk=1)
     after = distribute(given, ranks, "lpt", chunk=1)
-    assert after.pairs(given).max() <= before.pairs(given).max()
+    assert after.sums(given).max() <= before.sums(given).max()
     assert np.array_equal(np.bincount(after.rank_of, minlength=ranks), np.bincount(before.rank_of, minlength=ranks))
-    left = sorted(after.pairs(given))
+    left = sorted(after.sums(given))
     if left[-1] > np.ceil(given.sum() / ranks) * 1.0001:  # no single trade of the heaviest would have won anything
         assert not any_trade_wins(given, after.rank_of, ranks)
 
@@ -143,12 +144,12 @@ def any_trade_wins(work: np.ndarray, rank_of: np.ndarray, ranks: int) -> bool:
 def test_methods_are_near_the_best_distribution(seed: int):
     work = np.random.RandomState(seed).randint(1, 1000, 12)
     ranks = 3
-    best = distribute(work, ranks, "exact").pairs(work).max()
+    best = distribute(work, ranks, "exact").sums(work).max()
     for name in ("lpt", "lpt-equal", "zigzag", "ring", "striped", "random"):
-        assert distribute(work, ranks, name, chunk=1).pairs(work).max() >= best
+        assert distribute(work, ranks, name, chunk=1).sums(work).max() >= best
     # Graham's bound holds against the best of all counts, which is no more than the best of equal ones.
-    assert distribute(work, ranks, "lpt-paper").pairs(work).max() <= (4 / 3 - 1 / (3 * ranks)) * best
-    assert distribute(work, ranks, "lpt", chunk=1).pairs(work).max() <= 1.05 * best
+    assert distribute(work, ranks, "lpt-paper").sums(work).max() <= (4 / 3 - 1 / (3 * ranks)) * best
+    assert distribute(work, ranks, "lpt", chunk=1).sums(work).max() <= 1.05 * best
 
 
 @settings(deadline=None, max_examples=40)

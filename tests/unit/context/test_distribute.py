@@ -49,6 +49,18 @@ def test_without_work_ranks_are_even():
     assert distribute(np.zeros(8, np.int64), 2).imbalance(np.zeros(8, np.int64)) == 1.0
 
 
+def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
+    mask = DRAWN["mp"](16384, 0)
+    by_tiles, by_pairs = plan_context(mask, 8), plan_context(mask, 8, balance="pairs")
+    assert by_tiles.imbalance <= 1.01
+    assert by_pairs.imbalance <= 1.01
+    tiles = by_tiles.blocks.tile_pairs()
+    assert np.array_equal(by_tiles.loads, by_tiles.distribution.sums(tiles))
+    assert by_tiles.distribution.imbalance(tiles) < by_pairs.distribution.imbalance(tiles)
+    long = DRAWN["mp"](1 << 18, 0)
+    assert plan_context(long, 8).digest() == plan_context(long, 8, balance="pairs").digest()
+
+
 def test_plans_of_one_mask_are_equal_and_of_others_are_not():
     made = plan_context(DRAWN["mp"](4096, 0), 4)
     assert made.digest() == plan_context(DRAWN["mp"](4096, 0), 4).digest()
