@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +33,15 @@ class BlankResults:
 
     Args:
         device: Where results are to be.
+        alone: A block in which no other thread computes with the modules' weights, which a run replaces for a while.
 
     Attributes:
         by_values: Modules whose results follow from values too, by id: they are run each time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._device = device
+        self._alone = alone
         self._known: dict[Hashable, _Blank] = {}
         self.by_values: set[int] = set()
         self._precisions: dict[Hashable, torch.dtype] = {}
@@ -85,7 +88,8 @@ class BlankResults:
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
         if key in self._known:
             return self._known[key]
-        blank = self._run(module, forward, given, tree)
+        with self._alone():
+            blank = self._run(module, forward, given, tree)
         if id(module) not in self.by_values:
             self._known[key] = blank
         return blank

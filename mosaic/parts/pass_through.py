@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,7 +18,12 @@ from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
 from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import run_layer
+from mosaic.parts.strategies import Again, run_layer
+from mosaic.parts.weights_in_use import WeightsInUse
+
+Draws = Literal["own", "all", "none"]
+"""Whose random numbers a call draws: the chunk's own sites', all sites' as the plain model does, or, where it is known
+that nothing draws any, nobody's: generators are then left alone, and several threads may call at a time."""
 
 
 class ChunkEnded(BaseException):
@@ -43,10 +50,12 @@ class PassThrough:
     """What is to be handed over."""
     present: Collection[str]
     """Modules that the microbatch should call."""
-    draws_all: bool = False
-    """Whether random numbers are drawn for foreign sites too, so that all are the plain model's."""
+    draws: Draws = "own"
+    """Whose random numbers are drawn."""
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
+    again: Again = nullcontext
+    """For layers that are made again in backward."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
@@ -58,7 +67,7 @@ class PassThrough:
         index = self._site(door)
         if index in self.own:
             self.resume_random_numbers()
-            result = run_layer(self.strategies.get(index, "keep"), door.forward, args, kwargs)
+            result = run_layer(self.strategies.get(index, "keep"), door.run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
         else:
             self.pause_random_numbers()
@@ -93,7 +102,7 @@ class PassThrough:
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
-        if self.draws_all:
+        if self.draws == "all":
             self.blank.draw(door.module, door.forward, args, kwargs)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
@@ -109,7 +118,7 @@ class PassThrough:
 
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
-        if self._paused is None and not self.draws_all:
+        if self._paused is None and self.draws == "own":
             self._paused = random_state(self.device)
 
     def resume_random_numbers(self) -> None:
@@ -136,26 +145,45 @@ class PassThrough:
         return tuple(self.received.get(value, self.values[value]) for value in values)
 
 
-class Door:
-    """In the place of a module's ``forward`` while a chunk runs."""
+class CurrentCall(threading.local):
+    """The call of a model that the present thread makes; each thread makes its own."""
 
-    def __init__(self, path: str, module: nn.Module, sites: tuple[int, ...]) -> None:
+    through: PassThrough | None = None
+
+
+class Door:
+    """In the place of a module's ``forward`` while chunks run.
+
+    Args:
+        path: The module's name in the model.
+        module: It.
+        sites: Its calls.
+        current: The call that each thread makes; threads that make none call the module itself.
+        in_use: Who uses the weights.
+    """
+
+    def __init__(
+        self, path: str, module: nn.Module, sites: tuple[int, ...], current: CurrentCall, in_use: WeightsInUse
+    ) -> None:
         self.path = path
         self.module = module
         self.sites = sites
         self.forward: Forward = module.forward
-        self._through: PassThrough | None = None
+        self._current, self._in_use = current, in_use
 
-    def open(self, through: PassThrough | None) -> None:
-        """Begins or ends a call of the model."""
-        self._through = through
-        if through is not None:
-            self.forward = self.module.forward
+    def find_forward(self) -> None:
+        """Notes the module's own ``forward``, before it is replaced."""
+        self.forward = self.module.forward
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module's own ``forward`` with its own weights."""
+        with self._in_use.shared():
+            return self.forward(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Stands for the module's ``forward``."""
-        assert self._through is not None
-        return self._through.enter(self, args, kwargs)
+        through = self._current.through
+        return self.run(*args, **kwargs) if through is None else through.enter(self, args, kwargs)
 
 
 class _Handed(torch.autograd.Function):

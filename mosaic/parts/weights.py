@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.errors import UnsplittableError
+
 
 def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
     """Returns where a model is; a model on the meta device is where its tensors are."""
@@ -34,6 +36,21 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
             for name, buffer in inner._buffers.items():
                 if buffer is not None:
                     inner._buffers[name] = buffer.to("meta")
+
+
+def give_memory(model: nn.Module, *, names: Collection[str], device: torch.device) -> frozenset[str]:
+    """Gives parameters on the meta device memory, filled with zeros; returns which.
+
+    Args:
+        model: The user's model.
+        names: First names of the parameters that are needed.
+        device: Where to.
+    """
+    found = {name: one for name, one in model.named_parameters() if name in names and one.is_meta}
+    for parameter in found.values():
+        zeros = nn.Parameter(torch.zeros_like(parameter, device=device), requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, zeros)
+    return frozenset(found)
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
@@ -65,6 +82,14 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
     for name, buffer in model.named_buffers():
         if name in state and not buffer.is_meta:
             buffer.copy_(state[name])
+
+
+def meta_buffer(name: str) -> UnsplittableError:
+    """Returns the error that a buffer has no values where it is read."""
+    return UnsplittableError(
+        f"buffer {name} is on the meta device, and this rank reads it; build the model so that buffers are real, as "
+        "accelerate's init_empty_weights(include_buffers=False) does"
+    )
 
 
 class StandIns:

@@ -17,7 +17,7 @@ from mosaic.parts.finding.follow import Followed, follow
 from mosaic.parts.finding.layer_lists import LayerList, candidates, check_chain, check_model, is_chain, layer_name
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit
-from mosaic.parts.weights import StandIns, device_of
+from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 
 def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[str, str] | None = None) -> ModelSplit:
@@ -110,10 +110,7 @@ def _check_buffers(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta and id(module) not in inside:
-                raise UnsplittableError(
-                    f"buffer {path}.{name} is on the meta device, and the model reads it between its layers; build the "
-                    "model so that buffers are real, as accelerate's init_empty_weights(include_buffers=False) does"
-                )
+                raise meta_buffer(f"{path}.{name}")
 
 
 @contextmanager

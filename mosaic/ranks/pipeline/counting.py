@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cost.analytic.count import count_module
+from mosaic.cost.analytic.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
+from mosaic.errors import UnsupportedModelError
 from mosaic.graph import Part
 from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
@@ -43,6 +45,12 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
+    @cached_property
+    def _encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.split.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
+
     def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
         """Returns its modules with counted times of forward and backward times what was measured."""
         modules = []
@@ -60,7 +68,7 @@ class CountedModel:
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.own_inputs else 1
+            units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units),
@@ -76,7 +84,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
     Raises:
-        UnsupportedModelError: A layer cannot be counted on tensors without data; names it.
+        UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
     """
     firsts = [(Part(module=one.name, first=0, count=1, total=one.count),) for one in split.modules]
     rests = [
@@ -93,7 +101,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
         key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
         if key not in known:
-            known[key] = count_module(module, args, kwargs, target="cuda" if hardware.kind == "cuda" else "host")
+            known[key] = _counts(module, args, kwargs, hardware)
         layers[site.module][site.layer] = _sum(layers[site.module][site.layer], _layer(known[key], hardware))
     return CountedModel(
         split=split,
@@ -105,6 +113,15 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
     )
+
+
+def _counts(module: nn.Module, args: Any, kwargs: Any, hardware: Hardware) -> ModuleCounts:
+    """Counts a module on tensors without data, or where what it does follows from values, on a copy."""
+    target: KernelsOf = "cuda" if hardware.kind == "cuda" else "host"
+    try:
+        return count_module(module, args, kwargs, target=target)
+    except UnsupportedModelError:
+        return count_module(module, args, kwargs, target=target, with_data=True)
 
 
 _NOTHING = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(Strategy(name="keep", kept_bytes=0),))
@@ -133,7 +150,10 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), kept_random_state(whole.device):
-        whole.model(**sample)
+        if any(one.is_meta for one in whole.model.parameters()):
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        else:
+            whole.model(**sample)
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

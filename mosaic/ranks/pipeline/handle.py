@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,17 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
+from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
-from mosaic.pipelining.next_step.step_planning import StepPlanning
+from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.order.simulate import simulate
+from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.ranks.pipeline.fitting import gather_tasks
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
-from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks, shapes_of
+from mosaic.ranks.pipeline.ways import RanStep
 from mosaic.ranks.running import loops
 
 _LOG = logging.getLogger("mosaic")
@@ -51,33 +56,36 @@ class Pipeline(KeepsCheckpoints):
 
     Attributes:
         world: The ranks.
-        partition: Which layers are where.
+        degrees: Replicas of the pipeline, and ranks of each.
+        partition: Which layers are where in each.
         trial: What was tried at the start.
         active: Whether the ranks still run it.
     """
 
     def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
         self.world = candidates.world
+        self.degrees = trial.best.degrees
         self.partition = trial.best.partition
         self.trial = trial
         self._model = candidates.model
         self._ranks = candidates.world
-        self._counted, self._executor = candidates.counted, candidates.executor
-        self._way = trial.best
+        self._counted, self._grids = candidates.counted, candidates.grids
+        self._way, self._slices = trial.best, candidates.slices
         self._runner = candidates.runner(trial.best, keeps_all=False)
-        self._schedules: dict[tuple[str, ...], PipelineSchedule] = {}
+        self._lacks_weights = bool(self._runner.parted.give_memory())
+        self._schedules: dict[tuple[str, ...], SharedStep] = {}
         self._ahead: NextStepPlanner | None = None
         self._next: Step | None = None
         self._announced = -1
         self._number = 0
         self._last_s = 0.0
         self._failed_ahead = 0
-        self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
+        self._ran: tuple[Step, SharedStep, RanStep] | None = None
         self.active = True
-        elsewhere = self._runner.shared.counted_elsewhere
+        elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(candidates.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
-        self._divided = frozenset(map(id, parameters)) if candidates.world.size > 1 else frozenset()
+        self._divided = frozenset(map(id, parameters)) if self.degrees.data < self.world.size else frozenset()
         loops.enter(self)
 
     def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
@@ -97,16 +105,17 @@ class Pipeline(KeepsCheckpoints):
         """
         if not microbatches:
             raise ValueError("no microbatches; a step has at least one")
+        if self._lacks_weights:
+            raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         began = time.perf_counter()
         counted = [self._counted.microbatch(one) for one in microbatches]
-        schedule = self._schedule(microbatches, counted)
+        shared = self._shared(microbatches, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
-        ran = self._runner.run(
-            schedule, microbatches, shapes=shapes_of(counted), scale=None if scaler is None else scaler.scale
-        )
-        self._ran = microbatches, schedule, ran
+        shapes = [one.key for one in counted]
+        ran = self._runner.run(shared, microbatches, shapes=shapes, scale=None if scaler is None else scaler.scale)
+        self._ran = microbatches, shared, ran
         self._number += 1
         self._last_s = time.perf_counter() - began
         return ran.losses
@@ -123,6 +132,11 @@ class Pipeline(KeepsCheckpoints):
             now, following = following, next(steps, None)
             self._next = following
             yield now
+
+    @property
+    def kept_way(self) -> KeptWay:
+        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        return self._way.kept()
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -146,27 +160,34 @@ class Pipeline(KeepsCheckpoints):
 
     def describe(self) -> str:
         """Says which way was taken and why, and which chunks are on which rank."""
-        lines = [f"{self._way.name} on {self.partition.num_ranks} ranks"]
+        replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
+        replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
+        lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
-        for rank in range(self.partition.num_ranks):
-            chunks = [str(chunk) for chunk in self.partition.chunks if chunk.rank == rank]
-            lines.append(f"rank {rank}: {', '.join(chunks)}")
+        for place in range(self.partition.num_ranks):
+            chunks = ", ".join(str(chunk) for chunk in self.partition.chunks if chunk.rank == place)
+            ranks = self._runner.grid.holders([place])
+            lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
         return "\n".join(lines)
 
     def last_step(self) -> PlayedStep:
-        """Returns the last step, as measured on all ranks and as simulated; every rank calls it.
+        """Returns the last step, as measured on the ranks of this one's replica and as simulated; every rank calls it.
 
         ``mosaic.report.pipeline_picture.draw_pipelines`` draws both on one axis of time.
 
         Raises:
-            ValueError: No step has run.
+            ValueError: No step has run, or this rank's replica had no microbatches.
         """
         if self._ran is None:
             raise ValueError("no step has run; call last_step() after step()")
-        microbatches, schedule, ran = self._ran
-        measured = gather_tasks(ran.times, self._executor)
-        counted = [self._counted.microbatch(one) for one in microbatches]
+        microbatches, shared, ran = self._ran
+        grid = self._runner.grid
+        schedule = shared.schedules[grid.replica]
+        if schedule is None:
+            raise ValueError(f"replica {grid.replica} had none of {len(microbatches)} microbatches; ask another rank")
+        measured = gather_tasks(ran.times, grid.executor)
+        counted = [self._counted.microbatch(microbatches[at]) for at in shared.shares[grid.replica]]
         graph = self._way.tasks(counted, schedule)
         return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, schedule)))
 
@@ -176,10 +197,10 @@ class Pipeline(KeepsCheckpoints):
         loops.leave(self)
         if self._ahead is not None:
             self._ahead.close()
-        self._executor.transport.close()
+        self._grids.close()
         self.world.close()
 
-    def _schedule(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> PipelineSchedule:
+    def _shared(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
         key = tuple(one.key for one in counted)
         self._check_alike(microbatches, key)
@@ -196,14 +217,14 @@ class Pipeline(KeepsCheckpoints):
         if own is None:
             if self.world.rank == 0:
                 seconds = PLANNING_SHARE * self._last_s if self._number else None
-                own = self._way.plan(counted, seconds=seconds).schedule()
+                own = self._way.plan_shared(counted, seconds=seconds)
             own = self.world.first_says(own)
-        schedule: PipelineSchedule | None = own
-        assert schedule is not None
+        shared: SharedStep | None = own
+        assert shared is not None
         if len(self._schedules) >= MAX_SCHEDULES:
             self._schedules.pop(next(iter(self._schedules)))
-        self._schedules[key] = schedule
-        return schedule
+        self._schedules[key] = shared
+        return shared
 
     def _note(self, error: str) -> None:
         """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""
@@ -227,7 +248,7 @@ class Pipeline(KeepsCheckpoints):
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""
         following, self._next = self._next, None
-        if following is None or self._way.name != PLANNED:
+        if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
         counted = [self._counted.microbatch(one) for one in following]
@@ -237,11 +258,18 @@ class Pipeline(KeepsCheckpoints):
                 planning = StepPlanning(
                     request=way.request, partition=way.partition, space=way.space, options=way.options
                 )
-                self._ahead = NextStepPlanner(planning)
+                self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=self.degrees.data))
             self._ahead.start(self._announced, counted, step_s=self._last_s or None)
 
+    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+        if self._slices is None:
+            return nullcontext()
+        beside = () if belongings is None else (belongings.companions or {}).values()
+        optimizers = () if belongings is None else belongings.optimizers.values()
+        return self._slices.whole([self._model, *beside], optimizers)
+
     def _plan_name(self) -> str:
-        return f"pipeline of {self.partition.num_ranks}"
+        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline} x {self.degrees.tensor}"
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""

@@ -25,6 +25,7 @@ class LateWeights:
     def __init__(self) -> None:
         self._due: list[Product] = []
 
+    @torch.no_grad()
     def run(self) -> None:
         """Adds the gradients that are due to those of the matrices."""
         due, self._due = self._due, []

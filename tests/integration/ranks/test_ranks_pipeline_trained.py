@@ -21,6 +21,7 @@ PROGRAMS = "ranks.programs.pipeline.trained"
         ("with_dropout", 2),
         ("with_a_scaler", 3),
         ("of_one_schedule", 2),
+        ("too_large_for_a_rank", 2),
     ],
 )
 def test_models_of_the_users_train_in_pipelines_as_in_the_plain_loop(tmp_path: Path, name: str, size: int):

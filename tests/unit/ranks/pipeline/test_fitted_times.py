@@ -8,7 +8,7 @@ from pipeline_cases import images, two_encoders
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.schedule.action import TaskName
-from mosaic.ranks.pipeline.ways import MeasuredTasks, fit_times
+from mosaic.ranks.pipeline.fitting import MeasuredTasks, fit_times
 from mosaic.schedule import ActionKind
 
 

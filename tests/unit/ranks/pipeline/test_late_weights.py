@@ -28,6 +28,7 @@ def test_late_gradients_equal_those_of_one_backward_bit_for_bit(bias: bool):
     late.run()  # nothing is due twice
     for own, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(own.grad, other.grad)
+        assert not own.grad.requires_grad  # else it would keep the forward's activations
 
 
 def test_frozen_weights_and_products_without_gradients_are_left_alone():
