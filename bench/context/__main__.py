@@ -61,7 +61,7 @@ FULL = (
         lambda: chain(
             *(balance.balance(kind, MILLION, ranks, 5) for kind in MIXED for ranks in (8, 64)),
             *(balance.balance(kind, 16384, 8, 50) for kind in MIXED),
-            balance.others(16384, 8),
+            balance.others(),
         ),
     ),
     received(1 << 18, (8, 32), 3),
@@ -73,7 +73,7 @@ FULL = (
             *(papers.figure_12(kind, 65536, 8) for kind in MIXED),
         ),
     ),
-    StudyPart(name="two ranks", make=lambda left: on_ranks.attention(16384, (0, 1, 2), 7, left), seconds=150),
+    StudyPart(name="two ranks", make=lambda left: on_ranks.attention(8192, (0, 1, 2), 7, left), seconds=150),
 )
 
 
