@@ -133,6 +133,11 @@ def methods_table() -> str:
     return table(("method", "plans", "gives a bound", "in `--compare`"), rows)
 
 
+def context_methods_table() -> str:
+    """Returns the ways to share a sequence out."""
+    return table(("method", "shares blocks out"), [(f"`{one.name}`", one.phrase) for one in CONTEXT_METHODS.values()])
+
+
 def choices_table() -> str:
     """Returns the tables of choices: where each is, and what is in it."""
     rows = [

@@ -144,6 +144,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "demo": demo_table,
         "methods": pages.methods_table,
         "choices": pages.choices_table,
+        "context_methods": pages.context_methods_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
         "context_balance": lambda: context_tables.balance_table(RESULTS),
