@@ -5,6 +5,7 @@ Both follow from runs of equal tokens, prefix counts and interval arithmetic; no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,10 @@ class MaskBlocks:
             raise ValueError(f"block={self.block}; a block has 1 token or more, 128 for compiled FlexAttention")
         object.__setattr__(self, "runs", load_search().MaskRuns(self.mask.words, self.mask.documents))
 
+    def __reduce__(self) -> tuple[Callable[..., MaskBlocks], tuple[MaskWords, int]]:
+        """Has a loader's workers hand it over: runs are found again."""
+        return _again, (self.mask, self.block)
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the sequence."""
@@ -100,3 +105,7 @@ class MaskBlocks:
         for begin in range(0, len(asked), at_once):
             seen[self.tiles(asked[begin : begin + at_once]).columns] = True
         return seen
+
+
+def _again(mask: MaskWords, block: int) -> MaskBlocks:
+    return MaskBlocks(mask=mask, block=block)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,13 @@ def test_plans_of_one_mask_are_equal_and_of_others_are_not():
         plan_context(DRAWN["mp"](4096, 0), 4, method="zigzag"),
     ]
     assert len({plan.digest() for plan in [made, *others]}) == 5
+
+
+def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
+    made = plan_context(DRAWN["mp"](4096, 0), 4)
+    arrived = pickle.loads(pickle.dumps(made))
+    assert arrived.digest() == made.digest()
+    assert np.array_equal(arrived.needed(), made.needed())
 
 
 @pytest.mark.parametrize(
