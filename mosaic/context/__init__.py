@@ -4,6 +4,7 @@
 """
 
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
+from mosaic.context.items import ItemShare, share_items
 from mosaic.context.plan import ContextPlan, plan_context
 from mosaic.context.words import MaskWords, causal, from_bam, gemma, packed, token_words
 
@@ -11,6 +12,7 @@ __all__ = [
     "CONTEXT_METHODS",
     "ContextPlan",
     "Distribution",
+    "ItemShare",
     "MaskWords",
     "causal",
     "distribute",
@@ -18,5 +20,6 @@ __all__ = [
     "gemma",
     "packed",
     "plan_context",
+    "share_items",
     "token_words",
 ]

@@ -16,7 +16,7 @@ from mosaic.context.words import BOTH, PADDING, STREAM_SHIFT
 Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Whether a query sees a key: of batch, head, place of the query and place of the key."""
 Lists = tuple[torch.Tensor, torch.Tensor]
-"""How many columns each row has, and which: shapes (1, 1, rows) and (1, 1, rows, most)."""
+"""How many columns each row has, and which: shapes (1, 1, rows) and (1, 1, rows, columns)."""
 
 
 def block_mask(
@@ -24,7 +24,8 @@ def block_mask(
 ) -> BlockMask:
     """Returns the mask of a rank's queries over fetched keys, equal to what ``create_block_mask`` finds pair by pair.
 
-    Lists are as wide as their longest row; columns stand in the order of the sequence.
+    Lists are as wide as all columns, though few of them are used: compiled kernels on CPU ask for it, and lists of
+    another width for another mask would be compiled anew. Columns stand in the order of the sequence.
 
     Args:
         plan: Who sees whom, and who has which blocks.
@@ -36,8 +37,8 @@ def block_mask(
     tiles, slots, block = plan.tiles(rank), plan.distribution.slots, plan.blocks.block
     placed = tiles.in_columns(column_of)
     turned = placed.turned(num_columns)
-    part, full = (_lists(placed, is_full, slots, device) for is_full in (0, 1))
-    part_turned, full_turned = (_lists(turned, is_full, num_columns, device) for is_full in (0, 1))
+    part, full = (_lists(placed, is_full, (slots, num_columns), device) for is_full in (0, 1))
+    part_turned, full_turned = (_lists(turned, is_full, (num_columns, slots), device) for is_full in (0, 1))
     keys = np.full((num_columns, block), -1, np.int64)
     fetched = np.flatnonzero(column_of >= 0)
     keys[column_of[fetched]] = fetched[:, None] * block + np.arange(block)
@@ -52,14 +53,14 @@ def block_mask(
     )
 
 
-def _lists(tiles: Tiles, is_full: int, num_rows: int, device: torch.device) -> Lists:
+def _lists(tiles: Tiles, is_full: int, shape: tuple[int, int], device: torch.device) -> Lists:
     """Tiles of one kind, as FlexAttention has them; rows that are not there are empty."""
     rows = np.repeat(np.arange(tiles.num_rows), np.diff(tiles.offsets))
     kept = tiles.is_full == is_full
     rows, columns = rows[kept], tiles.columns[kept]
-    counts = np.bincount(rows, minlength=num_rows).astype(np.int32)
+    counts = np.bincount(rows, minlength=shape[0]).astype(np.int32)
     starts = np.cumsum(counts) - counts
-    filled = np.zeros((num_rows, max(1, int(counts.max(initial=0)))), np.int32)
+    filled = np.zeros(shape, np.int32)
     filled[rows, np.arange(len(rows)) - starts[rows]] = columns
     return tuple(torch.from_numpy(one).to(device)[None, None] for one in (counts, filled))  # type: ignore[return-value]
 

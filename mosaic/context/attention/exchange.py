@@ -18,8 +18,8 @@ import torch.distributed as dist
 from mosaic.context.plan import ContextPlan
 
 # The names of torch 2.13, and before it.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class GatherAll:
     def fetch(self, own: torch.Tensor) -> Pending:
         """Gathers the blocks of all ranks."""
         gathered = own.new_empty(self.num_blocks, *own.shape[1:])
-        work = _all_gather(gathered, own, group=self._group, async_op=True)
+        work = all_gather(gathered, own, group=self._group, async_op=True)
         return Pending(work, lambda: _first(gathered, own))
 
     def give_back(self, gradient: torch.Tensor) -> Pending:
         """Sums each block's gradients at its owner."""
         own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(self._group), *gradient.shape[1:])
-        work = _reduce_scatter(own, gradient, group=self._group, async_op=True)
+        work = reduce_scatter(own, gradient, group=self._group, async_op=True)
         return Pending(work, lambda: _first(own, gradient))
 
 

@@ -36,11 +36,14 @@ def test_attention_is_dense_attention_and_has_the_same_bits_on_any_number_of_ran
     assert {mask: len(different) for mask, different in bits.items()} == dict.fromkeys(bits, 1)
 
 
-def test_ranks_with_another_sequence_are_named_and_a_missing_modality_hangs_nobody(tmp_path: Path):
+def test_other_sequences_are_named_a_missing_modality_hangs_nobody_and_images_are_encoded_once(tmp_path: Path):
     run("attention:disagree", (3,), tmp_path)
     for ranks, said in answers(tmp_path / "3", "rank", 3):
         assert ranks == [1]
         assert said.startswith("ranks [1] of the context group have another mask, block size or distribution")
+    found = answers(tmp_path / "3", "items", 3)
+    assert sorted(count for _, _, count in found) == [0, 1, 1]
+    assert max(max(gradient, feature) for gradient, feature, _ in found) < 1e-14
     for tower, backbone, unused in answers(tmp_path / "3", "summed", 3):
         assert (tower, backbone, unused) == ([[1.0] * 3] * 3, [[3.0] * 3] * 3, None)
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from attention_cases import MASKS, attended, cases, dense, inputs_of
 
-from mosaic.context.attention import Attend, sum_gradients
+from mosaic.context import share_items
+from mosaic.context.attention import Attend, gather_items, sum_gradients
 from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import plan_context
 from mosaic.errors import RankFailedError
@@ -54,6 +55,7 @@ def disagree(rank: int, size: int, folder: Path) -> None:
     except RankFailedError as error:
         (folder / f"rank{rank}.json").write_text(json.dumps([list(error.ranks), str(error)]))
     missing_modality(rank, folder)
+    shared_items(rank, size, folder)
 
 
 def missing_modality(rank: int, folder: Path) -> None:
@@ -70,3 +72,22 @@ def missing_modality(rank: int, folder: Path) -> None:
         None if module.weight.grad is None else module.weight.grad.tolist() for module in (tower, backbone, unused)
     ]
     (folder / f"summed{rank}.json").write_text(json.dumps(grads))
+
+
+def shared_items(rank: int, size: int, folder: Path) -> None:
+    """Two images over three ranks, of which one has none: features and gradients beside one process that has both."""
+    rows = (3, 5)
+    draw = torch.Generator().manual_seed(0)
+    pixels, weights = torch.randn(8, 4, generator=draw).double(), torch.randn(size, 8, 2, generator=draw).double()
+    torch.manual_seed(0)
+    encoder = torch.nn.Linear(4, 2).double()
+    share = share_items(rows, size)
+    features = gather_items(encoder(pixels[share.places_of(rank)]), share)
+    (features * weights[rank]).sum().backward()  # each rank's tokens read the features otherwise
+    sum_gradients(encoder.parameters())
+    own = encoder.weight.grad.clone()
+    encoder.zero_grad()
+    expected = encoder(pixels)
+    (expected * weights.sum(0)).sum().backward()
+    found = [float((own - encoder.weight.grad).abs().max()), float((features - expected).detach().abs().max())]
+    (folder / f"items{rank}.json").write_text(json.dumps([*found, len(share.items_of(rank))]))
