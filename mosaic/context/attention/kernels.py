@@ -28,14 +28,22 @@ class Kernel(Protocol):
 KERNELS: dict[str, Callable[..., Kernel]] = {"block_rows": BlockRows, "flex": FlexKernel}
 """By name: plain torch row by row, on any device; and FlexAttention compiled, on CUDA."""
 
+FLEX_BLOCK = 128
+"""Tokens of queries and of keys that compiled FlexAttention works on at once."""
+
 
 def make_kernel(name: str | None, plan: ContextPlan, rank: int, exchange: Exchange, device: torch.device) -> Kernel:
     """Returns a kernel by name; None: compiled FlexAttention on CUDA, block rows elsewhere.
 
     Raises:
-        ValueError: There is none of that name; lists all.
+        ValueError: There is none of that name, or blocks are no multiple of what it works on at once.
     """
     chosen = name or ("flex" if device.type == "cuda" else "block_rows")
     if chosen not in KERNELS:
         raise ValueError(f"kernel={chosen!r} computes no attention; use one of {', '.join(KERNELS)}")
+    if chosen == "flex" and plan.blocks.block % FLEX_BLOCK:
+        raise ValueError(
+            f"block={plan.blocks.block} is no multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works on; "
+            f"plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
+        )
     return KERNELS[chosen](plan, rank, exchange.column_of, exchange.num_blocks, device)
