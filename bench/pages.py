@@ -78,7 +78,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"\w+, \d+ tokens, \d+ ranks: (longest first .*|trades, ms|whole distribution .*)",
             r"\w+, \d+ tokens, \d+ ranks: most over mean after trades",
             r"\w+, \d+ tokens, one of \d+ ranks: .*, ms",
-            r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over .*|.*: attention .*)",
+            r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over .*|.*: attention .*|.*: the slower .*)",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (

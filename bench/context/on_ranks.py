@@ -1,4 +1,7 @@
-"""Attention's time on two gloo ranks: zigzag and ours in turn, on the same masks."""
+"""Attention's time on two gloo ranks: zigzag and ours in turn, on the same masks.
+
+Beside the time of a step that of the slower rank's core is measured, which no other process lengthens.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +41,34 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
         shapes = [(1, heads, plan.layout.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
         made[way] = Attend(plan, exchange=exchange), [torch.randn(shape, generator=draw) for shape in shapes]
     times: dict[str, list[float]] = {way: [] for way in made}
+    cores: dict[str, list[float]] = {way: [] for way in made}
     for number in range(rounds + 1):
         for way, (attend, given) in made.items():
-            took = _step_ms(attend, given)
+            took, core = _step_ms(attend, given)
             if number:  # the first round warms up
                 times[way].append(took)
+                cores[way].append(core)
     for way, (attend, _) in made.items():
         of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"
         yield median_figure(f"{of}: attention forward and backward, ms", times[way])
+        yield median_figure(f"{of}: the slower rank's core, ms", cores[way])
         yield Figure(name=f"{of}: most tiles over mean", source="predicted", value=attend.plan.imbalance)
     for way in list(made)[1:]:
-        ratios = [theirs / own for theirs, own in zip(times["zigzag, all gathered"], times[way], strict=True)]
-        yield median_figure(f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: zigzag over {way}, ratio", ratios)
+        for what, by in (("", times), (" in the slower rank's core", cores)):
+            ratios = [theirs / own for theirs, own in zip(by["zigzag, all gathered"], by[way], strict=True)]
+            yield median_figure(
+                f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: zigzag over {way}{what}, ratio", ratios
+            )
 
 
-def _step_ms(attend: Attend, given: list[torch.Tensor]) -> float:
+def _step_ms(attend: Attend, given: list[torch.Tensor]) -> tuple[float, float]:
+    """The time of the slower rank, and of its core."""
     leaves = [one.clone().requires_grad_() for one in given]
     dist.barrier()
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.thread_time()
     attend(*leaves).sum().backward()
-    dist.barrier()  # the slower rank's time
-    return 1e3 * (time.perf_counter() - began)
+    core = torch.tensor([time.thread_time() - busy])
+    dist.barrier()
+    took = time.perf_counter() - began
+    dist.all_reduce(core, op=dist.ReduceOp.MAX)
+    return 1e3 * took, 1e3 * float(core)

@@ -43,7 +43,7 @@ def make_kernel(name: str | None, plan: ContextPlan, rank: int, exchange: Exchan
         raise ValueError(f"kernel={chosen!r} computes no attention; use one of {', '.join(KERNELS)}")
     if chosen == "flex" and plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
-            f"block={plan.blocks.block} is no multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works on; "
-            f"plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
+            f"block={plan.blocks.block} is no multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "
+            f"on; plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
         )
     return KERNELS[chosen](plan, rank, exchange.column_of, exchange.num_blocks, device)
