@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import pages
+from bench.context import tables as context_tables
 from bench.ddp import tables as ddp_tables
 from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, read_paper
@@ -144,8 +145,12 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "demo": demo_table,
         "methods": pages.methods_table,
         "choices": pages.choices_table,
+        "context_methods": pages.context_methods_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
+        "context_balance": lambda: context_tables.balance_table(RESULTS),
+        "context_received": lambda: context_tables.received_table(RESULTS),
+        "context_times": lambda: context_tables.paper_times_table(RESULTS),
         "never_slower": lambda: never_slower_table(RESULTS),
         "ddp": lambda: ddp_tables.ddp_table(RESULTS),
         "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),

@@ -100,9 +100,9 @@ _IN_ORDER = (
     ),
     _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     *_models(8, 22),
-    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
+    _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
-    _question("scaling", "how much time does work take at every quota?", 23, grid=16),
+    _question("scaling", "how much time does work take at every quota?", 20, grid=16),
     _unknown(
         "outside-backward",
         "where does a backward run that is started outside of its lane?",
@@ -123,7 +123,13 @@ _IN_ORDER = (
         for count in (8, 32)
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
-    _question("interference", "what do kernels cost each other?", 22, grid=4),
+    _question("interference", "what do kernels cost each other?", 17, grid=4),
+    Measurement(
+        name="context",
+        asks="how long is the slowest rank's attention over a long sequence, by zigzag and as planned?",
+        function="bench.gpu.long_sequences:measure_long_sequences",
+        seconds=12,
+    ),
     Measurement(
         name="ranks/one",
         asks="does a start as one rank cost anything over a plain one?",
