@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
-from mosaic.parts.random_state import kept_random_state
+from mosaic.parts.random_state import is_same_python_state, kept_random_state, kept_torch_state, python_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class _Blank:
     """How they are nested."""
     draws: Sequence[Draw]
     """What draws random numbers in it."""
+    draws_in_python: bool
+    """Whether it draws of Python's or numpy's generator."""
 
 
 class BlankResults:
@@ -79,8 +81,12 @@ class BlankResults:
 
     def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Draws the random numbers that a call would."""
-        for draw in self._find(module, forward, args, kwargs).draws:
+        blank = self._find(module, forward, args, kwargs)
+        for draw in blank.draws:
             draw.again(self._device)
+        if blank.draws_in_python:
+            with self._alone():
+                self._run(module, forward, *pytree.tree_flatten((args, dict(kwargs))))
 
     def _find(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
         given, tree = pytree.tree_flatten((args, dict(kwargs)))
@@ -88,7 +94,7 @@ class BlankResults:
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
         if key in self._known:
             return self._known[key]
-        with self._alone():
+        with self._alone(), kept_random_state(self._device):
             blank = self._run(module, forward, given, tree)
         if id(module) not in self.by_values:
             self._known[key] = blank
@@ -96,6 +102,7 @@ class BlankResults:
 
     def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
+        before = python_state()
         try:
             if id(module) not in self.by_values:
                 with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
@@ -104,7 +111,7 @@ class BlankResults:
         except (DataDependentOutputException, DynamicOutputShapeException):
             self.by_values.add(id(module))
         if id(module) in self.by_values:
-            with torch.no_grad(), kept_random_state(self._device), DrawsSeen() as seen:
+            with torch.no_grad(), kept_torch_state(self._device), DrawsSeen() as seen:
                 args, kwargs = pytree.tree_unflatten(given, tree)
                 result = _call(module, forward, args, kwargs, self._zero)
         leaves, spec = pytree.tree_flatten(result)
@@ -112,7 +119,7 @@ class BlankResults:
             torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
             for leaf in leaves
         ]
-        return _Blank(tuple(blank), spec, seen.draws())
+        return _Blank(tuple(blank), spec, seen.draws(), not is_same_python_state(before, python_state()))
 
     def _zero(self, weight: torch.Tensor) -> torch.Tensor:
         if not weight.is_meta:

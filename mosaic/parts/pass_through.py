@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
-from mosaic.parts.random_state import State, random_state, set_random_state
+from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
@@ -60,7 +60,7 @@ class PassThrough:
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
-    _paused: State | None = None
+    _paused: TorchState | None = None
 
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
@@ -75,7 +75,7 @@ class PassThrough:
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
-                self._versions[value] = leaf._version
+                self._versions[value] = _version(leaf)
         if index == self.last:
             raise ChunkEnded
         return result
@@ -119,12 +119,12 @@ class PassThrough:
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
         if self._paused is None and self.draws == "own":
-            self._paused = random_state(self.device)
+            self._paused = torch_state(self.device)
 
     def resume_random_numbers(self) -> None:
         """From here on they are: they go on where the chunk's ended."""
         if self._paused is not None:
-            set_random_state(self._paused)
+            set_torch_state(self._paused)
             self._paused = None
 
     def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
@@ -135,14 +135,21 @@ class PassThrough:
         """
         for value in values:
             made = self.values.get(value)
-            if made is None or made._version != self._versions[value]:
+            if made is None and value in self.received:  # the chunk ends before the module is called
+                continue
+            if made is None or _version(made) != self._versions[value]:
                 path = self.split.sites[value.site].path
                 how = "was not returned" if made is None else "was written into by an operation behind it"
                 raise UnsplittableError(
                     f"what {path} returns {how}, and other chunks need it; let the model do with each microbatch what "
                     "it does with the sample, and not in place"
                 )
-        return tuple(self.received.get(value, self.values[value]) for value in values)
+        return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Returns how often a tensor was written into; under inference mode nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class CurrentCall(threading.local):

@@ -87,7 +87,11 @@ class _Run:
         index = len(self.calls) - 1
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
-                self.provenance.mark(leaf, Sources(values=frozenset([Value(index, number)])), anew=True)
+                passed = self.provenance.sources(leaf)
+                is_new = call in passed.inside
+                if not is_new:  # an argument or a view of it, such as of a dropout that drops nothing
+                    call.read(passed)
+                self.provenance.mark(leaf, Sources(values=frozenset([Value(index, number)])), anew=is_new)
         call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
         first = leaves[0] if leaves else None
         if isinstance(first, torch.Tensor) and hidden is not None:
