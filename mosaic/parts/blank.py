@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import UnsplittableError
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
 from mosaic.parts.random_state import is_same_python_state, kept_random_state, kept_torch_state, python_state
@@ -108,12 +109,12 @@ class BlankResults:
                 with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
                     args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
                     result = _call(module, forward, args, kwargs, self._empty)
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except Exception:  # of any kind: it reads values, or an operator of it is not known without data
             self.by_values.add(id(module))
         if id(module) in self.by_values:
             with torch.no_grad(), kept_torch_state(self._device), DrawsSeen() as seen:
                 args, kwargs = pytree.tree_unflatten(given, tree)
-                result = _call(module, forward, args, kwargs, self._zero)
+                result = self._with_data(module, forward, args, kwargs)
         leaves, spec = pytree.tree_flatten(result)
         blank = [
             torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
@@ -121,7 +122,18 @@ class BlankResults:
         ]
         return _Blank(tuple(blank), spec, seen.draws(), not is_same_python_state(before, python_state()))
 
+    def _with_data(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
+        try:
+            return _call(module, forward, args, kwargs, self._zero)
+        except Exception as error:  # of any kind: it is the user's code that runs
+            raise UnsplittableError(
+                f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}; see that it runs with weights of zeros"
+            ) from error
+
     def _zero(self, weight: torch.Tensor) -> torch.Tensor:
+        if not isinstance(weight, nn.Parameter):  # a buffer may be written into
+            return torch.zeros_like(weight, device=self._device) if weight.is_meta else weight.clone()
         if not weight.is_meta:
             return weight
         return torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)

@@ -243,7 +243,7 @@ class PartedModel:
             self._current.through = through
             through.pause_random_numbers()
             try:
-                return self.model(**kwargs)
+                return self.model(**self.split.copied(kwargs))
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None

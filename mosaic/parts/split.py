@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils import _pytree as pytree
+
 from mosaic.graph import Part
 
 
@@ -69,6 +72,8 @@ class ModelSplit:
     """In the order in which they are called; the last is the model's output."""
     output_leaves: tuple[str, ...]
     """Of a model that returns a container, the leaves that the last module makes; others are left out as None."""
+    written_inputs: tuple[str, ...] = ()
+    """Tensors of the microbatch that the model writes into: each chunk has a copy."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
 
@@ -183,6 +188,10 @@ class ModelSplit:
                 users.setdefault(name, []).append(index)
         return tuple((name, tuple(found)) for name, found in sorted(users.items()) if len(found) > 1)
 
+    def copied(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a microbatch with copies of the tensors that the model writes into."""
+        return {name: copied(value) if name in self.written_inputs else value for name, value in kwargs.items()}
+
     def check_chunks(self, chunks: Sequence[Sequence[Part]]) -> None:
         """Checks that chunks are of this model.
 
@@ -195,3 +204,9 @@ class ModelSplit:
                 if module is None or module.count != part.total:
                     known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
                     raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")
+
+
+def copied(value: Any) -> Any:
+    """Returns nested containers with copies of their tensors; what is one tensor stays one."""
+    made: dict[int, torch.Tensor] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda one: made.setdefault(id(one), one.clone()), value)

@@ -16,13 +16,18 @@ Again = Callable[[], AbstractContextManager[Any]]
 """Returns a block in which a layer's forward is run a second time: what the first one ran in, of its own making."""
 
 
+def is_cache(value: Any) -> bool:
+    """Whether an argument holds keys and values of earlier tokens, as transformers' caches do."""
+    return hasattr(value, "get_seq_length")
+
+
 def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
     return layer(*args, **kwargs)
 
 
 def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
     for value in (*args, *kwargs.values()):
-        if hasattr(value, "get_seq_length"):  # the protocol of transformers' caches
+        if is_cache(value):
             raise UnsplittableError(
                 f"a layer that is to be recomputed gets a {type(value).__name__}, which its second run would fill "
                 "again; call the model with use_cache=False, as training needs no keys and values of earlier tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,29 +14,73 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.finding.describe import describe
 from mosaic.parts.finding.follow import Followed, follow
-from mosaic.parts.finding.layer_lists import LayerList, candidates, check_chain, check_model, is_chain, layer_name
+from mosaic.parts.finding.layer_lists import (
+    LayerList,
+    LayerListError,
+    candidates,
+    check_chain,
+    check_model,
+    is_chain,
+    layer_name,
+)
 from mosaic.parts.random_state import kept_random_state
-from mosaic.parts.split import ModelSplit
+from mosaic.parts.split import ModelSplit, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 
-def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[str, str] | None = None) -> ModelSplit:
+def find_split(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    *,
+    modules: Mapping[str, str] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+) -> ModelSplit:
     """Runs a microbatch once, without gradients, and returns where the model can be cut.
 
-    Random numbers and buffers are left as they were. The sample should have every modality: a module that it does not
-    reach can neither be cut nor fed. Where weights are on the meta device, layers are not run, and what they would
-    return is zeros.
+    Random numbers, buffers and the sample are left as they were. The sample should have every modality: a module that
+    it does not reach can neither be cut nor fed. Where weights are on the meta device, layers are not run, and what
+    they would return is zeros.
 
     Args:
         model: The user's model.
         sample: Keyword arguments of the model.
         modules: Names for lists of layers, as ``named_modules`` gives them, where others are to be cut than are found.
+        loss: Of the model's output. Chunks then make what it reads, whichever module that comes from; by default all
+            that the last module makes.
 
     Raises:
         UnsplittableError: The model cannot be cut between layers; the message says where and why.
     """
     check_model(model)
     lists = candidates(model, modules)
+    if modules is not None:
+        return _split(model, sample, lists, modules, loss)
+    first: LayerListError | None = None
+    while True:
+        try:
+            return _split(model, sample, lists, None, loss)
+        except LayerListError as problem:
+            first = first or problem
+            lists = _without_smallest(lists, problem.lists)
+            if not lists:
+                raise first from None
+
+
+def _without_smallest(lists: Mapping[str, LayerList], among: Collection[str]) -> dict[str, LayerList]:
+    """Returns lists without the smallest of some; none if that holds as much as all others together."""
+    sizes = {path: sum(one.numel() for one in layers.parameters()) for path, layers in lists.items()}
+    left_out = min(among, key=lambda path: (sizes[path], path))
+    is_small = 2 * sizes[left_out] < sum(sizes.values())
+    return {path: layers for path, layers in lists.items() if path != left_out} if is_small else {}
+
+
+def _split(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    lists: Mapping[str, LayerList],
+    modules: Mapping[str, str] | None,
+    loss: Callable[[Any], Any] | None,
+) -> ModelSplit:
     sites, scopes = _watched(model, lists)
     device = device_of(model, sample)
     stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
@@ -45,7 +89,9 @@ def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[
         _check_buffers(model, sites)
     with _kept_buffers(model), kept_random_state(device), stand_ins.placed():
         parameters = dict(model.named_parameters()) | stand_ins.by_name
-        seen = follow(model, sample, sites=sites, scopes=scopes, parameters=parameters, blank=blank)
+        seen = follow(
+            model, copied(dict(sample)), sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss
+        )
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 

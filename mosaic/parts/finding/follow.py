@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mosaic.errors import MosaicError, UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
-from mosaic.parts.finding.provenance import NumbersRead, Provenance, SeenCall, Sources, caller
+from mosaic.parts.finding.provenance import NumbersRead, Provenance
+from mosaic.parts.finding.seen_call import SeenCall, Sources, caller, is_checkpointed, line_of
 from mosaic.parts.split import Value
 
 
@@ -26,6 +29,10 @@ class Followed:
     """In order."""
     output: dict[str, Sources]
     """For each tensor that the model returned, by where it stands in the output, what it is made of."""
+    loss: SeenCall | None
+    """What a loss read of it; None: there was none."""
+    written_inputs: frozenset[str]
+    """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
     """For modules that hold lists of layers, tensors of the sample that were read between their calls."""
 
@@ -69,6 +76,11 @@ class _Run:
 
     def _begin(self, path: str) -> SeenCall:
         call = SeenCall(path=path, call=self._counts[path], line=caller())
+        if is_checkpointed():
+            raise UnsplittableError(
+                f"{path} is called within torch.utils.checkpoint, as {call.line} has it; parts choose themselves which "
+                "layers are recomputed: call it directly and give strategies"
+            )
         self._counts[path] += 1
         call.read(self.provenance.decided)
         self.provenance.here = call
@@ -91,7 +103,8 @@ class _Run:
                 is_new = call in passed.inside
                 if not is_new:  # an argument or a view of it, such as of a dropout that drops nothing
                     call.read(passed)
-                self.provenance.mark(leaf, Sources(values=frozenset([Value(index, number)])), anew=is_new)
+                own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
+                self.provenance.mark(leaf, own, anew=is_new)
         call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
         first = leaves[0] if leaves else None
         if isinstance(first, torch.Tensor) and hidden is not None:
@@ -106,6 +119,7 @@ def follow(
     scopes: Mapping[str, nn.Module],
     parameters: Mapping[str, torch.Tensor],
     blank: BlankResults | None,
+    loss: Callable[[Any], Any] | None,
 ) -> Followed:
     """Runs the model once and follows what its sites read and return.
 
@@ -116,16 +130,54 @@ def follow(
         scopes: Modules by name that hold them.
         parameters: The model's, or what stands in for them.
         blank: Gives what sites return where they cannot run; None: they run.
+        loss: Of the model's output; what it does not read need not be there.
     """
-    provenance = Provenance(parameters, sample)
+    provenance = Provenance(parameters, dict(model.named_buffers()), sample)
     run = _Run(provenance, blank)
     forwards = {module: run.site(path, module) for path, module in sites.items()}
     forwards |= {module: run.scope(path, module) for path, module in scopes.items()}
     with replaced_forwards(forwards), torch.no_grad(), NumbersRead(provenance), provenance:
-        result = model(**sample)
-    output = {}
-    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
-        sources = provenance.sources(leaf)
-        if isinstance(leaf, torch.Tensor) and not sources.inside:
-            output[pytree.keystr(path)] = sources
-    return Followed(calls=run.calls, output=output, scoped_inputs=provenance.scoped_inputs)
+        with _errors_named():
+            result = model(**sample)
+        output = _output(result, provenance)
+        read = None if loss is None else _read_by(loss, result, provenance)
+    return Followed(
+        calls=run.calls,
+        output=output,
+        loss=read,
+        written_inputs=frozenset(provenance.written_inputs),
+        scoped_inputs=provenance.scoped_inputs,
+    )
+
+
+def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
+    leaves = pytree.tree_flatten_with_path(result)[0]
+    found = {pytree.keystr(path): provenance.sources(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    for path, leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            provenance.mark(leaf, Sources(outputs=frozenset([pytree.keystr(path)])))
+    return {path: sources for path, sources in found.items() if not sources.inside}
+
+
+def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) -> SeenCall:
+    provenance.here = call = SeenCall(path="", call=0, line="")
+    try:
+        provenance.note_read(loss(result))
+    finally:
+        provenance.here = None
+    return call
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Says of what the model or torch raises that the model was being followed."""
+    try:
+        yield
+    except MosaicError:
+        raise
+    except Exception as error:  # of any kind: it is the user's code that runs
+        raise UnsplittableError(
+            f"the model cannot be followed: with the sample, without gradients, it raises {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'without a message'} ({line_of(error)}); "
+            "see that it runs under torch.no_grad(), and that its layers take plain tensors"
+        ) from error
