@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from mosaic.errors import UnsplittableError
+from mosaic.errors import UnsplittableError, said_by
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
 from mosaic.parts.random_state import is_same_python_state, kept_random_state, kept_torch_state, python_state
+from mosaic.parts.strategies import is_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,10 @@ class BlankResults:
             draw.again(self._device)
         if blank.draws_in_python:
             with self._alone():
-                self._run(module, forward, *pytree.tree_flatten((args, dict(kwargs))))
+                self._run(module, forward, *_flat(args, kwargs))
 
     def _find(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
-        given, tree = pytree.tree_flatten((args, dict(kwargs)))
+        given, tree = _flat(args, kwargs)
         cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
         if key in self._known:
@@ -125,30 +127,38 @@ class BlankResults:
     def _with_data(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         try:
             return _call(module, forward, args, kwargs, self._zero)
+        except Exception:  # of any kind: some operators want memory of usual strides
+            pass
+        try:
+            return _call(module, forward, args, kwargs, partial(self._zero, with_memory=True))
         except Exception as error:  # of any kind: it is the user's code that runs
             raise UnsplittableError(
                 f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
-                f"{type(error).__name__}: {str(error).splitlines()[0]}; see that it runs with weights of zeros"
+                f"{said_by(error)}; see that it runs with weights of zeros"
             ) from error
 
-    def _zero(self, weight: torch.Tensor) -> torch.Tensor:
-        if not isinstance(weight, nn.Parameter):  # a buffer may be written into
-            return torch.zeros_like(weight, device=self._device) if weight.is_meta else weight.clone()
-        if not weight.is_meta:
-            return weight
-        return torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+    def _zero(self, weight: torch.Tensor, *, is_buffer: bool, with_memory: bool = False) -> torch.Tensor:
+        if weight.is_meta:
+            weight = torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+        if is_buffer:
+            return weight.clone(memory_format=torch.contiguous_format)  # it may be written into
+        return weight.contiguous() if with_memory else weight
 
-    def _empty(self, leaf: Any) -> Any:
+    def _empty(self, leaf: Any, *, is_buffer: bool = False) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
 
 
-def _call(
-    module: nn.Module, forward: Forward, args: Any, kwargs: Any, weight: Callable[[torch.Tensor], torch.Tensor]
-) -> Any:
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    weights = {f"inner.{name}": weight(tensor) for name, tensor in tensors}
+def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Returns arguments as leaves and their tree, without caches: a run would fill them."""
+    leaves, tree = pytree.tree_flatten((args, dict(kwargs)), is_leaf=is_cache)
+    return [None if is_cache(leaf) else leaf for leaf in leaves], tree
+
+
+def _call(module: nn.Module, forward: Forward, args: Any, kwargs: Any, weight: Callable[..., torch.Tensor]) -> Any:
+    weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
+    weights |= {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
     return functional_call(_Bare(module, forward), weights, args, kwargs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -243,7 +244,7 @@ class PartedModel:
             self._current.through = through
             through.pause_random_numbers()
             try:
-                return self.model(**self.split.copied(kwargs))
+                return _run_apart(self.model, self.split.copied(kwargs))
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
@@ -292,6 +293,12 @@ class PartedModel:
             for path, leaf in leaves
         ]
         return pytree.tree_unflatten(own, tree)
+
+
+def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """Calls a model that may be left in the middle: what it sets for its thread meanwhile is set back."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return copy_context().run(model, **kwargs)
 
 
 def _shape(value: Any) -> Hashable:

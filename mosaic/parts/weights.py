@@ -25,7 +25,7 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
     Args:
         model: The user's model.
         keep: First names of the parameters that stay.
-        whole: Modules that do not run here: their buffers go too.
+        whole: Modules that do not run here: their buffers go too, but for single numbers.
     """
     with _swapping(model) as swap:
         for name, parameter in model.named_parameters():
@@ -35,7 +35,7 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
     for module in whole:
         for inner in module.modules():
             for name, buffer in inner._buffers.items():
-                if buffer is not None:
+                if buffer is not None and buffer.ndim:  # numbers, such as strides, say what modules return
                     inner._buffers[name] = buffer.to("meta")
 
 
@@ -87,7 +87,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
 
 @contextmanager
 def _swapping(model: nn.Module) -> Iterator[Callable[[nn.Parameter, torch.Tensor], None]]:
-    """Gives a function that puts other memory into a parameter; recurrent cells let go of their parameters meanwhile."""
+    """Gives a function that puts other memory into a parameter; recurrent cells let go of it meanwhile."""
     cells = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for cell in cells:
         cell._flat_weight_refs = []  # torch swaps nothing that others hold weakly

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -23,6 +21,7 @@ from mosaic.parts.finding.layer_lists import (
     is_chain,
     layer_name,
 )
+from mosaic.parts.finding.module_state import kept_state
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
@@ -37,9 +36,9 @@ def find_split(
 ) -> ModelSplit:
     """Runs a microbatch once, without gradients, and returns where the model can be cut.
 
-    Random numbers, buffers and the sample are left as they were. The sample should have every modality: a module that
-    it does not reach can neither be cut nor fed. Where weights are on the meta device, layers are not run, and what
-    they would return is zeros.
+    Random numbers, the model's state and the sample are left as they were. The sample should have every modality: a
+    module that it does not reach can neither be cut nor fed. Where weights are on the meta device, layers are not run,
+    and what they would return is zeros.
 
     Args:
         model: The user's model.
@@ -87,7 +86,7 @@ def _split(
     blank = BlankResults(device) if stand_ins.by_name or _is_on_meta(model) else None
     if blank is not None:
         _check_buffers(model, sites)
-    with _kept_buffers(model), kept_random_state(device), stand_ins.placed():
+    with kept_state(model), kept_random_state(device), stand_ins.placed():
         parameters = dict(model.named_parameters()) | stand_ins.by_name
         seen = follow(
             model, copied(dict(sample)), sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss
@@ -157,14 +156,3 @@ def _check_buffers(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta and id(module) not in inside:
                 raise meta_buffer(f"{path}.{name}")
-
-
-@contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mosaic.errors import MosaicError, UnsplittableError
+from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
 from mosaic.parts.finding.provenance import NumbersRead, Provenance
@@ -177,7 +177,6 @@ def _errors_named() -> Iterator[None]:
         raise
     except Exception as error:  # of any kind: it is the user's code that runs
         raise UnsplittableError(
-            f"the model cannot be followed: with the sample, without gradients, it raises {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'without a message'} ({line_of(error)}); "
-            "see that it runs under torch.no_grad(), and that its layers take plain tensors"
+            f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} "
+            f"({line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain tensors"
         ) from error

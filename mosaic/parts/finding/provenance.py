@@ -124,6 +124,11 @@ class NumbersRead(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes what is read."""
+        if func is torch.autograd.grad and self._provenance.here is None:
+            raise UnsplittableError(
+                f"gradients are computed between layers at {caller()}; other ranks have the layers that they would go "
+                "through: do it within one layer, or in the loss"
+            )
         if getattr(func, "__name__", "") in _READS:
             self._provenance.note_decision(args)
         return func(*args, **(kwargs or {}))
