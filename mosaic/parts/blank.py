@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
+from mosaic.parts.hooked import HookedCall, recorded_hooked_calls
 from mosaic.parts.random_state import is_same_python_state, kept_random_state, kept_torch_state, python_state
 from mosaic.parts.strategies import is_cache
 
@@ -31,6 +32,10 @@ class _Blank:
     """What draws random numbers in it."""
     draws_in_python: bool
     """Whether it draws of Python's or numpy's generator."""
+    passed: tuple[int | None, ...]
+    """For each leaf which of the arguments' leaves it is, or is a view of."""
+    hooked: tuple[HookedCall, ...]
+    """Calls of modules inside whose results hooks see."""
 
 
 class BlankResults:
@@ -49,6 +54,7 @@ class BlankResults:
         self._alone = alone
         self._known: dict[Hashable, _Blank] = {}
         self.by_values: set[int] = set()
+        self._hooked: dict[Hashable, tuple[HookedCall, ...]] = {}
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def of(
@@ -61,6 +67,27 @@ class BlankResults:
             for leaf in blank.leaves
         ]
         return leaves, blank.tree
+
+    def passed_by(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Returns for each leaf that a call returns the argument that it is, or is a view of, or else None."""
+        given, _ = _flat(args, kwargs)
+        passed = self._find(module, forward, args, kwargs).passed
+        return [None if number is None else given[number] for number in passed]
+
+    def hooked_in(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[HookedCall, ...]:
+        """Returns calls of modules inside whose results hooks see; their shapes follow from those of arguments."""
+        key = (id(module), *map(_key, _flat(args, kwargs)[0]))
+        if key not in self._hooked:
+            self._hooked[key] = self._find(module, forward, args, kwargs).hooked
+        return self._hooked[key]
+
+    def zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Returns zeros without memory."""
+        return torch.zeros((), dtype=like.dtype, device=self._device).expand(like.shape)
 
     def in_precision_of(
         self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -105,24 +132,38 @@ class BlankResults:
 
     def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
-        before = python_state()
+        before, hooked = python_state(), list[HookedCall]()
         try:
             if id(module) not in self.by_values:
                 with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
-                    args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
-                    result = _call(module, forward, args, kwargs, self._empty)
+                    leaves = [self._empty(leaf) for leaf in given]
+                    args, kwargs = pytree.tree_unflatten(leaves, tree)
+                    with recorded_hooked_calls(module, hooked):
+                        result = _call(module, forward, args, kwargs, self._empty)
         except Exception:  # of any kind: it reads values, or an operator of it is not known without data
             self.by_values.add(id(module))
         if id(module) in self.by_values:
             with torch.no_grad(), kept_torch_state(self._device), DrawsSeen() as seen:
+                hooked.clear()
+                leaves = given
                 args, kwargs = pytree.tree_unflatten(given, tree)
-                result = self._with_data(module, forward, args, kwargs)
-        leaves, spec = pytree.tree_flatten(result)
-        blank = [
-            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        ]
-        return _Blank(tuple(blank), spec, seen.draws(), not is_same_python_state(before, python_state()))
+                with recorded_hooked_calls(module, hooked):
+                    result = self._with_data(module, forward, args, kwargs)
+        returned, spec = pytree.tree_flatten(result)
+        memory = {one.untyped_storage()._cdata: at for at, one in enumerate(leaves) if isinstance(one, torch.Tensor)}
+        return _Blank(
+            leaves=tuple(
+                torch.empty(one.shape, dtype=one.dtype, device="meta") if isinstance(one, torch.Tensor) else one
+                for one in returned
+            ),
+            tree=spec,
+            draws=seen.draws(),
+            draws_in_python=not is_same_python_state(before, python_state()),
+            passed=tuple(
+                memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in returned
+            ),
+            hooked=tuple(hooked),
+        )
 
     def _with_data(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         try:

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
-from mosaic.parts.doors import replaced_forwards
+from mosaic.parts.doors import Forward, replaced_forwards
+from mosaic.parts.hooked import HookedResults, watching
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again
@@ -63,7 +64,7 @@ class PartedModel:
         split.check_chunks(self.chunks)
         self.device = device or device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
-        self._doors = self._make_doors()
+        self._doors, self._results = self._make_doors(), HookedResults()
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
@@ -237,7 +238,17 @@ class PartedModel:
             received=received,
             sends=plan.sends,
             present=plan.present,
+            results=self._results,
         )
+
+    def _watching_forwards(self) -> dict[nn.Module, Forward]:
+        """Of modules inside of sites of which hooks keep something that other chunks need."""
+        paths = {f"{site.path}.{call.path}" for site in self.split.sites for call in site.hooked}
+        return {
+            module: watching(path, module, self._results)
+            for path in paths
+            for module in [self.model.get_submodule(path)]
+        }
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
         with self._doors_in_place():
@@ -260,7 +271,8 @@ class PartedModel:
                 for door in self._doors:
                     door.find_forward()
                 self._in_place.enter_context(self._stand_ins.placed())
-                self._in_place.enter_context(replaced_forwards({door.module: door for door in self._doors}))
+                forwards = self._watching_forwards() | {door.module: door for door in self._doors}
+                self._in_place.enter_context(replaced_forwards(forwards))
             self._num_calls += 1
         try:
             yield

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
+from mosaic.parts.hooked import HookedResults, tensors_seen
 from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again, run_layer
@@ -56,6 +57,8 @@ class PassThrough:
     """For own layers, by site."""
     again: Again = nullcontext
     """For layers that are made again in backward."""
+    results: HookedResults = field(default_factory=HookedResults)
+    """What hooked modules inside of own sites return."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
@@ -65,13 +68,17 @@ class PassThrough:
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
         index = self._site(door)
+        hooked = self.split.sites[index].hooked
         if index in self.own:
             self.resume_random_numbers()
-            result = run_layer(self.strategies.get(index, "keep"), door.run, args, kwargs, self.again)
+            with self.results.collected() as seen:
+                result = run_layer(self.strategies.get(index, "keep"), door.run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+            leaves += tensors_seen(door.path, hooked, seen) if hooked else []
         else:
             self.pause_random_numbers()
             result, leaves = self._stand_in(index, door, args, kwargs)
+            leaves += self._run_hooks(index, door, args, kwargs) if hooked else []
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
@@ -115,6 +122,25 @@ class PassThrough:
                 leaves[number] = _Handed.apply(given)
                 self.resume_random_numbers()
         return pytree.tree_unflatten(leaves, tree), leaves
+
+    def _run_hooks(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Calls hooks inside of a site that does not run with what was received, or else with zeros."""
+        site, kept = self.split.sites[index], self.split.kept_by_hooks(index)
+        hooked = site.hooked
+        if not self.received.keys() >= set(kept):
+            hooked = self.blank.hooked_in(door.module, door.forward, args, kwargs)
+        found: list[torch.Tensor] = []
+        for call in hooked:
+            values = [Value(index, site.num_leaves + len(found) + at) for at in range(len(call.tensors))]
+            zeros = [self.blank.zeros(call.leaves[number]) for number in call.tensors]
+            tensors = [
+                _Handed.apply(self.received[value]) if value in self.received else zero
+                for value, zero in zip(values, zeros, strict=True)
+            ]
+            if not set(kept).isdisjoint(values):
+                call.run_hooks(door.module, tensors)
+            found += tensors
+        return found
 
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.graph import Part
+from mosaic.parts.hooked import HookedCall
 
 
 class Value(NamedTuple):
@@ -44,6 +45,13 @@ class Site:
     """Whether its first result has its first input's shape and dtype."""
     form: Any = field(default=None, repr=False, compare=False)
     """What it returned, without its tensors, as leaves and a tree."""
+    hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)
+    """Calls of modules inside of which hooks keep results that others need; these are its values behind its leaves."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Of how many leaves what it returned consists."""
+        return 0 if self.form is None else len(self.form[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +110,19 @@ class ModelSplit:
 
     @cached_property
     def _sites_with_further_values(self) -> frozenset[int]:
-        return frozenset(value.site for value in self._consumers if value.leaf)
+        return frozenset(value.site for value in self._consumers if 0 < value.leaf < self.sites[value.site].num_leaves)
+
+    def kept_by_hooks(self, site: int) -> tuple[Value, ...]:
+        """Returns values that hooks inside of a site keep and others need."""
+        return self._kept_by_hooks.get(site, ())
+
+    @cached_property
+    def _kept_by_hooks(self) -> dict[int, tuple[Value, ...]]:
+        found: dict[int, tuple[Value, ...]] = {}
+        for value in self._consumers:
+            if value.leaf >= self.sites[value.site].num_leaves:
+                found[value.site] = (*found.get(value.site, ()), value)
+        return found
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
         """Returns what a part that begins at this layer, above 0, needs of the part before it.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.parts.finding.follow import Followed
+from mosaic.parts.finding.follow import Followed, num_leaves
 from mosaic.parts.finding.layer_lists import layer_name
 from mosaic.parts.finding.owners import (
     Owner,
@@ -50,6 +50,8 @@ def describe(
     check_random_numbers(owned)
     check_rows(owned)
     parameters = _parameters(model, owned)
+    needed = frozenset().union(*(call.values for _, call in owned))
+    kept = {value.site for value in needed if value.leaf >= num_leaves(seen.calls[value.site])}
     return ModelSplit(
         modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
         sites=tuple(
@@ -63,8 +65,9 @@ def describe(
                 parameters=used,
                 keeps_shape=call.keeps_shape,
                 form=call.form,
+                hooked=call.hooked if index in kept else (),
             )
-            for ((path, layer), call), used in zip(owned, parameters, strict=True)
+            for index, (((path, layer), call), used) in enumerate(zip(owned, parameters, strict=True))
         ),
         output_leaves=output_leaves,
         written_inputs=tuple(sorted(seen.written_inputs)),

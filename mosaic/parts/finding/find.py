@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.finding.describe import describe
-from mosaic.parts.finding.follow import Followed, follow
+from mosaic.parts.finding.follow import Followed, check_hooked, follow
 from mosaic.parts.finding.layer_lists import (
     LayerList,
     LayerListError,
@@ -86,11 +86,16 @@ def _split(
     blank = BlankResults(device) if stand_ins.by_name or _is_on_meta(model) else None
     if blank is not None:
         _check_buffers(model, sites)
-    with kept_state(model), kept_random_state(device), stand_ins.placed():
-        parameters = dict(model.named_parameters()) | stand_ins.by_name
-        seen = follow(
-            model, copied(dict(sample)), sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss
-        )
+
+    def look(blank: BlankResults | None) -> Followed:
+        with kept_state(model), kept_random_state(device), stand_ins.placed():
+            parameters = dict(model.named_parameters()) | stand_ins.by_name
+            tensors = copied(dict(sample))
+            return follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
+
+    seen = look(blank)
+    if seen.kept is not None:
+        seen = check_hooked(seen, look(BlankResults(device)))
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 

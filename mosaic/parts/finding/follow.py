@@ -17,7 +17,7 @@ from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
 from mosaic.parts.finding.provenance import NumbersRead, Provenance
-from mosaic.parts.finding.seen_call import SeenCall, Sources, caller, is_checkpointed, line_of
+from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of
 from mosaic.parts.split import Value
 
 
@@ -31,6 +31,8 @@ class Followed:
     """For each tensor that the model returned, by where it stands in the output, what it is made of."""
     loss: SeenCall | None
     """What a loss read of it; None: there was none."""
+    kept: tuple[str, str] | None
+    """A call inside of which something was made that is read elsewhere, and the line that reads it."""
     written_inputs: frozenset[str]
     """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
@@ -54,7 +56,7 @@ class _Run:
                 return forward(*args, **kwargs)
             call = self._begin(path)
             try:
-                result = self._result(module, forward, args, kwargs)
+                result = self._result(call, module, forward, args, kwargs)
             finally:
                 self.provenance.here = None
             self._end(call, result, hidden_of(args, kwargs))
@@ -87,24 +89,46 @@ class _Run:
         self.calls.append(call)
         return call
 
-    def _result(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(
+        self, call: SeenCall, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._blank is None:
             return forward(*args, **kwargs)
         self.provenance.note_read((args, kwargs))
         with _disable_current_modes():
-            return pytree.tree_unflatten(*self._blank.of(module, forward, args, kwargs))
+            leaves, tree = self._blank.of(module, forward, args, kwargs)
+            passed = self._blank.passed_by(module, forward, args, kwargs)
+            call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
+        for leaf, argument in zip(leaves, passed, strict=True):
+            if argument is not None:
+                self.provenance.mark(leaf, self.provenance.sources(argument))
+        self._run_hooks(call, module, self._blank, first=len(leaves))
+        return pytree.tree_unflatten(leaves, tree)
+
+    def _run_hooks(self, call: SeenCall, module: nn.Module, blank: BlankResults, *, first: int) -> None:
+        """Lets hooks inside of a call that does not run keep zeros, which count as further values of the call."""
+        leaf = first
+        for hooked in call.hooked:
+            with _disable_current_modes():
+                tensors = [blank.zeros(hooked.leaves[number]) for number in hooked.tensors]
+            for tensor in tensors:
+                self.provenance.mark(tensor, Sources(values=frozenset([Value(len(self.calls) - 1, leaf)])))
+                leaf += 1
+            hooked.run_hooks(module, tensors)
 
     def _end(self, call: SeenCall, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)
         index = len(self.calls) - 1
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                passed = self.provenance.sources(leaf)
-                is_new = call in passed.inside
-                if not is_new:  # an argument or a view of it, such as of a dropout that drops nothing
-                    call.read(passed)
-                own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
-                self.provenance.mark(leaf, own, anew=is_new)
+        tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        made = {number: self.provenance.sources(leaf) for number, leaf in tensors.items()}
+        for number, leaf in tensors.items():
+            if call in made[number].inside:
+                self.provenance.mark(leaf, NOTHING, anew=True)
+            else:  # an argument or a view of it, such as of a dropout that drops nothing
+                call.read(made[number])
+        for number, leaf in tensors.items():
+            own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
+            self.provenance.mark(leaf, own)
         call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
         first = leaves[0] if leaves else None
         if isinstance(first, torch.Tensor) and hidden is not None:
@@ -145,9 +169,46 @@ def follow(
         calls=run.calls,
         output=output,
         loss=read,
+        kept=provenance.kept,
         written_inputs=frozenset(provenance.written_inputs),
         scoped_inputs=provenance.scoped_inputs,
     )
+
+
+def check_hooked(seen: Followed, blank: Followed) -> Followed:
+    """Returns what a run showed in which nothing inside of sites ran, if hooks kept there what they keep otherwise.
+
+    Args:
+        seen: A run in which something was read that was made inside of a site, and not returned.
+        blank: The same without data: hooks of modules inside of sites were called, and nothing else there.
+
+    Raises:
+        UnsplittableError: Other than by such hooks something is kept.
+    """
+    assert seen.kept is not None
+    is_alike = [call.path for call in seen.calls] == [call.path for call in blank.calls] and blank.kept is None
+    pairs = zip([*seen.calls, seen.loss], [*blank.calls, blank.loss], strict=False)
+    if not is_alike or not all(_is_alike(one, other, seen, blank) for one, other in pairs):
+        path, line = seen.kept
+        raise UnsplittableError(
+            f"a tensor made inside of {path} is used outside of it at {line}, other than as its result (an attribute "
+            "keeps it, or a hook something else than what its module returns); on another rank it is not there: return "
+            "it, or switch off what uses it"
+        )
+    return blank
+
+
+def _is_alike(one: SeenCall | None, other: SeenCall | None, seen: Followed, blank: Followed) -> bool:
+    if one is None or other is None:
+        return one is other
+    returned = {value for value in other.values if value.leaf < num_leaves(blank.calls[value.site])}
+    kept = {value.site for value in other.values - returned}
+    return one.values == returned and kept == {seen.calls.index(call) for call in one.kept}
+
+
+def num_leaves(call: SeenCall) -> int:
+    """Returns of how many leaves what a call returned consists."""
+    return 0 if call.form is None else len(call.form[0])
 
 
 def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:

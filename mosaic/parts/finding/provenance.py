@@ -27,6 +27,7 @@ class Provenance(TorchDispatchMode):
         scopes: Names of the modules around it.
         decided: What calls returned and became Python numbers between calls: all that follows may depend on it.
         scoped_inputs: For each of them the inputs that were read while it was the innermost.
+        kept: The first call inside of which something was made that was read elsewhere, and the line that read it.
         written_inputs: Inputs that the model writes into.
     """
 
@@ -37,6 +38,7 @@ class Provenance(TorchDispatchMode):
         self.here: SeenCall | None = None
         self.scopes: list[str] = []
         self.decided = NOTHING
+        self.kept: tuple[str, str] | None = None
         self.scoped_inputs: dict[str, set[str]] = {}
         self._sources: dict[int, Sources] = {}
         self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
@@ -63,19 +65,11 @@ class Provenance(TorchDispatchMode):
         return found
 
     def note_read(self, value: Any) -> Sources:
-        """Says that these tensors' values are read here: by the running call, and the module around it.
-
-        Raises:
-            UnsplittableError: One was made inside of another call, which did not return it.
-        """
+        """Says that these tensors' values are read here: by the running call, and the module around it."""
         sources = self.sources(value)
-        for made_in in sources.inside:
-            if self.here is None or made_in.path != self.here.path:
-                raise UnsplittableError(
-                    f"a tensor made inside of {made_in.path} is used outside of it at {caller()}, other than as its "
-                    "result (a hook or an attribute keeps it, such as routers' logits for a loss); on another rank it "
-                    "is not there: return it, or switch off what uses it"
-                )
+        if self.kept is None:
+            made_in = (one.path for one in sources.inside if self.here is None or one.path != self.here.path)
+            self.kept = next(((path, caller()) for path in made_in), None)
         if self.here is not None:
             self.here.read(sources)
         if self.scopes:
@@ -86,7 +80,7 @@ class Provenance(TorchDispatchMode):
         """Says that numbers, and not tensors, come of these tensors."""
         sources = self.note_read(value)
         if self.here is None:
-            self.decided |= Sources(values=sources.values, parameters=sources.parameters)
+            self.decided |= Sources(values=sources.values, parameters=sources.parameters, inside=sources.inside)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from mosaic.parts.hooked import HookedCall
 from mosaic.parts.split import Value
 
 
@@ -36,6 +37,10 @@ class SeenCall:
     """Lines of operations between calls by which the shape of what it read follows from values of other calls."""
     outputs: set[str] = field(default_factory=set)
     """Where what it read stands in the model's output; the loss alone reads that."""
+    kept: set[SeenCall] = field(default_factory=set)
+    """Calls inside of which something was made that it read, and that did not return it."""
+    hooked: tuple[HookedCall, ...] = ()
+    """Calls of modules inside of it whose results hooks see."""
     form: tuple[list[Any], Any] | None = None
     """What it returned, without its tensors."""
     keeps_shape: bool = False
@@ -47,6 +52,7 @@ class SeenCall:
         self.parameters |= sources.parameters
         self.inputs |= sources.inputs
         self.random |= sources.random
+        self.kept |= {one for one in sources.inside if one.path != self.path}
         self.rows |= sources.rows
         self.outputs |= sources.outputs
 
