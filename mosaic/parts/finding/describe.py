@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.parts.finding.follow import Followed, num_leaves
+from mosaic.parts.finding.follow import Followed
 from mosaic.parts.finding.layer_lists import layer_name
 from mosaic.parts.finding.owners import (
     Owner,
@@ -51,7 +51,7 @@ def describe(
     check_rows(owned)
     parameters = _parameters(model, owned)
     needed = frozenset().union(*(call.values for _, call in owned))
-    kept = {value.site for value in needed if value.leaf >= num_leaves(seen.calls[value.site])}
+    kept = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
     return ModelSplit(
         modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
         sites=tuple(
@@ -85,7 +85,7 @@ def _output(seen: Followed, owners: list[Owner], last: str) -> tuple[_Owned, tup
     kept: list[str] = []
     for name, leaf in seen.output.items():
         made = {owners[value.site] for value in leaf.values}
-        is_there = made <= {end} or (seen.loss is None and any(path == last for path, _ in made))
+        is_there = not leaf.inside and (made <= {end} or (seen.loss is None and any(path == last for path, _ in made)))
         if is_there or name in call.outputs:
             kept.append(name)
             call.read(leaf)

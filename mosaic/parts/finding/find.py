@@ -11,7 +11,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.finding.describe import describe
-from mosaic.parts.finding.follow import Followed, check_hooked, follow
+from mosaic.parts.finding.follow import Followed, follow
+from mosaic.parts.finding.kept import check_hooked, kept_inside
 from mosaic.parts.finding.layer_lists import (
     LayerList,
     LayerListError,
@@ -88,14 +89,21 @@ def _split(
         _check_buffers(model, sites)
 
     def look(blank: BlankResults | None) -> Followed:
-        with kept_state(model), kept_random_state(device), stand_ins.placed():
+        with kept_state(model) as states, kept_random_state(device), stand_ins.placed():
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             tensors = copied(dict(sample))
-            return follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
+            seen = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
+            for state in states:
+                state.check(seen.is_drawn)
+            return seen
 
     seen = look(blank)
     if seen.kept is not None:
-        seen = check_hooked(seen, look(BlankResults(device)))
+        try:
+            again = look(BlankResults(device))
+        except UnsplittableError:
+            raise kept_inside(*seen.kept) from None
+        seen = check_hooked(seen, again)
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 

@@ -33,6 +33,8 @@ class Followed:
     """What a loss read of it; None: there was none."""
     kept: tuple[str, str] | None
     """A call inside of which something was made that is read elsewhere, and the line that reads it."""
+    is_drawn: Callable[[Any], bool]
+    """Whether tensors in a container were drawn between calls."""
     written_inputs: frozenset[str]
     """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
@@ -170,45 +172,10 @@ def follow(
         output=output,
         loss=read,
         kept=provenance.kept,
+        is_drawn=lambda value: bool(provenance.sources(value).random),
         written_inputs=frozenset(provenance.written_inputs),
         scoped_inputs=provenance.scoped_inputs,
     )
-
-
-def check_hooked(seen: Followed, blank: Followed) -> Followed:
-    """Returns what a run showed in which nothing inside of sites ran, if hooks kept there what they keep otherwise.
-
-    Args:
-        seen: A run in which something was read that was made inside of a site, and not returned.
-        blank: The same without data: hooks of modules inside of sites were called, and nothing else there.
-
-    Raises:
-        UnsplittableError: Other than by such hooks something is kept.
-    """
-    assert seen.kept is not None
-    is_alike = [call.path for call in seen.calls] == [call.path for call in blank.calls] and blank.kept is None
-    pairs = zip([*seen.calls, seen.loss], [*blank.calls, blank.loss], strict=False)
-    if not is_alike or not all(_is_alike(one, other, seen, blank) for one, other in pairs):
-        path, line = seen.kept
-        raise UnsplittableError(
-            f"a tensor made inside of {path} is used outside of it at {line}, other than as its result (an attribute "
-            "keeps it, or a hook something else than what its module returns); on another rank it is not there: return "
-            "it, or switch off what uses it"
-        )
-    return blank
-
-
-def _is_alike(one: SeenCall | None, other: SeenCall | None, seen: Followed, blank: Followed) -> bool:
-    if one is None or other is None:
-        return one is other
-    returned = {value for value in other.values if value.leaf < num_leaves(blank.calls[value.site])}
-    kept = {value.site for value in other.values - returned}
-    return one.values == returned and kept == {seen.calls.index(call) for call in one.kept}
-
-
-def num_leaves(call: SeenCall) -> int:
-    """Returns of how many leaves what a call returned consists."""
-    return 0 if call.form is None else len(call.form[0])
 
 
 def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
@@ -217,7 +184,7 @@ def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             provenance.mark(leaf, Sources(outputs=frozenset([pytree.keystr(path)])))
-    return {path: sources for path, sources in found.items() if not sources.inside}
+    return found
 
 
 def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) -> SeenCall:

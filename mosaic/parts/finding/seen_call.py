@@ -46,6 +46,11 @@ class SeenCall:
     keeps_shape: bool = False
     """Whether its first result has the shape of its first input."""
 
+    @property
+    def num_leaves(self) -> int:
+        """Of how many leaves what it returned consists."""
+        return 0 if self.form is None else len(self.form[0])
+
     def read(self, sources: Sources) -> None:
         """Adds what was read."""
         self.values |= sources.values
