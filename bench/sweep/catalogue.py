@@ -76,7 +76,9 @@ def all_cases() -> list[Case]:
 
 def pipeline_cases() -> list[Case]:
     """Returns all cases whose models are cut into chunks."""
-    return [Case(name=name, kind=kind, run=partial(_trained, make)) for kind, name, make in functions(CHAINS)] + all_cases()
+    return [
+        Case(name=name, kind=kind, run=partial(_trained, make)) for kind, name, make in functions(CHAINS)
+    ] + all_cases()
 
 
 def _trained(make: Callable[[], Made], session: Session) -> None:

@@ -11,6 +11,7 @@ from bench.record import Figure
 from bench.sweep.outcomes import OUTCOMES
 
 STUDY = "bench_sweep"
+PIPELINE_STUDY = "bench_sweep_pipeline"
 
 
 def counts_table(results: Path) -> str:

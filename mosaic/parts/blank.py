@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +18,16 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
-from mosaic.parts.hooked import HookedCall, recorded_hooked_calls
-from mosaic.parts.random_state import is_same_python_state, kept_random_state, kept_torch_state, python_state
-from mosaic.parts.strategies import is_cache
+from mosaic.parts.hooked import HookedCall, recorded_hooked_calls, without_data
+from mosaic.parts.random_state import (
+    is_same_python_state,
+    kept_random_state,
+    kept_torch_state,
+    python_state,
+    set_python_state,
+)
+from mosaic.parts.split import copied
+from mosaic.parts.strategies import is_cache, without_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,8 @@ class _Blank:
     """What draws random numbers in it."""
     draws_in_python: bool
     """Whether it draws of Python's or numpy's generator."""
+    writes_arguments: bool
+    """Whether it writes into what it is given."""
     passed: tuple[int | None, ...]
     """For each leaf which of the arguments' leaves it is, or is a view of."""
     hooked: tuple[HookedCall, ...]
@@ -75,6 +85,12 @@ class BlankResults:
         given, _ = _flat(args, kwargs)
         passed = self._find(module, forward, args, kwargs).passed
         return [None if number is None else given[number] for number in passed]
+
+    def writes_arguments(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Returns whether a call writes into what it is given."""
+        return self._find(module, forward, args, kwargs).writes_arguments
 
     def hooked_in(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -132,51 +148,26 @@ class BlankResults:
 
     def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
-        before, hooked = python_state(), list[HookedCall]()
-        try:
-            if id(module) not in self.by_values:
-                with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
-                    leaves = [self._empty(leaf) for leaf in given]
-                    args, kwargs = pytree.tree_unflatten(leaves, tree)
-                    with recorded_hooked_calls(module, hooked):
-                        result = _call(module, forward, args, kwargs, self._empty)
-        except Exception:  # of any kind: it reads values, or an operator of it is not known without data
-            self.by_values.add(id(module))
-        if id(module) in self.by_values:
-            with torch.no_grad(), kept_torch_state(self._device), DrawsSeen() as seen:
-                hooked.clear()
-                leaves = given
-                args, kwargs = pytree.tree_unflatten(given, tree)
-                with recorded_hooked_calls(module, hooked):
-                    result = self._with_data(module, forward, args, kwargs)
-        returned, spec = pytree.tree_flatten(result)
-        memory = {one.untyped_storage()._cdata: at for at, one in enumerate(leaves) if isinstance(one, torch.Tensor)}
-        return _Blank(
-            leaves=tuple(
-                torch.empty(one.shape, dtype=one.dtype, device="meta") if isinstance(one, torch.Tensor) else one
-                for one in returned
-            ),
-            tree=spec,
-            draws=seen.draws(),
-            draws_in_python=not is_same_python_state(before, python_state()),
-            passed=tuple(
-                memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in returned
-            ),
-            hooked=tuple(hooked),
-        )
-
-    def _with_data(self, module: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-        try:
-            return _call(module, forward, args, kwargs, self._zero)
-        except Exception:  # of any kind: some operators want memory of usual strides
-            pass
-        try:
-            return _call(module, forward, args, kwargs, partial(self._zero, with_memory=True))
-        except Exception as error:  # of any kind: it is the user's code that runs
-            raise UnsplittableError(
-                f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
-                f"{said_by(error)}; see that it runs with weights of zeros"
-            ) from error
+        before = python_state()
+        if id(module) not in self.by_values:
+            try:
+                with _quiet_fake_tensors():
+                    return _look(module, forward, list(map(self._empty, given)), tree, self._empty)
+            except Exception:  # of any kind: it reads values, or an operator of it is not known without data
+                self.by_values.add(id(module))
+        with kept_torch_state(self._device):
+            try:
+                set_python_state(before)
+                return _look(module, forward, copied(given), tree, self._zero)
+            except Exception:  # of any kind: some operators want memory of usual strides
+                set_python_state(before)
+            try:
+                return _look(module, forward, copied(given), tree, partial(self._zero, with_memory=True))
+            except Exception as error:  # of any kind: it is the user's code that runs
+                raise UnsplittableError(
+                    f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
+                    f"{said_by(error)}; see that it runs with weights of zeros"
+                ) from error
 
     def _zero(self, weight: torch.Tensor, *, is_buffer: bool, with_memory: bool = False) -> torch.Tensor:
         if weight.is_meta:
@@ -191,16 +182,51 @@ class BlankResults:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
 
 
+def _look(
+    module: nn.Module, forward: Forward, given: list[Any], tree: Any, weight: Callable[..., torch.Tensor]
+) -> _Blank:
+    """Runs a module with other weights, and notes what it does."""
+    weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
+    weights |= {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
+    before, versions, hooked = python_state(), _versions(given), list[HookedCall]()
+    with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
+        result = functional_call(_Bare(module, forward), weights, *pytree.tree_unflatten(given, tree))
+    leaves, spec = pytree.tree_flatten(result)
+    memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
+    return _Blank(
+        leaves=tuple(map(without_data, leaves)),
+        tree=spec,
+        draws=seen.draws(),
+        draws_in_python=not is_same_python_state(before, python_state()),
+        writes_arguments=versions != _versions(given),
+        passed=tuple(
+            memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in leaves
+        ),
+        hooked=tuple(hooked),
+    )
+
+
+@contextmanager
+def _quiet_fake_tensors() -> Iterator[None]:
+    """Computes shapes alone; torch logs what operators it does not know without data, which is expected here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        log.disabled = before
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [one._version for one in leaves if isinstance(one, torch.Tensor) and not one.is_inference()]
+
+
 def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Returns arguments as leaves and their tree, without caches: a run would fill them."""
     leaves, tree = pytree.tree_flatten((args, dict(kwargs)), is_leaf=is_cache)
-    return [None if is_cache(leaf) else leaf for leaf in leaves], tree
-
-
-def _call(module: nn.Module, forward: Forward, args: Any, kwargs: Any, weight: Callable[..., torch.Tensor]) -> Any:
-    weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
-    weights |= {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
-    return functional_call(_Bare(module, forward), weights, args, kwargs)
+    return list(map(without_cache, leaves)), tree
 
 
 class _Bare(nn.Module):

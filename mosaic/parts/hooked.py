@@ -63,12 +63,13 @@ def recorded_hooked_calls(site: nn.Module, calls: list[HookedCall]) -> Iterator[
 def _noting(path: str, calls: list[HookedCall]) -> Callable[[nn.Module, Any, Any], None]:
     def note(module: nn.Module, args: Any, output: Any) -> None:
         leaves, tree = pytree.tree_flatten(output)
-        calls.append(HookedCall(path, tuple(map(_without_data, leaves)), tree))
+        calls.append(HookedCall(path, tuple(map(without_data, leaves)), tree))
 
     return note
 
 
-def _without_data(leaf: Any) -> Any:
+def without_data(leaf: Any) -> Any:
+    """Returns a leaf, a tensor as one on the meta device."""
     return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
 

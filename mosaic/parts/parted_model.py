@@ -107,8 +107,7 @@ class PartedModel:
         Raises:
             ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
                 fewer strategies than layers.
-            UnsplittableError: The microbatch takes another way through the model than the sample did, or a layer that
-                is to be recomputed fills a cache.
+            UnsplittableError: The microbatch takes another way through the model than the sample did.
         """
         if chunk not in self.own:
             raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")

@@ -26,8 +26,7 @@ def random_state(device: torch.device) -> State:
 def set_random_state(state: State) -> None:
     """Puts generators back."""
     set_torch_state(state[0])
-    random.setstate(state[1][0])
-    np.random.set_state(state[1][1])
+    set_python_state(state[1])
 
 
 def torch_state(device: torch.device) -> TorchState:
@@ -46,6 +45,12 @@ def set_torch_state(state: TorchState) -> None:
 def python_state() -> PythonState:
     """Returns the states of Python's and numpy's generators."""
     return random.getstate(), np.random.get_state()
+
+
+def set_python_state(state: PythonState) -> None:
+    """Puts Python's and numpy's generators back."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
 
 
 @contextmanager

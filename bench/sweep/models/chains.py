@@ -60,7 +60,9 @@ def phi3() -> Made:
 
 
 def gpt_2() -> Made:
-    config = tf.GPT2Config(vocab_size=99, n_embd=32, n_layer=4, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+    config = tf.GPT2Config(
+        vocab_size=99, n_embd=32, n_layer=4, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
     return tf.GPT2LMHeadModel(config), _predicted
 
 

@@ -100,6 +100,7 @@ class _Run:
         with _disable_current_modes():
             leaves, tree = self._blank.of(module, forward, args, kwargs)
             passed = self._blank.passed_by(module, forward, args, kwargs)
+            call.writes_arguments = self._blank.writes_arguments(module, forward, args, kwargs)
             call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
         for leaf, argument in zip(leaves, passed, strict=True):
             if argument is not None:

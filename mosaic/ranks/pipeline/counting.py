@@ -22,7 +22,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
-from mosaic.parts.strategies import is_cache
+from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
@@ -140,7 +140,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         for path in dict.fromkeys(path for path, _ in sites):
 
             def note(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                seen[path, counts.get(path, 0)] = pytree.tree_map(_without_cache, (args, kwargs))
+                seen[path, counts.get(path, 0)] = pytree.tree_map(without_cache, (args, kwargs), is_leaf=is_cache)
                 counts[path] = counts.get(path, 0) + 1
 
             handles.append(whole.model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
@@ -156,11 +156,6 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         else:
             whole.model(**whole.split.copied(sample))
     return [(sites[place], given) for place, given in seen.items() if place in sites]
-
-
-def _without_cache(value: Any) -> Any:
-    """Returns an argument; a cache is full once its layer has run, and would be for twice as many tokens."""
-    return None if is_cache(value) else value
 
 
 def _layer(counts: ModuleCounts, hardware: Hardware) -> Layer:
