@@ -25,6 +25,7 @@ from bench.pipeline.tables import measured_table
 from bench.record import Study
 from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
+from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
 from mosaic.demo.summary import MEASURED, PREDICTED, summary_rows
@@ -156,6 +157,8 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
+        "sweep_pipeline": lambda: sweep_tables.counts_table(RESULTS, sweep_tables.PIPELINE_STUDY, PIPELINE_OUTCOMES),
+        "sweep_refused": lambda: sweep_tables.reasons_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "pipeline_steps": lambda: measured_table(RESULTS),
         "bench_spindle": lambda: spindle_tables.spindle_table(RESULTS),

@@ -113,7 +113,8 @@ def make_candidates(
     ``step`` stands for the steps to come. Errors are those of ``pipeline``.
     """
     check_same_weights(model, world)
-    split = find_split(model, step[0], modules=given.modules)
+    loss = given.loss or _own_loss
+    split = find_split(model, step[0], modules=given.modules, loss=lambda output: loss(output, step[0]))
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     counted = count_model(model, split, step[0], cluster.hardware)
     backend = given.backend or backend_of(world)
@@ -134,7 +135,7 @@ def make_candidates(
             network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
         ),
         options=given.options,
-        loss=given.loss or _own_loss,
+        loss=loss,
         degrees=degrees,
         is_free=given.data is None,
         grids=grids,

@@ -22,6 +22,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
+from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
@@ -130,7 +131,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         for path in dict.fromkeys(path for path, _ in sites):
 
             def note(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                seen[path, counts.get(path, 0)] = args, kwargs
+                seen[path, counts.get(path, 0)] = pytree.tree_map(without_cache, (args, kwargs), is_leaf=is_cache)
                 counts[path] = counts.get(path, 0) + 1
 
             handles.append(whole.model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
@@ -144,7 +145,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         if any(one.is_meta for one in whole.model.parameters()):
             whole.skip_random_numbers(sample)  # all modules are called, and none runs
         else:
-            whole.model(**sample)
+            whole.model(**whole.split.copied(sample))
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 
