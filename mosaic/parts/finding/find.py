@@ -33,7 +33,8 @@ def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[
         modules: Names for lists of layers, as ``named_modules`` gives them, where others are to be cut than are found.
 
     Raises:
-        UnsplittableError: The model cannot be cut between layers; the message says where and why.
+        UnsplittableError: The model cannot be cut between layers, or counts something in its buffers; the message says
+            where and why.
     """
     check_model(model)
     lists = candidates(model, modules)
@@ -115,10 +116,35 @@ def _check_buffers(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
 
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """Puts buffers back as they were.
+
+    Raises:
+        UnsplittableError: One that belongs into checkpoints was changed, such as a running average.
+    """
+    before = [
+        (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    changed = []
     try:
         yield
+        for full_name, module, name, buffer, value in before:
+            now = module._buffers.get(name)
+            if name not in module._non_persistent_buffers_set and not buffer.is_meta:
+                changed += [] if now is not None and _alike(now, value) else [(full_name, type(module).__name__)]
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for _, module, name, buffer, value in before:
+                module._buffers[name] = buffer.copy_(value)
+    if changed:
+        raise UnsplittableError(
+            f"{changed[0][0]} of a {changed[0][1]} changes with each forward, as running averages do; microbatches run "
+            "in another order in a pipeline, and layers that are made again run twice: freeze it by eval() of its "
+            "module, or update it in the loop, between steps"
+        )
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

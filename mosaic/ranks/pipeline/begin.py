@@ -42,6 +42,7 @@ def pipeline(
     options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
+    ranks: RankSettings = DEFAULTS.ranks,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -67,6 +68,7 @@ def pipeline(
         memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
             1F1B over a mixed partition, and other numbers of replicas.
+        ranks: How long ranks wait for each other, and how often they look after each other.
 
     Raises:
         UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
@@ -84,8 +86,9 @@ def pipeline(
         tp_plan=tp_plan,
         options=options,
         memory_bytes=memory_bytes,
+        ranks=ranks,
     )
-    world = World.join(device_of(model), watch=RankSettings())
+    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
     with world.opening():
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))

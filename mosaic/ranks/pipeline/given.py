@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.artifact import fingerprint, load
+from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
@@ -24,6 +25,7 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path
+DEFAULT_RANKS = RankSettings()
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
 
@@ -47,6 +49,8 @@ class Given:
     """How steps are planned."""
     memory_bytes: int = 0
     """Of a rank's device."""
+    ranks: RankSettings = DEFAULT_RANKS
+    """How ranks watch each other."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:
