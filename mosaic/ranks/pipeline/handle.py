@@ -25,7 +25,7 @@ from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPl
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.beside.evaluating import forwards_of
-from mosaic.ranks.pipeline.beside.gathering import gather_model
+from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
@@ -65,6 +65,7 @@ class Pipeline(KeepsCheckpoints):
         self._way, self._slices = trial.best, candidates.slices
         self._runner = candidates.runner(trial.best, keeps_all=False)
         self._lacks_weights = bool(self._runner.parted.give_memory())
+        stand_for_others(candidates.model, candidates.world)
         self._schedules: dict[tuple[str, ...], SharedStep] = {}
         self._ahead: NextStepPlanner | None = None
         self._next: Step | None = None
