@@ -68,7 +68,7 @@ class PartedModel:
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
-        idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
+        idle = [door.module for door in self._doors if door.sites and running.isdisjoint(door.sites)]
         drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)
@@ -220,6 +220,7 @@ class PartedModel:
         for index, site in enumerate(self.split.sites):
             if site.path:
                 sites.setdefault(site.path, []).append(index)
+        sites |= {path: [] for path in self.split.unreached}
         return [
             Door(path, self.model.get_submodule(path), tuple(found), self._current, self._in_use)
             for path, found in sites.items()

@@ -45,6 +45,7 @@ def pipeline(
     memory_bytes: int = 0,
     trial: bool = True,
     backend: Backend | None = None,
+    ranks: RankSettings = DEFAULTS.ranks,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -72,6 +73,7 @@ def pipeline(
             1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
         backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
             machine's cores.
+        ranks: How long ranks wait for each other, and how often they look after each other.
 
     Raises:
         UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
@@ -90,8 +92,9 @@ def pipeline(
         options=options,
         memory_bytes=memory_bytes,
         backend=backend,
+        ranks=ranks,
     )
-    world = World.join(device_of(model), watch=RankSettings())
+    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
     with world.opening():
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))

@@ -67,7 +67,8 @@ class CountedModel:
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        shapes = [f"{name}{tuple(one.shape)}" for name, one in kwargs.items() if isinstance(one, torch.Tensor)]
+        given = {name: one for name, one in kwargs.items() if isinstance(one, torch.Tensor)}
+        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given.items()]
         bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
         return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
+from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
@@ -25,6 +26,7 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path
+DEFAULT_RANKS = RankSettings()
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
 
@@ -50,6 +52,8 @@ class Given:
     """Of a rank's device."""
     backend: Backend | None = None
     """What a rank runs on."""
+    ranks: RankSettings = DEFAULT_RANKS
+    """How ranks watch each other."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:

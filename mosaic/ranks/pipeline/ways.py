@@ -109,6 +109,11 @@ class Way:
             fitted=FittedTimes.of(self.request.model.modules, self.space.host),
         )
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether counted times were fitted to measured ones."""
+        return any(scale != (1.0, 1.0) for scale in self.kept().scales.values())
+
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
@@ -224,6 +229,7 @@ class WayRunner:
         *,
         shapes: Sequence[str],
         scale: Scale | None = None,
+        is_training: bool = True,
     ) -> RanStep:
         """Runs a step forward and backward, and tells everyone the losses.
 
@@ -232,10 +238,12 @@ class WayRunner:
             microbatches: The step's data.
             shapes: Names the shapes of each.
             scale: Of losses before backward.
+            is_training: Whether gradients are summed; not where schedules are of forwards alone.
         """
         share, schedule = shared.shares[self.grid.replica], shared.schedules[self.grid.replica]
         states = self._numbers.before_each(microbatches)
-        self.sums.begin()
+        if is_training:
+            self.sums.begin()
         losses: dict[int, float] = {}
         times = ActionTimes(cells=())
         if schedule is not None:
@@ -262,10 +270,11 @@ class WayRunner:
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
-        return RanStep(losses=self._ended(losses, len(microbatches)), times=times)
+        if is_training:
+            self._end_sums()
+        return RanStep(losses=self._losses(losses, len(microbatches)), times=times)
 
-    def _ended(self, losses: Mapping[int, float], count: int) -> Tensor:
-        """Ends the sums of gradients, and returns the losses of all ranks."""
+    def _end_sums(self) -> None:
         transport = self.grid.transport
         try:
             self.sums.finish()
@@ -276,7 +285,9 @@ class WayRunner:
         except BaseException as error:
             transport.abort(f"failed in summing gradients: {type(error).__name__}: {error}")
             raise
-        told = {
-            int(at): loss for text in transport.tell_all(json.dumps(losses)) for at, loss in json.loads(text).items()
-        }
+
+    def _losses(self, losses: Mapping[int, float], count: int) -> Tensor:
+        """Returns the losses of all ranks."""
+        texts = self.grid.transport.tell_all(json.dumps(losses))
+        told = {int(at): loss for text in texts for at, loss in json.loads(text).items()}
         return torch.tensor([told[at] for at in range(count)])

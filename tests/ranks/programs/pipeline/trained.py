@@ -120,7 +120,7 @@ def planned_by_default(rank: int, size: int, place: Path) -> None:
     assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
     assert "planned" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
-    played = pipe.last_step()
+    played = pipe.timeline()
     for graph, starts in (played.measured, played.simulated):
         assert len(starts) == len(graph.tasks) == len(played.measured[1])
     pipe.remove()
