@@ -43,7 +43,7 @@ def step_cost(rank: int, size: int, *, rounds: int) -> Iterator[Figure]:
 
 
 def _tasks_ms(pipe: Pipeline) -> float:
-    graph, starts = pipe.last_step().measured
+    graph, starts = pipe.timeline().measured
     return max(start + task.time_ns for start, task in zip(starts, graph.tasks, strict=True)) / 1e6
 
 

@@ -154,7 +154,7 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     pipe = mosaic.pipeline(model, ragged()[0], trial=False, **asked)
     assert "; lane 1 (50%): vision_tower" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
-    played = pipe.last_step()
+    played = pipe.timeline()
     assert len(played.measured[1]) == len(played.measured[0].tasks)
     pipe.remove()
     torch.manual_seed(1)
