@@ -26,6 +26,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.phase_fit import AS_COUNTED
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
@@ -112,7 +113,7 @@ class Way:
     @property
     def is_fitted(self) -> bool:
         """Whether counted times were fitted to measured ones."""
-        return any(scale != (1.0, 1.0) for scale in self.kept().scales.values())
+        return any(fit != AS_COUNTED for fit in self.kept().fitted.modules.values())
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
