@@ -19,7 +19,7 @@ from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.given import Given, Plan, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.given import Given, Plan, check_same_split, check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.tensor.share import share_layers
@@ -111,6 +111,7 @@ def make_candidates(
     """
     check_same_weights(model, world)
     split = find_split(model, step[0], modules=given.modules)
+    check_same_split(split, world)
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     counted = count_model(model, split, step[0], cluster.hardware)
     request = _request(counted, step, world.size)

@@ -12,6 +12,7 @@ from torch import nn
 from mosaic.artifact import fingerprint, load
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
@@ -102,4 +103,16 @@ def check_same_weights(model: nn.Module, world: World) -> None:
             "the ranks' models have other weights; seed all ranks alike before the model is made, or load one file",
             found=f"{told[other][:8]} on rank {other}",
             needed=f"{told[0][:8]} as on rank 0",
+        )
+
+
+def check_same_split(split: ModelSplit, world: World) -> None:
+    """Raises BackendUnavailableError, on all ranks, unless they cut their models alike."""
+    told = world.tell([f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules])
+    other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
+    if other is not None:
+        raise BackendUnavailableError(
+            "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
+            found=f"{', '.join(told[other])} on rank {other}",
+            needed=f"{', '.join(told[0])} as on rank 0",
         )

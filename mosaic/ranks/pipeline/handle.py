@@ -28,6 +28,7 @@ from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.transports.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
@@ -102,7 +103,7 @@ class Pipeline(KeepsCheckpoints):
         """
         self._check_ready(microbatches)
         began = time.perf_counter()
-        counted = [self._counted.microbatch(one) for one in microbatches]
+        counted = self._count(microbatches)
         shared = self._shared(microbatches, counted)
         self._announce()
         if scaler is not None:
@@ -132,7 +133,7 @@ class Pipeline(KeepsCheckpoints):
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
         self._check_ready(microbatches)
-        counted = [self._counted.microbatch(one) for one in microbatches]
+        counted = self._count(microbatches)
         key = tuple(one.key for one in counted)
         self._check_alike(microbatches, key)
         if key not in self._forwards:
@@ -267,6 +268,17 @@ class Pipeline(KeepsCheckpoints):
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         check_frozen(self._frozen)
 
+    def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
+        """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
+        counted = []
+        for at, one in enumerate(microbatches):
+            try:
+                counted.append(self._counted.microbatch(one))
+            except Exception as error:
+                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
+                raise
+        return counted
+
     def _shapes(self, counted: Sequence[CountedMicrobatch]) -> list[str]:
         """Names the shapes of a step's messages: those of its microbatches, and what autocast makes of them."""
         kind = self.world.device.type
@@ -352,6 +364,13 @@ def _value(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return torch.hash_tensor(leaf).view(torch.int64).item() if leaf.device.type == "cpu" else None
     return leaf if isinstance(leaf, str | int | float | None) else None
+
+
+def _text(microbatch: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
+        for name, one in microbatch.items()
+    )
 
 
 def _keep_few(schedules: dict[tuple[str, ...], SharedStep]) -> None:
