@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils import _pytree as pytree
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
-from mosaic.parts.doors import replaced_forwards
+from mosaic.parts.doors import Forward, replaced_forwards
+from mosaic.parts.hooked import HookedResults, watching
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again
@@ -62,7 +64,7 @@ class PartedModel:
         split.check_chunks(self.chunks)
         self.device = device or device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
-        self._doors = self._make_doors()
+        self._doors, self._results = self._make_doors(), HookedResults()
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
@@ -105,8 +107,7 @@ class PartedModel:
         Raises:
             ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
                 fewer strategies than layers.
-            UnsplittableError: The microbatch takes another way through the model than the sample did, or a layer that
-                is to be recomputed fills a cache.
+            UnsplittableError: The microbatch takes another way through the model than the sample did.
         """
         if chunk not in self.own:
             raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
@@ -136,6 +137,7 @@ class PartedModel:
         if key in self._likes:
             return self._likes[key]
         through = self._through(plan, own=(), received={})
+        through.last = plan.last_shape
         with torch.no_grad():
             self._call(through, kwargs)
         like = {
@@ -155,6 +157,10 @@ class PartedModel:
         through.draws = "all"
         with torch.no_grad():
             self._call(through, kwargs)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A block that computes with the model's weights outside of ``forward``, as a loss may."""
+        return self._in_use.shared()
 
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
         """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
@@ -236,14 +242,24 @@ class PartedModel:
             received=received,
             sends=plan.sends,
             present=plan.present,
+            results=self._results,
         )
 
+    def _watching_forwards(self) -> dict[nn.Module, Forward]:
+        """Of modules inside of sites of which hooks keep something that other chunks need."""
+        paths = {f"{site.path}.{call.path}" for site in self.split.sites for call in site.hooked}
+        return {
+            module: watching(path, module, self._results)
+            for path in paths
+            for module in [self.model.get_submodule(path)]
+        }
+
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        with self._doors_in_place():
+        with self._doors_in_place(), self._in_use.shared():
             self._current.through = through
             through.pause_random_numbers()
             try:
-                return self.model(**kwargs)
+                return _run_apart(self.model, self.split.copied(kwargs))
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
@@ -259,7 +275,8 @@ class PartedModel:
                 for door in self._doors:
                     door.find_forward()
                 self._in_place.enter_context(self._stand_ins.placed())
-                self._in_place.enter_context(replaced_forwards({door.module: door for door in self._doors}))
+                forwards = self._watching_forwards() | {door.module: door for door in self._doors}
+                self._in_place.enter_context(replaced_forwards(forwards))
             self._num_calls += 1
         try:
             yield
@@ -292,6 +309,12 @@ class PartedModel:
             for path, leaf in leaves
         ]
         return pytree.tree_unflatten(own, tree)
+
+
+def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """Calls a model that may be left in the middle: what it sets for its thread meanwhile is set back."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return copy_context().run(model, **kwargs)
 
 
 def _shape(value: Any) -> Hashable:

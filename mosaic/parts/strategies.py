@@ -7,13 +7,35 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
-
-from mosaic.errors import UnsplittableError
 
 Layer = Callable[..., Any]
 Again = Callable[[], AbstractContextManager[Any]]
 """Returns a block in which a layer's forward is run a second time: what the first one ran in, of its own making."""
+
+
+def without_cache(value: Any) -> Any:
+    """Returns an argument, or None for keys and values of earlier tokens, as transformers' caches keep them.
+
+    Training needs none, and a layer that runs a second time would find them full.
+    """
+    return None if is_cache(value) else value
+
+
+def is_cache(value: Any) -> bool:
+    """Whether an argument is such a cache."""
+    return hasattr(value, "get_seq_length")
+
+
+def on_copies(layer: Layer) -> Layer:
+    """Returns a layer that leaves its arguments as they are: it writes into them, and might run a second time."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return layer(*args, **kwargs)
+
+    return run
 
 
 def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
@@ -21,12 +43,8 @@ def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Ag
 
 
 def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
-    for value in (*args, *kwargs.values()):
-        if hasattr(value, "get_seq_length"):  # the protocol of transformers' caches
-            raise UnsplittableError(
-                f"a layer that is to be recomputed gets a {type(value).__name__}, which its second run would fill "
-                "again; call the model with use_cache=False, as training needs no keys and values of earlier tokens"
-            )
+    args = tuple(map(without_cache, args))
+    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
     return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again()), **kwargs)
 
 
@@ -42,6 +60,9 @@ STRATEGIES: dict[str, Callable[[Layer, tuple[Any, ...], dict[str, Any], Again], 
     "offload": _offload,
 }
 """By name; ``selective`` recomputes the whole layer, which takes longer and keeps less than a plan says."""
+
+RUNS_TWICE = frozenset(("recompute", "selective"))
+"""Those whose second run has to find the layer's arguments as the first one did."""
 
 
 def run_layer(

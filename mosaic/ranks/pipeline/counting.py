@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
+from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
@@ -50,15 +51,6 @@ class CountedModel:
         """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
         own = {module.name for module in self.split.modules if module.own_inputs}
         return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
-
-    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
-        """Returns its modules with counted times of forward and backward times what was measured."""
-        modules = []
-        for one in self.model.modules:
-            assert isinstance(one, CountedModule)
-            forward, backward = scales[one.name]
-            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
-        return replace(self.model, modules=tuple(modules))
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
@@ -140,7 +132,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         for path in dict.fromkeys(path for path, _ in sites):
 
             def note(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                seen[path, counts.get(path, 0)] = args, kwargs
+                seen[path, counts.get(path, 0)] = pytree.tree_map(without_cache, (args, kwargs), is_leaf=is_cache)
                 counts[path] = counts.get(path, 0) + 1
 
             handles.append(whole.model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
@@ -154,7 +146,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         if any(one.is_meta for one in whole.model.parameters()):
             whole.skip_random_numbers(sample)  # all modules are called, and none runs
         else:
-            whole.model(**sample)
+            whole.model(**whole.split.copied(sample))
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

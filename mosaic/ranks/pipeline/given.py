@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.artifact import fingerprint, load
+from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
 from mosaic.parts.split import ModelSplit
@@ -50,6 +51,8 @@ class Given:
     """How steps are planned."""
     memory_bytes: int = 0
     """Of a rank's device."""
+    backend: Backend | None = None
+    """What a rank runs on."""
     ranks: RankSettings = DEFAULT_RANKS
     """How ranks watch each other."""
 

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import InvalidScheduleError, ModuleContractError
+from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
 from mosaic.parts.finding.layer_lists import batch_norms, check_frozen
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
@@ -28,8 +28,9 @@ from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
+from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
 
@@ -193,9 +194,11 @@ class Pipeline(KeepsCheckpoints):
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):
-            chunks = ", ".join(str(chunk) for chunk in self.partition.chunks if chunk.rank == place)
+            chunks = describe_lanes(self.partition, place)
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
+        if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
+            lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)
 
     def timeline(self) -> PlayedStep:
@@ -301,14 +304,20 @@ class Pipeline(KeepsCheckpoints):
             return self._schedules[key]
         if own is None:
             if self.world.rank == 0:
-                seconds = PLANNING_SHARE * self._last_s if self._number else None
-                own = self._way.plan_shared(counted, seconds=seconds)
+                own = self._planned_now(counted)
             own = self.world.first_says(own)
         shared: SharedStep | None = own
         assert shared is not None
         _keep_few(self._schedules)
         self._schedules[key] = shared
         return shared
+
+    def _planned_now(self, counted: Sequence[CountedMicrobatch]) -> SharedStep:
+        """Plans a step in a share of the last step's time; in all the time that is allowed, if it does not fit so."""
+        if self._number:
+            with suppress(InfeasibleError):
+                return self._way.plan_shared(counted, seconds=PLANNING_SHARE * self._last_s)
+        return self._way.plan_shared(counted)
 
     def _note(self, error: str) -> None:
         """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""
@@ -335,8 +344,8 @@ class Pipeline(KeepsCheckpoints):
         if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
-        counted = [self._counted.microbatch(one) for one in following]
         if self.world.rank == 0:
+            counted = [self._counted.microbatch(one) for one in following]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(
