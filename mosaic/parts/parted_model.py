@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import Any
 
@@ -68,7 +68,7 @@ class PartedModel:
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
-        idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
+        idle = [door.module for door in self._doors if door.sites and running.isdisjoint(door.sites)]
         drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)
@@ -158,6 +158,10 @@ class PartedModel:
         with torch.no_grad():
             self._call(through, kwargs)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """A block that computes with the model's weights outside of ``forward``, as a loss may."""
+        return self._in_use.shared()
+
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
         """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
         names = self.split.parameters_of(self.chunks[chunk])
@@ -216,6 +220,7 @@ class PartedModel:
         for index, site in enumerate(self.split.sites):
             if site.path:
                 sites.setdefault(site.path, []).append(index)
+        sites |= {path: [] for path in self.split.unreached}
         return [
             Door(path, self.model.get_submodule(path), tuple(found), self._current, self._in_use)
             for path, found in sites.items()
@@ -250,7 +255,7 @@ class PartedModel:
         }
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        with self._doors_in_place():
+        with self._doors_in_place(), self._in_use.shared():
             self._current.through = through
             through.pause_random_numbers()
             try:

@@ -95,6 +95,11 @@ class PassThrough:
         self._calls[door.path] += 1
         if call < len(door.sites):
             return self._expected(door.sites[call])
+        if not door.sites:
+            raise UnsplittableError(
+                f"{door.path} is called with this microbatch, and was not with the sample; give a sample with every "
+                "modality, so that it is known what runs where"
+            )
         raise UnsplittableError(
             f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
             "the sample; split with a sample that calls it as often"

@@ -99,6 +99,12 @@ class ModelSplit:
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     @cached_property
+    def unreached(self) -> tuple[str, ...]:
+        """Modules with parameters that the sample did not call."""
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.idle_parameters)
+        return tuple(path for path in paths if path and not any(s.path.startswith(f"{path}.") for s in self.sites))
+
+    @cached_property
     def _consumers(self) -> dict[Value, list[tuple[str, int]]]:
         found: dict[Value, list[tuple[str, int]]] = {}
         for site in self.sites:

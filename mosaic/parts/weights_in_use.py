@@ -10,7 +10,7 @@ from contextlib import contextmanager
 class WeightsInUse:
     """Many threads use the weights at a time; one that replaces them waits for these, and later ones wait for it.
 
-    A thread that uses them may begin to use them again inside; to replace them there would wait for ever.
+    A thread that uses them may begin to use them again inside, and replace them: it counts as no user meanwhile.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,14 @@ class WeightsInUse:
         """A block that replaces weights, and puts them back."""
         with self._changed:
             self._num_replacing += 1
+            self._num_users -= self._own.depth
+            self._changed.notify_all()
             while self._num_users:
                 self._changed.wait()
             try:
                 yield  # the lock stays taken, so that one thread at a time is here
             finally:
+                self._num_users += self._own.depth
                 self._num_replacing -= 1
                 self._changed.notify_all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mosaic.pipelining.fitted_times import FittedTimes
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.semu.rank_hardware import Degrees
 
@@ -20,7 +21,5 @@ class KeptWay:
     """The grid."""
     partition: Partition
     """Where layers are in each pipeline."""
-    scales: dict[str, tuple[float, float]]
-    """For each module measured over counted times of forward and backward."""
-    task_ns: int
-    """What a forward takes beside its layers."""
+    fitted: FittedTimes
+    """What was measured then."""

@@ -108,6 +108,7 @@ class PipelinedModel(KeptModel):
         except (UnsplittableError, InfeasibleError, ValueError) as error:
             raise MosaicError(f"{error}; or set pipeline = false in [budget]") from error
         super().__init__(model, self._pipe.world)
+        self.model = model
 
     @property
     def way(self) -> KeptWay:

@@ -49,7 +49,8 @@ def find_split(
             that the last module makes.
 
     Raises:
-        UnsplittableError: The model cannot be cut between layers; the message says where and why.
+        UnsplittableError: The model cannot be cut between layers, or counts something in its buffers; the message says
+            where and why.
     """
     check_model(model)
     lists = candidates(model, modules)

@@ -73,7 +73,7 @@ def _layouts(request: Request, times: Mapping[str, tuple[float, ...]], backbone:
     others = {name: math.fsum(own) for name, own in times.items() if name != backbone}
     slots = request.slots_per_rank
     totals = dict.fromkeys(min(slots - 1, max(1, round(share * slots))) for share in TRIED_SHARES)
-    most = min(MAX_SEGMENTS, len(times[backbone]) // request.num_ranks)
+    most = min(MAX_SEGMENTS, len(times[backbone]) // request.num_ranks) if request.num_ranks > 1 else 1
     for segments in range(1, most + 1):
         for total in totals:
             lanes = {name: int(name != backbone) for name in times}

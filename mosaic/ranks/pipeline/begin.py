@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
+from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -19,9 +20,10 @@ from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.given import Given, Plan, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.given import Given, Plan, check_same_split, check_same_weights, degrees_of, partition_of
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
@@ -42,6 +44,8 @@ def pipeline(
     options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
+    backend: Backend | None = None,
+    ranks: RankSettings = DEFAULTS.ranks,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -66,7 +70,10 @@ def pipeline(
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
-            1F1B over a mixed partition, and other numbers of replicas.
+            1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
+        backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
+            machine's cores.
+        ranks: How long ranks wait for each other, and how often they look after each other.
 
     Raises:
         UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
@@ -84,8 +91,10 @@ def pipeline(
         tp_plan=tp_plan,
         options=options,
         memory_bytes=memory_bytes,
+        backend=backend,
+        ranks=ranks,
     )
-    world = World.join(device_of(model), watch=RankSettings())
+    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
     with world.opening():
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
@@ -109,9 +118,12 @@ def make_candidates(
     check_same_weights(model, world)
     loss = given.loss or _own_loss
     split = find_split(model, step[0], modules=given.modules, loss=lambda output: loss(output, step[0]))
+    check_same_split(split, world)
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     counted = count_model(model, split, step[0], cluster.hardware)
-    request = _request(counted, step, world.size)
+    backend = given.backend or backend_of(world)
+    slots = min(world.tell(1 if backend is None else backend.device.num_slots))
+    request = _request(counted, step, world.size, slots)
     partition = None if given.plan is None else partition_of(given.plan, request)
     degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, partition=partition)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
@@ -122,7 +134,7 @@ def make_candidates(
     return Candidates(
         model=model,
         counted=counted,
-        request=_request(counted, step, degrees.pipeline),
+        request=_request(counted, step, degrees.pipeline, slots),
         space=RankSpace(
             network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
         ),
@@ -132,12 +144,14 @@ def make_candidates(
         is_free=given.data is None,
         grids=grids,
         slices=slices,
+        backend=backend,
         partition=partition,
     )
 
 
-def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int) -> Request:
-    return Request(model=counted.model, num_ranks=num_ranks, microbatches=[counted.microbatch(one) for one in step])
+def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int, slots: int) -> Request:
+    seen = [counted.microbatch(one) for one in step]
+    return Request(model=counted.model, num_ranks=num_ranks, microbatches=seen, slots_per_rank=slots)
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

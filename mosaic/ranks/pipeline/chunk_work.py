@@ -86,12 +86,15 @@ class ChunkWork:
         }
         late = LateWeights() if task in data.apart else None
         kwargs = data.kwargs_of(task)
-        given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
+        with self._turn:  # looking at what chunks hand over sets the generator back, too
+            received = self._received(task, leaves)
+        given = kwargs, received, data.strategies.get(task, ())
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
             found = self._run(task, *given, again=nullcontext if late is None else late.collecting)
         if data.ends(task):
-            loss = self._loss(found, kwargs)
+            with self._model.computing():
+                loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -52,15 +52,6 @@ class CountedModel:
         own = {module.name for module in self.split.modules if module.own_inputs}
         return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
 
-    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
-        """Returns its modules with counted times of forward and backward times what was measured."""
-        modules = []
-        for one in self.model.modules:
-            assert isinstance(one, CountedModule)
-            forward, backward = scales[one.name]
-            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
-        return replace(self.model, modules=tuple(modules))
-
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
         present = self.split.present(kwargs)
@@ -76,7 +67,8 @@ class CountedModel:
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        shapes = [f"{name}{tuple(one.shape)}" for name, one in kwargs.items() if isinstance(one, torch.Tensor)]
+        given = {name: one for name, one in kwargs.items() if isinstance(one, torch.Tensor)}
+        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given.items()]
         bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
         return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
 

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from mosaic.artifact import fingerprint, load
+from mosaic.backends.base import Backend
+from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
@@ -24,6 +27,7 @@ from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path
+DEFAULT_RANKS = RankSettings()
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
 
@@ -47,6 +51,10 @@ class Given:
     """How steps are planned."""
     memory_bytes: int = 0
     """Of a rank's device."""
+    backend: Backend | None = None
+    """What a rank runs on."""
+    ranks: RankSettings = DEFAULT_RANKS
+    """How ranks watch each other."""
 
 
 def partition_of(plan: Plan, request: Request) -> Partition:
@@ -98,4 +106,16 @@ def check_same_weights(model: nn.Module, world: World) -> None:
             "the ranks' models have other weights; seed all ranks alike before the model is made, or load one file",
             found=f"{told[other][:8]} on rank {other}",
             needed=f"{told[0][:8]} as on rank 0",
+        )
+
+
+def check_same_split(split: ModelSplit, world: World) -> None:
+    """Raises BackendUnavailableError, on all ranks, unless they cut their models alike."""
+    told = world.tell([f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules])
+    other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
+    if other is not None:
+        raise BackendUnavailableError(
+            "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
+            found=f"{', '.join(told[other])} on rank {other}",
+            needed=f"{', '.join(told[0])} as on rank 0",
         )

@@ -12,30 +12,38 @@ from typing import Any
 
 from torch import nn
 
-from mosaic.errors import InfeasibleError
+from mosaic.backends.base import Backend
+from mosaic.errors import InfeasibleError, InvalidPlanError
 from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.fitted_times import FittedTimes
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.fitting import fit_times, gather_tasks
-from mosaic.ranks.pipeline.grid.rank_grid import RankGrid, RankGrids
+from mosaic.ranks.pipeline.fitting import FitStep, MeasuredTasks, fit_times, gather_tasks, partition_to_fit
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
+from mosaic.ranks.pipeline.rank_lanes import check_lanes
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner, lacks_weights
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
+COLOCATED = "planned, on lanes"
+"""Name of the way that has modules on lanes beside the backbone."""
 DATA_PARALLEL = "data parallel"
 """Name of the way that has all layers on every rank."""
-WARM_STEPS = 2
+WARM_STEPS = 1
 """Before what layers take is measured."""
+FIT_STEPS = 2
+"""That it is measured in."""
 ROUNDS = 3
 """Timed steps of each way."""
 SMALLEST_GAIN = 1.02
@@ -78,6 +86,8 @@ class Candidates:
     """For all ways."""
     slices: WeightSlices | None = None
     """Of weights that tensor ranks share."""
+    backend: Backend | None = None
+    """What this rank runs on; None: it has no lanes."""
     partition: Partition | None = None
     """That was given: nothing is tried."""
 
@@ -106,7 +116,8 @@ class Candidates:
                     options=options or self.options,
                     baseline=baseline,
                 )
-            except (InfeasibleError, ValueError) as error:
+                check_lanes(self.model, self.counted.split, way.partition, tensor=way.degrees.tensor)
+            except (InfeasibleError, InvalidPlanError, ValueError) as error:
                 way = str(error)
         told: Way | str = self.world.first_says(way)
         return told
@@ -140,21 +151,35 @@ class Candidates:
 
     def kept(self, kept: KeptWay) -> Way:
         """Returns the way of an earlier start, planned with the times that were measured then."""
-        model = self.counted.scaled(kept.scales)
+        then = self.with_times(kept.fitted)
         return Way(
             name=kept.name,
             baseline=kept.baseline,
             degrees=kept.degrees,
-            request=replace(self.request, model=model, num_ranks=kept.degrees.pipeline),
-            space=replace(self.space, task_ns=kept.task_ns),
+            request=replace(then.request, num_ranks=kept.degrees.pipeline),
+            space=then.space,
             options=self.options,
             partition=kept.partition,
         )
 
+    def with_times(self, fitted: FittedTimes) -> Candidates:
+        """Returns what is planned with what was measured."""
+        request = replace(self.request, model=fitted.model(self.counted.model))
+        return replace(self, request=request, space=replace(self.space, host=fitted.host))
+
     def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
         """Returns what runs a way."""
         grid = self.grids.of(way.degrees)
-        return WayRunner(self.model, way, self.counted, self.loss, grid=grid, slices=self.slices, keeps_all=keeps_all)
+        return WayRunner(
+            self.model,
+            way,
+            self.counted,
+            self.loss,
+            grid=grid,
+            slices=self.slices,
+            backend=self.backend,
+            keeps_all=keeps_all,
+        )
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""
@@ -188,6 +213,8 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
 def _made(own: Candidates) -> dict[str, Way | str]:
     """Returns by name the ways to try, and why others are not tried."""
     made = {PLANNED: own.make(PLANNED), RIVAL: own.make(RIVAL, baseline=RIVAL)}
+    if own.options.partition == AUTO and len(own.request.model.modules) > 1:
+        made[COLOCATED] = own.make(COLOCATED, options=replace(own.options, partition="colocated"))
     places = own.degrees.data * own.degrees.pipeline
     if not own.is_free or places == 1:
         return made
@@ -209,58 +236,67 @@ def _made(own: Candidates) -> dict[str, Way | str]:
 
 
 def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
-    """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took."""
-    way, shared, seconds = _planned_apart(own)
-    runner = own.runner(way, keeps_all=True)
-    is_whole = not lacks_weights(own.model)
-    with runner.parted.lent_memory():
-        for _ in range(WARM_STEPS + 1):
-            ran = runner.run(shared, step, shapes=own.shapes(step))
-        _drop_gradients(own.model)
-    measured = gather_tasks(ran.times, runner.grid.executor)
-    first = shared.shares[0]  # whose times count: rank 0 plans
-    whole_ns = _whole_forwards_ns(runner.grid, own.model, [step[at] for at in first]) if is_whole else None
-    fitted = None
-    if own.world.rank == 0:
-        names = [module.name for module in own.request.model.modules]
-        planned = way.plan([way.request.microbatches[at] for at in first], seconds=seconds)
-        fitted = fit_times(planned, measured, names, whole_forwards_ns=whole_ns)
-    fitted = own.world.first_says(fitted)
-    assert fitted is not None
-    return replace(
-        own,
-        request=replace(own.request, model=own.counted.scaled(fitted.scales)),
-        space=replace(own.space, task_ns=fitted.task_ns),
-    )
+    """Runs modules cut apart, so that each task is one module's; returns what is planned with how long they took.
 
-
-def _planned_apart(own: Candidates) -> tuple[Way, SharedStep, float | None]:
-    """Returns a way with modules cut apart, the sample's step, and seconds for planning it.
-
-    Where that does not fit, modules are mixed, and orders searched.
+    Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
     """
-    apart = replace(own.options, partition="separated", weights="with", limits=OrderLimits(seconds=0.0))
-    whole = own.with_replicas(own.degrees.data * own.degrees.pipeline)
-    asked: list[tuple[Degrees, PlannerOptions, float | None]] = [(own.degrees, apart, 0.0)]
-    asked += [(own.degrees, own.options, None)]
-    asked += [(whole, apart, 0.0)] if own.is_free else []  # there may be fewer layers than ranks
-    reasons = []
-    for degrees, options, seconds in asked:
-        way = own.make(PLANNED, degrees=degrees, options=options)
-        shared = way if isinstance(way, str) else _shared(own, way, seconds=seconds)
-        if isinstance(way, Way) and isinstance(shared, SharedStep):
-            return way, shared, seconds
-        reasons.append(str(shared))
-    raise InfeasibleError("the model cannot run on these ranks", reasons=reasons)
+    runs = [run for run in (_planned_run(own, how) for how in _fit_runs(own)) if run is not None]
+    if not runs:
+        return own
+    shapes = own.shapes(step)
+    measured: list[list[MeasuredTasks]] = [[] for _ in runs]
+    for at in range(WARM_STEPS + FIT_STEPS):
+        for (_, _, shared, runner), found in zip(runs, measured, strict=True):  # in turn: a drift hits all
+            with runner.parted.lent_memory():
+                ran = runner.run(shared, step, shapes=shapes)
+                _drop_gradients(own.model)
+            if at >= WARM_STEPS:
+                found.append(gather_tasks(ran.times, runner.grid.executor))
+    steps = [
+        FitStep(graph=graph, measured=found, is_apart=how.weights == "apart")
+        for (how, graph, _, _), found in zip(runs, measured, strict=True)
+    ]
+    names = [module.name for module in own.request.model.modules]
+    return own.with_times(own.world.first_says(fit_times(steps, names) if own.world.rank == 0 else None))
 
 
-def _whole_forwards_ns(grid: RankGrid, model: nn.Module, step: Sequence[Mapping[str, Any]]) -> int:
-    """Returns what the uncut model's forwards of a step take, while all ranks run them."""
-    grid.transport.tell_all("forwards")
-    began = time.perf_counter_ns()
-    for microbatch in step:
-        model(**microbatch)
-    return time.perf_counter_ns() - began
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FitRun:
+    """How modules are cut apart for a step that times are fitted to."""
+
+    weights: str = "with"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_fine: bool = True
+
+
+def _fit_runs(own: Candidates) -> list[_FitRun]:
+    """Returns chunks of few and of many layers, whole microbatches and halves, backward for weights apart."""
+    units = {
+        module.name: max(module.units(one) for one in own.request.microbatches) for module in own.request.model.modules
+    }
+    halves = {name: -(-most // 2) for name, most in units.items() if most > 1}
+    runs = [_FitRun(), _FitRun(is_fine=False)]
+    runs += [_FitRun(sizes=halves)] * bool(halves)
+    return runs + [_FitRun(weights="apart")] * (own.options.weights != "with")
+
+
+def _planned_run(own: Candidates, how: _FitRun) -> tuple[_FitRun, TaskGraph, SharedStep, WayRunner] | None:
+    """Plans the step with modules cut apart, and makes what runs it; None where it cannot run.
+
+    Its tasks are those of the first replica, whose times count, since rank 0 fits.
+    """
+    partition = partition_to_fit(own.request, how.sizes, is_fine=how.is_fine)
+    if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
+        return None
+    options = replace(own.options, weights=how.weights, limits=OrderLimits(seconds=0.0))
+    way = replace(own, options=options).given(partition)
+    shared = _shared(own, way, seconds=0.0)
+    if isinstance(shared, str):
+        return None
+    schedule = shared.schedules[0]
+    assert schedule is not None
+    graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
+    return how, graph, shared, own.runner(way, keeps_all=True)
 
 
 def _shared(own: Candidates, way: Way, *, seconds: float | None = None) -> SharedStep | str:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.errors import InvalidPlanError, RankFailedError
+from mosaic.backends.base import Backend
+from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
+from mosaic.pipelining.fitted_times import FittedTimes
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -23,14 +25,16 @@ from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import CountedModule
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.phase_fit import AS_COUNTED
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
+from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
+from mosaic.ranks.pipeline.rank_lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
@@ -98,15 +102,18 @@ class Way:
 
     def kept(self) -> KeptWay:
         """Returns what is kept for a later start."""
-        modules = [one for one in self.request.model.modules if isinstance(one, CountedModule)]
         return KeptWay(
             name=self.name,
             baseline=self.baseline,
             degrees=self.degrees,
             partition=self.partition,
-            scales={one.name: (one.forward_scale, one.backward_scale) for one in modules},
-            task_ns=self.space.task_ns,
+            fitted=FittedTimes.of(self.request.model.modules, self.space.host),
         )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether counted times were fitted to measured ones."""
+        return any(fit != AS_COUNTED for fit in self.kept().fitted.modules.values())
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
@@ -179,20 +186,26 @@ class WayRunner:
         *,
         grid: RankGrid,
         slices: WeightSlices | None = None,
+        backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them.
+        """Gives up what the rank does not need, and opens its lanes.
 
-        Where they have no memory yet, nothing of them stays in any case.
+        Args:
+            model: The user's.
+            way: How its steps are planned.
+            counted: As planning sees the model.
+            loss: Of its output.
+            grid: All ranks.
+            slices: Of weights that tensor ranks share.
+            backend: What the rank runs on; None: it has no lanes.
+            keeps_all: Whether the weights of other ranks stay, since another way may need them. Where they have no
+                memory yet, nothing of them stays in any case.
 
         Raises:
-            InvalidPlanError: The partition has lanes, and tensor ranks share layers.
+            InvalidPlanError: The partition's lanes cannot do their work at the same time.
         """
-        if slices is not None and any(chunk.lane for chunk in way.partition.chunks):
-            raise InvalidPlanError(
-                f"the partition has lanes, and tensor={way.degrees.tensor} ranks share layers: lanes would sum over "
-                "them in no fixed order; use a partition without lanes, or tensor=1"
-            )
+        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = (
@@ -207,6 +220,8 @@ class WayRunner:
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._numbers = DrawnNumbers(self.parted)
+        self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
     def run(
         self,
@@ -215,6 +230,7 @@ class WayRunner:
         *,
         shapes: Sequence[str],
         scale: Scale | None = None,
+        is_training: bool = True,
     ) -> RanStep:
         """Runs a step forward and backward, and tells everyone the losses.
 
@@ -223,10 +239,12 @@ class WayRunner:
             microbatches: The step's data.
             shapes: Names the shapes of each.
             scale: Of losses before backward.
+            is_training: Whether gradients are summed; not where schedules are of forwards alone.
         """
         share, schedule = shared.shares[self.grid.replica], shared.schedules[self.grid.replica]
         states = self._numbers.before_each(microbatches)
-        self.sums.begin()
+        if is_training:
+            self.sums.begin()
         losses: dict[int, float] = {}
         times = ActionTimes(cells=())
         if schedule is not None:
@@ -248,16 +266,16 @@ class WayRunner:
                 reduce=self.sums.start,
             )
             with self.grid.transport.explaining():
-                ran = self.grid.executor.run(
-                    schedule, work, shapes="; ".join(shapes[at] for at in share), is_timed=True
-                )
+                named = "; ".join(shapes[at] for at in share)
+                ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
             assert ran is not None
             times = ran
             losses = {share[at]: float(loss) for at, loss in work.losses.items()}
-        return RanStep(losses=self._ended(losses, len(microbatches)), times=times)
+        if is_training:
+            self._end_sums()
+        return RanStep(losses=self._losses(losses, len(microbatches)), times=times)
 
-    def _ended(self, losses: Mapping[int, float], count: int) -> Tensor:
-        """Ends the sums of gradients, and returns the losses of all ranks."""
+    def _end_sums(self) -> None:
         transport = self.grid.transport
         try:
             self.sums.finish()
@@ -268,7 +286,9 @@ class WayRunner:
         except BaseException as error:
             transport.abort(f"failed in summing gradients: {type(error).__name__}: {error}")
             raise
-        told = {
-            int(at): loss for text in transport.tell_all(json.dumps(losses)) for at, loss in json.loads(text).items()
-        }
+
+    def _losses(self, losses: Mapping[int, float], count: int) -> Tensor:
+        """Returns the losses of all ranks."""
+        texts = self.grid.transport.tell_all(json.dumps(losses))
+        told = {int(at): loss for text in texts for at, loss in json.loads(text).items()}
         return torch.tensor([told[at] for at in range(count)])

@@ -28,7 +28,7 @@ from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
-from mosaic.ranks.pipeline.rank_lanes import check_lanes_apart, open_lanes
+from mosaic.ranks.pipeline.rank_lanes import check_lanes, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Transport
@@ -150,7 +150,7 @@ def run(
 ) -> tuple[Gradients, list[float]]:
     """Runs a step, each rank with a copy of the model; without a backend one thread a rank does it all."""
     split, partition = laned.counted.split, laned.partition
-    check_lanes_apart(laned.model, split, partition)
+    check_lanes(laned.model, split, partition)
 
     def program(transport: Transport) -> tuple[Gradients, dict[int, torch.Tensor]]:
         model, chunks = copy.deepcopy(laned.model), partition.chunks

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from bench.retrain.chain import alive, descendants
 from bench.retrain.small_folder import bits_of, write_folder
 from mosaic.artifact import load
 from mosaic.lines import steps_in
-from mosaic.retrain.folder import Folder
+from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import read_recipe
-from mosaic.train.records import StoredPlan, Trained
+from mosaic.retrain.records import DayReport
+from mosaic.train.records import Trained
 
 DAY = "2026-11-20"
 BUDGET = {"ranks": 2, "pipeline": True, "micro_batches": 4, "memory_gb": 0.00006}
@@ -51,52 +53,51 @@ def written(path: Path, changes: dict[str, str], **changed: Any) -> Folder:
     return folder
 
 
-def aside(folder: Folder, part: str) -> dict[str, Any]:
-    """Runs ``check`` or ``verify`` in a fork; returns how it ended."""
-    day = folder.day("check" if part == "check" else DAY)
-    workers = launcher.Workers(folder, day, read_recipe(folder.recipe))
-    ended = workers.aside(part)
-    return {"part": part, "outcome": ended.outcome, "reason": ended.reason}
+def aside(folder: Folder, part: str, day: str) -> dict[str, Any]:
+    """Runs ``check`` or ``verify``; returns how it ended."""
+    ended = launcher.Workers(folder, folder.day(day), read_recipe(folder.recipe)).aside(part)
+    return {"outcome": ended.outcome, "reason": ended.reason}
 
 
-def killed_once(folder: Folder, *, ready: Any, who: int) -> bool:
-    """Starts a run, and kills its launcher (-1) or a rank once something is so; returns whether that met a run."""
-    process = start(folder)
+def strike(process: Fork, ready: Callable[[], bool], choose: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
+    """Kills the launcher or one of its ranks once something is so; returns the ranks."""
     while not ready():
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.002)
-    ranks = [pid for pid in descendants(process.pid) if pid != process.pid]
-    os.kill(process.pid if who < 0 else ranks[who], signal.SIGKILL)
-    if who < 0:
-        process.wait()
-        return not alive(tuple(ranks))
-    return process.wait() == 0
+    ranks = tuple(pid for pid in descendants(process.pid) if pid != process.pid)
+    os.kill(choose(ranks), signal.SIGKILL)
+    return ranks
 
 
 def main(top: Path) -> None:
-    tell(**aside(written(top / "batch norm", {}), "check"))
+    tell(**{"check of BatchNorm": aside(written(top / "batch norm", {}), "check", "check")})
     quiet = written(top / "quiet", LAYERS)
-    tell(**aside(quiet, "check"))
-    day = quiet.day(DAY)
-    tell(planned=killed_once(quiet, ready=day.plan.is_file, who=-1))
-    shutil.copytree(quiet.path, top / "killed", symlinks=True)
+    tell(check=aside(quiet, "check", "check"))
+    process = start(quiet)
+    ranks = strike(process, quiet.day(DAY).plan.is_file, lambda ranks: process.pid)
+    tell(launcher_killed={"code": process.wait(), "nobody_left": not alive(ranks)})
     killed = Folder(top / "killed")
+    shutil.copytree(quiet.path, killed.path, symlinks=True)  # both run the plan that was chosen before the kill
     tell(quiet=start(quiet).wait())
-    steps = killed.day(DAY).metrics
-    tell(goes_on=killed_once(killed, ready=lambda: len(steps_in(steps)) > 5, who=1))
-    one, other = bits_of(day), bits_of(killed.day(DAY))
-    state, trained = killed.day(DAY).state, load(Trained, killed.day(DAY).trained)
-    tell(
-        differs=[name for name in one if one[name] != other[name]],
-        outcome=state.outcome,
-        starts=[each.ended for each in state.starts],
-        steps=trained.step,
-        same_bits=trained.notes.differs_from_step is None,
-        plan=load(StoredPlan, day.plan).said,
-    )
-    tell(**aside(killed, "verify"))
+    day = killed.day(DAY)
+    process = start(killed)
+    strike(process, lambda: len(steps_in(day.metrics)) > 5, max)
+    tell(killed=process.wait(), **compared(quiet.day(DAY), day))
+    tell(verify=aside(killed, "verify", DAY))
+
+
+def compared(quiet: DayFolder, killed: DayFolder) -> dict[str, Any]:
+    expected, found = bits_of(quiet), bits_of(killed)
+    trained = load(Trained, killed.trained)
+    return {
+        "differs": [name for name in expected if expected[name] != found[name]],
+        "same_bits": trained.notes.differs_from_step is None,
+        "steps": trained.step,
+        "outcome": killed.state.outcome,
+        "starts": [each.ended for each in killed.state.starts],
+        "plan": load(DayReport, killed.report).run.plan,  # type: ignore[union-attr]
+    }
 
 
 if __name__ == "__main__":
-    assert Fork
     main(Path(sys.argv[1]))

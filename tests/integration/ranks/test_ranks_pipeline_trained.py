@@ -17,6 +17,7 @@ PROGRAMS = "ranks.programs.pipeline.trained"
     [
         ("planned_by_default", 2),
         ("in_every_way", 2),
+        ("on_lanes", 2),
         ("with_frozen_towers", 3),
         ("with_dropout", 2),
         ("with_a_scaler", 3),

@@ -40,8 +40,8 @@ class InTurn:
 class OnThreads:
     """Each lane on a thread of its own, pinned to its cores: one that waits does not hold the others up.
 
-    Where torch modes of the calling thread watch what is computed, such as a counter of operators, one thread does it
-    all, as they do not see other threads.
+    A step in which one lane alone has something to do, such as one without images, runs on the calling thread, with all
+    cores. So does one that torch modes of that thread watch, such as a counter of operators: they do not see others.
 
     Args:
         lanes: Open lanes.
@@ -53,7 +53,7 @@ class OnThreads:
 
     def go(self, run: StepRun) -> None:
         """Does all actions; see ``LaneWay``."""
-        if interception() is not None:
+        if _has_one_lane(run) or interception() is not None:
             InTurn().go(run)
             return
         state = ThreadState.capture()
@@ -69,6 +69,10 @@ class OnThreads:
             raise run.failure
 
 
+def _has_one_lane(run: StepRun) -> bool:
+    return sum(map(bool, run.program.rows)) < 2
+
+
 def _walk(run: StepRun, lane: int, state: ThreadState) -> None:
     """Does what one lane does, on the present thread."""
     with state.applied():
@@ -81,7 +85,8 @@ def _walk(run: StepRun, lane: int, state: ThreadState) -> None:
 class OnStreams:
     """One thread launches all lanes' actions, each on the stream of its lane; streams wait for each other by events.
 
-    Autograd runs a backward on the streams of its forward, so each task stays on its lane's SMs. Not tried on GPUs.
+    Autograd runs a backward on the streams of its forward, so each task stays on its lane's SMs. A step in which one
+    lane alone has something to do runs on the caller's stream, with all SMs. Not tried on GPUs.
 
     Args:
         lanes: Open lanes.
@@ -93,6 +98,9 @@ class OnStreams:
 
     def go(self, run: StepRun) -> None:
         """Launches all actions; see ``LaneWay``. The caller's stream then waits for them, and no thread does."""
+        if _has_one_lane(run):
+            InTurn().go(run)
+            return
         for lane in self._of_row:
             lane.order_after_caller()
         at = [0] * len(self._of_row)
@@ -110,13 +118,9 @@ class OnStreams:
             with lane.api.use_stream(lane.stream):
                 run.do(number, at)
             return
-        after = run.program.after.get(place, ())
-        if after:
-            for tensors in run.given(place):
-                for tensor in tensors:
-                    lane.api.record_use(tensor, lane.stream)
-        ticket = lane.launch(
-            partial(run.do, number, at), after=[made[one] for one in after], behind_caller=False, timed=False
-        )
+        after = [made[one] for one in run.program.after.get(place, ())]
+        for tensor in run.given(place) if after else ():
+            lane.api.record_use(tensor, lane.stream)
+        ticket = lane.launch(partial(run.do, number, at), after=after, behind_caller=False, timed=False)
         if place >= 0:
             made[place] = ticket

@@ -150,8 +150,8 @@ class _Reading:
             self.after.setdefault(place[target], []).append(place[source])
         elif is_here[1]:
             self.before[place[target]].append(source if is_here[0] else f"GOT({edge})")
-            if carries:
-                self.inputs[place[target]].append(ends.source)
+        if is_here[1] and carries:
+            self.inputs[place[target]].append(ends.source)
         if is_here[0] and carries:
             self.exits[place[source]].append((ends.target, place.get(target, -1), message))
 

@@ -90,9 +90,10 @@ class StepRun:
             if self.failure is not None:
                 raise RankFailedError(f"another lane of rank {self._transport.rank} has failed", ranks=())
 
-    def given(self, place: int) -> tuple[Tensors, ...]:
-        """Returns what a task has been given so far."""
-        return tuple(each for each in self._inbox[place].values() if each is not None)
+    def given(self, place: int) -> Tensors:
+        """Returns what a task has been given so far; for a place of -1 nothing."""
+        found = self._inbox[place].values() if place >= 0 else ()
+        return tuple(tensor for tensors in found if tensors is not None for tensor in tensors)
 
     def fail(self, where: str, error: BaseException) -> None:
         """Ends the waits of the other lanes, and those of the other ranks unless one of them has failed."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mosaic.errors import ModuleContractError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.ranks.meeting.progress import THE_LOOP
@@ -80,6 +81,7 @@ class GradientSums:
     ) -> None:
         self._grid = grid
         self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
+        self._trains = {name: one.requires_grad for name, one in self._named.items()}
         own = slices.names if slices is not None else frozenset()
         summed = slices.summed if slices is not None else frozenset()
         self.counted_elsewhere = {
@@ -104,7 +106,17 @@ class GradientSums:
                 self.counted_elsewhere.add(id(self._named[name]))
 
     def begin(self) -> None:
-        """Before a step: puts aside what earlier steps have summed of tied weights."""
+        """Before a step: puts aside what earlier steps have summed of tied weights.
+
+        Raises:
+            ModuleContractError: A weight trains now, or does not any more: plans and sums were made for the others.
+        """
+        for name, parameter in self._named.items():
+            if parameter.requires_grad != self._trains[name]:
+                raise ModuleContractError(
+                    f"{name}.requires_grad was {self._trains[name]} when the pipeline was made; freeze weights before "
+                    "mosaic.pipeline, or make another one from a checkpoint"
+                )
         for one in self._in_parts:
             one.begin()
 

@@ -27,6 +27,9 @@ _MAX_LANES = 256
 _Directions = tuple[dist.ProcessGroup, dist.ProcessGroup]
 _Communicators = tuple[_Directions, dist.ProcessGroup]
 
+FRAME_BYTES = 1024
+"""What ranks tell each other in one exchange; more takes two others."""
+
 
 class DistributedTransport:
     """One rank's; see ``mosaic.ranks.pipeline.transports.transport.Transport``. All ranks make it.
@@ -104,10 +107,8 @@ class DistributedTransport:
         return self._told(text, self._everyone)
 
     def _told(self, text: str, group: dist.ProcessGroup) -> tuple[str, ...]:
-        found: list[str] = [""] * dist.get_world_size(group)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_gather_object(found, text, group=group)
-        return tuple(found)
+            return _gathered(text.encode(), dist.get_world_size(group), group)
 
     def _communicators(self, line: Sequence[int]) -> tuple[tuple[int, ...], _Communicators]:
         """Returns those of a line: for each direction one, and one for agreements."""
@@ -210,3 +211,19 @@ class _Received(_Posted):
     def wait(self) -> Tensors:
         """Returns what was received."""
         return self._await()
+
+
+def _gathered(mine: bytes, size: int, group: dist.ProcessGroup) -> tuple[str, ...]:
+    """Returns the texts of all ranks: of short ones in one exchange, where torch's own takes two."""
+    frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+    head = len(mine).to_bytes(8, "little") + mine[: FRAME_BYTES - 8]
+    frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    frames = list(torch.empty(size, FRAME_BYTES, dtype=torch.uint8))
+    dist.all_gather(frames, frame, group=group)
+    told = [one.numpy().tobytes() for one in frames]
+    lengths = [int.from_bytes(one[:8], "little") for one in told]
+    if max(lengths) <= FRAME_BYTES - 8:
+        return tuple(one[8 : 8 + length].decode() for one, length in zip(told, lengths, strict=True))
+    found: list[bytes] = [b""] * size
+    dist.all_gather_object(found, mine, group=group)
+    return tuple(one.decode() for one in found)

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from pipeline_cases import images
@@ -14,6 +15,7 @@ from torch import nn
 
 import mosaic
 from mosaic.artifact import save
+from mosaic.errors import ModuleContractError
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import plan_step
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
@@ -49,6 +51,9 @@ def two_of_two(rank: int, size: int, place: Path) -> None:
     steps = [*ragged(), ragged()[0][:1]]  # the last one has nothing for a replica
     check_equal(pipe, model, plain, steps, ahead=True)
     check_accumulated(pipe, model, plain)
+    model.model.vision_tower.encoder.layers[0].requires_grad_(True)
+    with pytest.raises(ModuleContractError, match="requires_grad was False when the pipeline was made"):
+        pipe.step(ragged()[0])
     pipe.remove()
     print("equal")
 

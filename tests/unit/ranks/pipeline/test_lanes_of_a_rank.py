@@ -9,27 +9,21 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from executor_cases import NumberWork, evaluated, no_caption, step
+from executor_cases import NumberWork, Step, evaluated, no_caption, on_lanes, step
 from lane_cases import Seen, check_equal, laned, lanes_of_host, run, seen_step
 from ranks.programs.pipeline.trained import llava, ragged
 from torch.utils.flop_counter import FlopCounterMode
 
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.lane_ways import OnThreads
 from mosaic.ranks.pipeline.rank_lanes import slots_of
 from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Tensors, Transport
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
-
-
-def on_threads(count: int) -> OnThreads:
-    slots = [(slot,) for slot in range(count)]
-    lanes = lanes_of_host().open_lanes(slots)
-    return OnThreads(lanes, [lanes.lane(one) for one in slots])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -100,19 +94,15 @@ def test_a_mode_that_counts_operators_sees_all_lanes():
 
 def test_random_schedules_on_lanes_make_what_one_thread_makes():
     num_tried = 0
-    ways = [on_threads(4) for _ in range(4)]
-    for seed in range(300):
+    for seed in range(150):
         drawn = step(seed)
         if len(drawn.schedule.rows) == drawn.num_ranks:
             continue
         num_tried += 1
 
-        def program(transport: Transport, drawn=drawn) -> NumberWork:
-            work = NumberWork.of(drawn.graph)
-            lanes = [row for row, rank in enumerate(drawn.schedule.rank_of) if rank == transport.rank]
-            own = ways[transport.rank]
-            way = OnThreads(own._lanes, own._of_row[: len(lanes)])
-            Executor(transport).run(drawn.schedule, work, lanes=way)
+        def program(transport: Transport, drawn: Step = drawn) -> NumberWork:
+            work, lanes = NumberWork.of(drawn.graph), on_lanes(transport, drawn.schedule)
+            Executor(transport).run(drawn.schedule, work, lanes=lanes)
             return work
 
         works = InProcess(drawn.num_ranks).run(program)
@@ -146,7 +136,8 @@ class ActingWork(NumberWork):
 def test_lanes_compute_at_the_same_time():
     meet = threading.Barrier(2, timeout=60).wait  # neither goes on before both are there
     work = ActingWork(exits=defaultdict(list), acts={0: meet, 1: meet})
-    Executor(InProcess(1).transports[0]).run(two_lanes("0F0", "1F0"), work, lanes=on_threads(2))
+    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "1F0")
+    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
     assert len(work.made) == 2
 
 
@@ -154,12 +145,12 @@ def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
     """The other lane's task lets the sender go on, without a word of the schedule."""
     gate = threading.Event()
     rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    schedule = two_lanes(*rows, edges=["2F0>0F0"])
 
     def program(transport: Transport) -> int:
         acts = {1: gate.set, 2: lambda: gate.wait(60)}
         work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
-        lanes = on_threads(2) if transport.rank == 0 else None
-        Executor(transport).run(two_lanes(*rows, edges=["2F0>0F0"]), work, lanes=lanes)
+        Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
         return len(work.made)
 
     assert InProcess(2).run(program) == (2, 1)
@@ -167,12 +158,12 @@ def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
 
 def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     rows = "0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0", "RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
+    schedule = two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"])
 
     def program(transport: Transport) -> BaseException | None:
         work = ActingWork(exits=defaultdict(list), acts={1: no_caption})
-        lanes = on_threads(2) if transport.rank == 0 else None
         try:
-            Executor(transport).run(two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"]), work, lanes=lanes)
+            Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
         except (ValueError, RankFailedError) as error:
             return error
         return None
@@ -181,6 +172,43 @@ def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     assert isinstance(own, ValueError)
     assert isinstance(other, RankFailedError)
     assert str(other) == "rank 0 failed in 1F0: ValueError: no such caption"
+
+
+def test_a_step_of_one_lane_runs_on_the_calling_thread():
+    seen: list[int] = []
+    work = ActingWork(exits=defaultdict(list), acts={0: lambda: seen.append(threading.get_ident())})
+    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "")
+    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
+    assert seen == [threading.get_ident()]
+
+
+def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+    """While one of them waits for a rank that does not send."""
+    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    schedule = two_lanes(*rows, edges=["2F0>0F0"])
+    gate, drain, begun = threading.Event(), HostLanes.drain, threading.Event()
+
+    def interrupted(lanes: HostLanes) -> None:
+        monkeypatch.setattr(HostLanes, "drain", drain)
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostLanes, "drain", interrupted)
+
+    def program(transport: Transport) -> BaseException | None:
+        acts = {1: begun.set, 2: lambda: gate.wait(60)}
+        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        try:
+            Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
+        except (KeyboardInterrupt, RankFailedError) as error:
+            return error
+        finally:
+            gate.set()
+        return None
+
+    own, other = InProcess(2).run(program)
+    assert isinstance(own, KeyboardInterrupt)
+    assert str(other) == "rank 0 failed in the wait for its lanes: KeyboardInterrupt: "
 
 
 @pytest.mark.parametrize(
