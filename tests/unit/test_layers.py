@@ -53,6 +53,7 @@ ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "parts"),
+        "glue",
         "cost/analytic",
         "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
