@@ -98,7 +98,10 @@ setup(
         extension(
             "mosaic._search",
             "csrc/search",
-            ["csrc/search_bindings.cpp", "csrc/bindings/orders.cpp", "csrc/bindings/tuning.cpp"],
+            [
+                "csrc/search_bindings.cpp",
+                *(f"csrc/bindings/{name}.cpp" for name in ("context", "orders", "tuning")),
+            ],
             ["pthread"],
             SAME_ON_ANY_MACHINE,
         ),

@@ -11,6 +11,7 @@ from bench.gpu.tables import number
 from bench.record import Figure, Study
 from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
+from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.cost.interference import FORMS
 from mosaic.hardware.catalogue import DEVICES
 from mosaic.models import MODELS
@@ -70,7 +71,14 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"roll-out of .*",
             r"layer tuning of .*: (one rank, ms|above .*)",
             r"vlm-xl-16k: .*",
-            r"an action, .*",
+        ),
+        "bench_pipeline_measured": (r"an action.*", r"a new schedule of .*", r"(a step|of it) .*"),
+        "bench_context": (
+            r"\w+, \d+ tokens: runs and work of all blocks, ms",
+            r"\w+, \d+ tokens, \d+ ranks: (longest first .*|trades, ms|whole distribution .*)",
+            r"\w+, \d+ tokens, \d+ ranks: most over mean after trades",
+            r"\w+, \d+ tokens, one of \d+ ranks: .*, ms",
+            r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over .*|.*: attention .*|.*: the slower .*)",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (
@@ -125,6 +133,11 @@ def methods_table() -> str:
     return table(("method", "plans", "gives a bound", "in `--compare`"), rows)
 
 
+def context_methods_table() -> str:
+    """Returns the ways to share a sequence out."""
+    return table(("method", "shares blocks out"), [(f"`{one.name}`", one.phrase) for one in CONTEXT_METHODS.values()])
+
+
 def choices_table() -> str:
     """Returns the tables of choices: where each is, and what is in it."""
     rows = [
@@ -134,6 +147,7 @@ def choices_table() -> str:
         ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
         ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
+        ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
         ("a schedule to compare with", "`mosaic/pipelining/baselines/methods.py`", BASELINES),
     ]
     return table(

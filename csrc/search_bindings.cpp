@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/context.h"
 #include "bindings/orders.h"
 #include "bindings/signals.h"
 #include "bindings/tuning.h"
@@ -215,6 +216,7 @@ PYBIND11_MODULE(_search, module) {
     bind_plan(module);
     bind_orders(module);
     bind_tuning(module);
+    bind_context(module);
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,

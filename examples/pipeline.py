@@ -102,7 +102,7 @@ def main() -> None:
         if is_first:
             print(said)
     if args.picture:
-        played = pipe.last_step()
+        played = pipe.timeline()
         if is_first:
             runs = [
                 PipelineRun(title=title, graph=graph, start_ns=start_ns)

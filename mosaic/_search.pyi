@@ -7,6 +7,9 @@ search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 from array import array
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 class Option:
     """One way to deploy a module; times in nanoseconds."""
 
@@ -314,3 +317,32 @@ class Selection:
     def at_ns(self) -> int: ...
     @property
     def short_bytes(self) -> int: ...
+
+class MaskRuns:
+    """A mask in runs of tokens with one word in one document."""
+
+    def __init__(self, words: npt.NDArray[np.int64], documents: npt.NDArray[np.int32]) -> None: ...
+    @property
+    def num_runs(self) -> int: ...
+    def work(self, block: int) -> npt.NDArray[np.int64]:
+        """Visible pairs of each block of queries."""
+    def tiles(
+        self, rows: npt.NDArray[np.int64], query: int, key: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Tiles of blocks of queries that have a visible pair: offsets, columns, is_full, pairs."""
+
+def turn_tiles(
+    offsets: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int32],
+    is_full: npt.NDArray[np.uint8],
+    num_columns: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """The same the other way: for each column its rows."""
+
+def longest_first(work: npt.NDArray[np.int64], *, ranks: int, cap: int) -> npt.NDArray[np.int32]:
+    """The rank of each piece of work, the largest first."""
+
+def traded(
+    work: npt.NDArray[np.int64], rank_of: npt.NDArray[np.int32], *, ranks: int, fineness: int
+) -> npt.NDArray[np.int32]:
+    """The rank of each piece after the heaviest ranks have traded pieces."""

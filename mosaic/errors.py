@@ -12,6 +12,12 @@ MAX_GRID = 2000
 """Characters up to which a message shows a whole schedule."""
 
 
+def said_by(error: BaseException) -> str:
+    """Returns an error's class and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 class MosaicError(Exception):
     """Base of all errors raised by Mosaic."""
 

@@ -34,6 +34,8 @@ class RankSpan:
     """Microseconds on rank 0's clock."""
     end_us: float
     """Microseconds on rank 0's clock."""
+    expected_ms: float = 0.0
+    """How long the plan has it take; 0: no plan says. In a pipeline each rank has layers of its own to compute."""
 
     @property
     def duration_ms(self) -> float:

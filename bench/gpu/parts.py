@@ -100,9 +100,9 @@ _IN_ORDER = (
     ),
     _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     *_models(8, 22),
-    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
+    _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
-    _question("scaling", "how much time does work take at every quota?", 25, grid=16),
+    _question("scaling", "how much time does work take at every quota?", 20, grid=16),
     _unknown(
         "outside-backward",
         "where does a backward run that is started outside of its lane?",
@@ -123,15 +123,27 @@ _IN_ORDER = (
         for count in (8, 32)
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
-    _question("interference", "what do kernels cost each other?", 22, grid=4),
+    _question("interference", "what do kernels cost each other?", 17, grid=4),
+    Measurement(
+        name="context",
+        asks="how long is the slowest rank's attention over a long sequence, by zigzag and as planned?",
+        function="bench.gpu.long_sequences:measure_long_sequences",
+        seconds=12,
+    ),
     Measurement(
         name="ranks/one",
         asks="does a start as one rank cost anything over a plain one?",
         function="bench.gpu.one_rank:measure_one_rank",
         seconds=6,
     ),
+    Measurement(
+        name="ranks/pipeline",
+        asks="is a pipeline of two ranks on one GPU equal to the plain loop, and what does it cost?",
+        function="bench.gpu.pipeline_ranks:measure_pipeline_ranks",
+        seconds=8,
+    ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
-    *_models(4, 11),
+    *_models(4, 10),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",

@@ -4,17 +4,20 @@
 
 Steps are simulated on the papers' devices as described, with microbatches drawn like the papers' data sets; partitions
 are made for other steps than those that run. A baseline has the first strategy for all layers that fits, of keeping
-everything, selective and full recomputation. Times of planning, and what an action costs where it is executed, are
-measured on this machine. Every part runs in a process of its own that is ended in time. ``--quick``: small steps,
-within a minute on two quiet cores.
+everything, selective and full recomputation. Times of planning are measured on this machine; steps that run have a
+study of their own, ``bench.pipeline.measured``. Every part runs in a process of its own that is ended in time.
+``--quick``: small steps, within a minute on two quiet cores.
 """
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 from pathlib import Path
 
-from bench.pipeline import actions, papers, speed
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: idle threads would spin on others' cores
+
+from bench.pipeline import on_lanes, papers, speed
 from bench.record import Study
 from bench.study_parts import PartedStudy, StudyPart
 
@@ -24,7 +27,7 @@ QUICK = (
     StudyPart.alone("Fig. 12", 30, lambda: papers.figure_12("vlm-s", (0,), (0.2, 0.5), 2)),
     StudyPart.alone("speed", 30, lambda: speed.rollouts("vlm-s", 4)),
     StudyPart.alone("Table 5", 40, lambda: papers.table_5("vlm-s", (0,), 1)),
-    StudyPart.alone("actions", 30, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
+    StudyPart.alone("lanes", 60, lambda: on_lanes.on_host(128, 2)),
 )
 FULL = (
     StudyPart.alone("Fig. 12", 300, lambda: papers.figure_12("vlm-l", (0, 1, 2), (1, 2, 5, 10), 2)),
@@ -50,7 +53,11 @@ FULL = (
             speed.large_step("vlm-xl-16k", 64, 20),
         ),
     ),
-    StudyPart.alone("actions", 60, lambda: chain(actions.action_cost(), actions.new_schedule("vlm-s", 8))),
+    *(
+        StudyPart.alone(f"lanes, width {width}", 200, lambda width=width: on_lanes.on_host(width, 15))
+        for width in (128, 256, 512)
+    ),
+    StudyPart.alone("lanes on H100s", 300, lambda: on_lanes.on_h100s(("vlm-s", "vlm-m", "vlm-l"), (0, 1, 2), 5)),
     StudyPart.alone("Cornstarch, frozen", 120, lambda: chain(*(papers.cornstarch_frozen(text) for text in "sml"))),
     StudyPart.alone(
         "Cornstarch, steps", 120, lambda: chain(*(papers.cornstarch_steps(text, (*_ONE, *_VALM)) for text in "sml"))

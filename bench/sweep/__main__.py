@@ -1,6 +1,6 @@
 """Trains models of transformers, and odd nets and loops, in the plain way and colocated, and compares bit for bit.
 
-``python -m bench.sweep [--quick] [--only NAME] [--out FILE]``
+``python -m bench.sweep [--pipeline] [--quick] [--only NAME] [--out FILE]``
 
 All modules that are found are placed side by side on lanes of one thread each, by force. Each case runs in a process
 of its own and ends in one word: ``equal, on lanes``; ``equal, in place``; ``refused`` before training; ``raised`` by
@@ -15,8 +15,8 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +27,10 @@ import torch._dynamo  # once, here: every process forks from this one
 from bench.bounded import PartFailedError, within
 from bench.harness import published, study_of
 from bench.record import Figure, Study
-from bench.sweep.catalogue import all_cases
-from bench.sweep.outcomes import CRASHED, FAULTS, NO_PLAIN, OUTCOMES
-from bench.sweep.tables import STUDY
+from bench.sweep.catalogue import all_cases, pipeline_cases
+from bench.sweep.outcomes import CRASHED, FAULTS, NO_PLAIN, OUTCOMES, PIPELINE_OUTCOMES
+from bench.sweep.parted import judge_parted
+from bench.sweep.tables import PIPELINE_STUDY, STUDY
 from bench.sweep.verdict import Case, figure, judge
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
@@ -43,40 +44,67 @@ QUICK_EVERY = 12
 def main() -> None:
     """Runs the sweep; ends with 1 if a case is different or crashed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
     given = parser.parse_args()
     cases = [
         case
-        for case in all_cases()
+        for case in (pipeline_cases() if given.pipeline else all_cases())
         if given.only is None or fnmatchcase(case.name, given.only) or case.kind == given.only
     ]
-    made = sweep(cases[::QUICK_EVERY] if given.quick else cases, path=given.out)
+    trial = PIPELINE if given.pipeline else LANES
+    made = sweep(cases[::QUICK_EVERY] if given.quick else cases, trial, path=given.out)
     sys.exit(any(one.labels["outcome"] in FAULTS for one in made.figures))
 
 
-def sweep(cases: Iterable[Case], *, path: Path | None) -> Study:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What becomes of cases."""
+
+    study: str
+    """Name of the study."""
+    judge: Callable[[Case], Iterator[Figure]]
+    """Says how a case ends."""
+    outcomes: tuple[str, ...]
+    """How it can end."""
+    says: str
+    """Of a figure, beside its outcome."""
+
+
+LANES = Trial(
+    study=STUDY,
+    judge=judge,
+    outcomes=OUTCOMES,
+    says="{value:.0f} calls on lanes, overlapped: {overlapped}, {seconds} s",
+)
+PIPELINE = Trial(
+    study=PIPELINE_STUDY, judge=judge_parted, outcomes=PIPELINE_OUTCOMES, says="{modules}; {precision}, {seconds} s"
+)
+
+
+def sweep(cases: Iterable[Case], trial: Trial = LANES, *, path: Path | None) -> Study:
     """Runs cases, prints a line for each, and writes the result file."""
     load = ForeignLoad()
     figures = []
     for case in cases:
-        figures.append(run_alone(case))
-        print(_line(figures[-1]), flush=True)
-    made = study_of(STUDY, figures, load)
+        figures.append(run_alone(case, trial.judge))
+        print(_line(figures[-1], trial), flush=True)
+    made = study_of(trial.study, figures, load)
     made = replace(made, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
     made = published(made, (path,))
-    print(_summary(figures))
+    print(_summary(figures, trial))
     if path is not None:
         save(made, path)
     return made
 
 
-def run_alone(case: Case, seconds: float = MAX_SECONDS) -> Figure:
+def run_alone(case: Case, judge: Callable[[Case], Iterator[Figure]] = judge, *, seconds: float = MAX_SECONDS) -> Figure:
     """Runs a case in a process of its own."""
     last = None
     try:
-        for made in within(lambda: _quietly(case), seconds):
+        for made in within(lambda: _quietly(case, judge), seconds):
             last = made
     except PartFailedError as error:
         return figure(case, NO_PLAIN if last is None else CRASHED, reason=str(error))
@@ -84,7 +112,7 @@ def run_alone(case: Case, seconds: float = MAX_SECONDS) -> Figure:
     return last
 
 
-def _quietly(case: Case) -> Iterator[Figure]:
+def _quietly(case: Case, judge: Callable[[Case], Iterator[Figure]]) -> Iterator[Figure]:
     """Judges a case at one thread, without the warnings: what they say is in its record."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -92,15 +120,15 @@ def _quietly(case: Case) -> Iterator[Figure]:
     yield from judge(case)
 
 
-def _line(made: Figure) -> str:
+def _line(made: Figure, trial: Trial) -> str:
     labels = made.labels
-    ran = f"{made.value:.0f} calls on lanes, overlapped: {labels['overlapped']}, {labels['seconds']} s"
-    return f"{labels['outcome']:15}  {made.part}: {labels['case']} ({ran}){': ' if made.reason else ''}{made.reason}"
+    says = trial.says.format(value=made.value, **labels)
+    return f"{labels['outcome']:15}  {made.part}: {labels['case']} ({says}){': ' if made.reason else ''}{made.reason}"
 
 
-def _summary(figures: Sequence[Figure]) -> str:
+def _summary(figures: Sequence[Figure], trial: Trial) -> str:
     counted = Counter(one.labels["outcome"] for one in figures)
-    return ", ".join(f"{counted[outcome]} {outcome}" for outcome in (*OUTCOMES, NO_PLAIN) if counted[outcome])
+    return ", ".join(f"{counted[outcome]} {outcome}" for outcome in (*trial.outcomes, NO_PLAIN) if counted[outcome])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from bench.sweep.models import hearing, qwen, seeing, speech, text, towers, vision
+from bench.sweep.models import chains, hearing, qwen, seeing, speech, text, towers, vision
 from bench.sweep.models.pieces import Made, train_model
 from bench.sweep.nets import (
     arguments,
@@ -59,6 +59,9 @@ NETS: Files = MappingProxyType(
 )
 """The files of odd nets and loops; each of their public functions is a case."""
 
+CHAINS: Files = MappingProxyType({"lists of layers": (chains,)})
+"""The same of models that pipelines alone are tried on."""
+
 TOLD = MappingProxyType({"types_compared_exactly": "isinstance(m, T) holds, type(m) is T does not"})
 """Cases that differ, and what ``describe()`` says of that."""
 
@@ -69,6 +72,13 @@ def all_cases() -> list[Case]:
     return [
         Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for kind, name, run in (*models, *functions(NETS))
     ]
+
+
+def pipeline_cases() -> list[Case]:
+    """Returns all cases whose models are cut into chunks."""
+    return [
+        Case(name=name, kind=kind, run=partial(_trained, make)) for kind, name, make in functions(CHAINS)
+    ] + all_cases()
 
 
 def _trained(make: Callable[[], Made], session: Session) -> None:

@@ -12,7 +12,13 @@ CRASHED = "crashed"
 NO_PLAIN = "no plain loop"
 """The case says nothing about Mosaic: its plain loop fails, or differs from itself."""
 
+EQUAL = "equal"
+AS_TOLD = "equal, changed as told"
+"""The model was refused, changed as the message says, and then equal."""
+
 OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, TOLD, DIFFERENT, CRASHED)
-"""How a case whose plain loop runs can end."""
+"""How a case whose plain loop runs can end that is colocated."""
+PIPELINE_OUTCOMES = (EQUAL, AS_TOLD, REFUSED, DIFFERENT, CRASHED)
+"""How a case can end whose model is cut into chunks."""
 FAULTS = (DIFFERENT, CRASHED)
 """Those that break what Mosaic promises."""

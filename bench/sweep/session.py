@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,38 @@ class Session:
         """Gives all models back."""
         for handle in self.handles:
             handle.remove()
+
+
+class CaughtModel(BaseException):
+    """Leaves a loop where it would have colocated its model.
+
+    Attributes:
+        model: It.
+        sample: What it is called with.
+    """
+
+    def __init__(self, model: nn.Module, sample: Any) -> None:
+        super().__init__()
+        self.model, self.sample = model, sample
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the sample as keyword arguments.
+
+        Raises:
+            TypeError: The model's forward does not take them by name.
+        """
+        if isinstance(self.sample, Mapping):
+            return dict(self.sample)
+        args = self.sample if isinstance(self.sample, tuple) else (self.sample,)
+        return dict(inspect.signature(self.model.forward).bind(*args).arguments)
+
+
+class CatchingSession(Session):
+    """Runs a loop up to the model that it colocates."""
+
+    def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
+        """Leaves the loop."""
+        raise CaughtModel(model, sample)
 
 
 def _stages(graph: ModuleGraph) -> list[dict[str, int]]:

@@ -62,7 +62,7 @@ def figure(
         name=f"{case.name}: calls on lanes",
         source="measured",
         value=float(sum(span.phase == "forward" for span in spans)),
-        reason=one_line(_without_folders(reason)),
+        reason=one_line(without_folders(reason)),
         part=case.kind,
         labels={
             "case": case.name,
@@ -107,7 +107,7 @@ def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
     return (ON_LANES if on_lanes else IN_PLACE), "; ".join(dict.fromkeys(in_place))
 
 
-def _without_folders(text: str) -> str:
+def without_folders(text: str) -> str:
     """Returns text that names files as the repository and its packages do."""
     return re.sub(r"[^\s(]*/site-packages/", "", text.replace(f"{_TOP}/", ""))
 

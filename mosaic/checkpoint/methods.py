@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mosaic.checkpoint.belongings import OneOrSeveral
+    from mosaic.checkpoint.belongings import Belongings, OneOrSeveral
     from mosaic.checkpoint.loading import Loaded
     from mosaic.checkpoint.model_tensors import Overlap
     from mosaic.checkpoint.saving import Saver
@@ -30,6 +31,7 @@ class KeepsCheckpoints(ABC):
     _model: nn.Module
     _saver: Saver | None = None
     _ranks: Ranks | None = None
+    _lacks_weights = False
 
     def save(
         self,
@@ -79,21 +81,21 @@ class KeepsCheckpoints(ABC):
         from mosaic.checkpoint.saving import SaveRequest
 
         self._settle()
-        return self._the_saver().save(
-            SaveRequest(
-                model=self._model,
-                folder=Path(folder),
-                step=step,
-                optimizer=optimizer,
-                scheduler=scheduler,
-                scaler=scaler,
-                companions=companions,
-                generators=generators,
-                extra=extra or {},
-                keep=keep,
-                plan=self._plan_name(),
-            )
+        request = SaveRequest(
+            model=self._model,
+            folder=Path(folder),
+            step=step,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            companions=companions,
+            generators=generators,
+            extra=extra or {},
+            keep=keep,
+            plan=self._plan_name(),
         )
+        with self._made_whole(request):
+            return self._the_saver().save(request)
 
     def prepare_saving(
         self, *, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
@@ -181,7 +183,10 @@ class KeepsCheckpoints(ABC):
             partial=partial,
             new_run=new_run,
         )
-        return load(request, ranks)
+        with self._made_whole(request):
+            found = load(request, ranks)
+        self._lacks_weights = False
+        return found
 
     def export(self, path: str | Path) -> None:
         """Writes the plain model's ``state_dict`` as one safetensors file, which ``load_state_dict`` takes whole.
@@ -194,7 +199,8 @@ class KeepsCheckpoints(ABC):
         from mosaic.checkpoint.plain_weights import export
 
         self._settle()
-        export(self._model, Path(path), self._the_ranks())
+        with self._made_whole():
+            export(self._model, Path(path), self._the_ranks())
 
     def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
         """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
@@ -213,14 +219,18 @@ class KeepsCheckpoints(ABC):
         from mosaic.checkpoint.plain_weights import load_weights
 
         self._settle()
-        return load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+        with self._made_whole():
+            found = load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+        self._lacks_weights = False
+        return found
 
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
         from mosaic.checkpoint.model_tensors import digest_of
 
         self._settle()
-        return digest_of(self._model, self._the_ranks())
+        with self._made_whole():
+            return digest_of(self._model, self._the_ranks())
 
     def make_room(self, folder: str | Path) -> tuple[int, ...]:
         """Removes all checkpoints but the newest one that is whole, for a loop whose save met a full disk.
@@ -251,6 +261,10 @@ class KeepsCheckpoints(ABC):
 
     def _make_ranks(self) -> Ranks:
         return OneRank()
+
+    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+        """Returns a block in which the model, and what is saved or loaded with it, have no tensors in parts."""
+        return nullcontext()
 
     @abstractmethod
     def _plan_name(self) -> str:

@@ -37,8 +37,8 @@ EXIT_CODES = """exit codes:
 
 _CODES: dict[type[Exception], int] = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4}
 
-PIPELINE = "--pipeline"
-"""With it, ``plan`` plans a pipeline."""
+PIPELINE, CONTEXT = "--pipeline", "--context"
+"""With them, ``plan`` plans a pipeline, or else the attention of one sequence over ranks."""
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
@@ -59,11 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The commands; ``plan`` of a pipeline has options of its own."""
-    if given[:1] == ["plan"] and any(word.partition("=")[0] == PIPELINE for word in given):
+    """The commands; ``plan`` of a pipeline, and of one sequence, have options of their own."""
+    asked = {word.partition("=")[0] for word in given} if given[:1] == ["plan"] else set()
+    if PIPELINE in asked:
         from mosaic.cli.pipeline import PipelineCommand
 
         return COMMANDS | {"plan": PipelineCommand}
+    if CONTEXT in asked:
+        from mosaic.cli.context import ContextCommand
+
+        return COMMANDS | {"plan": ContextCommand}
     return COMMANDS
 
 

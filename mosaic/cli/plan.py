@@ -60,7 +60,7 @@ class PlanCommand:
     by hand (the format is in docs/planning.md). Neither torch nor a GPU is loaded for it. With --model and --device
     h100-80g (or a100-80g, h200, h800, a40, host, or a .json file) the operators of the model are counted and nothing is
     run: no GPU is needed, and --gpus may be any number. With --pipeline RANKS a step of a pipeline is planned instead;
-    `mosaic plan --pipeline 4 --help` has its options.
+    `mosaic plan --pipeline 4 --help` has its options; with --context RANKS one sequence is shared out over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import UnsplittableError, said_by
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
-from mosaic.parts.random_state import kept_random_state
+from mosaic.parts.hooked import HookedCall, recorded_hooked_calls, without_data
+from mosaic.parts.random_state import (
+    is_same_python_state,
+    kept_random_state,
+    kept_torch_state,
+    python_state,
+    set_python_state,
+)
+from mosaic.parts.split import copied
+from mosaic.parts.strategies import is_cache, without_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,14 @@ class _Blank:
     """How they are nested."""
     draws: Sequence[Draw]
     """What draws random numbers in it."""
+    draws_in_python: bool
+    """Whether it draws of Python's or numpy's generator."""
+    writes_arguments: bool
+    """Whether it writes into what it is given."""
+    passed: tuple[int | None, ...]
+    """For each leaf which of the arguments' leaves it is, or is a view of."""
+    hooked: tuple[HookedCall, ...]
+    """Calls of modules inside whose results hooks see."""
 
 
 class BlankResults:
@@ -32,15 +53,18 @@ class BlankResults:
 
     Args:
         device: Where results are to be.
+        alone: A block in which no other thread computes with the modules' weights, which a run replaces for a while.
 
     Attributes:
         by_values: Modules whose results follow from values too, by id: they are run each time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._device = device
+        self._alone = alone
         self._known: dict[Hashable, _Blank] = {}
         self.by_values: set[int] = set()
+        self._hooked: dict[Hashable, tuple[HookedCall, ...]] = {}
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def of(
@@ -53,6 +77,33 @@ class BlankResults:
             for leaf in blank.leaves
         ]
         return leaves, blank.tree
+
+    def passed_by(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Returns for each leaf that a call returns the argument that it is, or is a view of, or else None."""
+        given, _ = _flat(args, kwargs)
+        passed = self._find(module, forward, args, kwargs).passed
+        return [None if number is None else given[number] for number in passed]
+
+    def writes_arguments(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Returns whether a call writes into what it is given."""
+        return self._find(module, forward, args, kwargs).writes_arguments
+
+    def hooked_in(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[HookedCall, ...]:
+        """Returns calls of modules inside whose results hooks see; their shapes follow from those of arguments."""
+        key = (id(module), *map(_key, _flat(args, kwargs)[0]))
+        if key not in self._hooked:
+            self._hooked[key] = self._find(module, forward, args, kwargs).hooked
+        return self._hooked[key]
+
+    def zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Returns zeros without memory."""
+        return torch.zeros((), dtype=like.dtype, device=self._device).expand(like.shape)
 
     def in_precision_of(
         self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -76,57 +127,106 @@ class BlankResults:
 
     def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Draws the random numbers that a call would."""
-        for draw in self._find(module, forward, args, kwargs).draws:
+        blank = self._find(module, forward, args, kwargs)
+        for draw in blank.draws:
             draw.again(self._device)
+        if blank.draws_in_python:
+            with self._alone():
+                self._run(module, forward, *_flat(args, kwargs))
 
     def _find(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
-        given, tree = pytree.tree_flatten((args, dict(kwargs)))
+        given, tree = _flat(args, kwargs)
         cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
         if key in self._known:
             return self._known[key]
-        blank = self._run(module, forward, given, tree)
+        with self._alone(), kept_random_state(self._device):
+            blank = self._run(module, forward, given, tree)
         if id(module) not in self.by_values:
             self._known[key] = blank
         return blank
 
     def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
-        try:
-            if id(module) not in self.by_values:
-                with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), DrawsSeen() as seen:
-                    args, kwargs = pytree.tree_unflatten([self._empty(leaf) for leaf in given], tree)
-                    result = _call(module, forward, args, kwargs, self._empty)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            self.by_values.add(id(module))
-        if id(module) in self.by_values:
-            with torch.no_grad(), kept_random_state(self._device), DrawsSeen() as seen:
-                args, kwargs = pytree.tree_unflatten(given, tree)
-                result = _call(module, forward, args, kwargs, self._zero)
-        leaves, spec = pytree.tree_flatten(result)
-        blank = [
-            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        ]
-        return _Blank(tuple(blank), spec, seen.draws())
+        before = python_state()
+        if id(module) not in self.by_values:
+            try:
+                with _quiet_fake_tensors():
+                    return _look(module, forward, list(map(self._empty, given)), tree, self._empty)
+            except Exception:  # of any kind: it reads values, or an operator of it is not known without data
+                self.by_values.add(id(module))
+        with kept_torch_state(self._device):
+            try:
+                set_python_state(before)
+                return _look(module, forward, copied(given), tree, self._zero)
+            except Exception:  # of any kind: some operators want memory of usual strides
+                set_python_state(before)
+            try:
+                return _look(module, forward, copied(given), tree, partial(self._zero, with_memory=True))
+            except Exception as error:  # of any kind: it is the user's code that runs
+                raise UnsplittableError(
+                    f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
+                    f"{said_by(error)}; see that it runs with weights of zeros"
+                ) from error
 
-    def _zero(self, weight: torch.Tensor) -> torch.Tensor:
-        if not weight.is_meta:
-            return weight
-        return torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+    def _zero(self, weight: torch.Tensor, *, is_buffer: bool, with_memory: bool = False) -> torch.Tensor:
+        if weight.is_meta:
+            weight = torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
+        if is_buffer:
+            return weight.clone(memory_format=torch.contiguous_format)  # it may be written into
+        return weight.contiguous() if with_memory else weight
 
-    def _empty(self, leaf: Any) -> Any:
+    def _empty(self, leaf: Any, *, is_buffer: bool = False) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
 
 
-def _call(
-    module: nn.Module, forward: Forward, args: Any, kwargs: Any, weight: Callable[[torch.Tensor], torch.Tensor]
-) -> Any:
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    weights = {f"inner.{name}": weight(tensor) for name, tensor in tensors}
-    return functional_call(_Bare(module, forward), weights, args, kwargs)
+def _look(
+    module: nn.Module, forward: Forward, given: list[Any], tree: Any, weight: Callable[..., torch.Tensor]
+) -> _Blank:
+    """Runs a module with other weights, and notes what it does."""
+    weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
+    weights |= {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
+    before, versions, hooked = python_state(), _versions(given), list[HookedCall]()
+    with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
+        result = functional_call(_Bare(module, forward), weights, *pytree.tree_unflatten(given, tree))
+    leaves, spec = pytree.tree_flatten(result)
+    memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
+    return _Blank(
+        leaves=tuple(map(without_data, leaves)),
+        tree=spec,
+        draws=seen.draws(),
+        draws_in_python=not is_same_python_state(before, python_state()),
+        writes_arguments=versions != _versions(given),
+        passed=tuple(
+            memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in leaves
+        ),
+        hooked=tuple(hooked),
+    )
+
+
+@contextmanager
+def _quiet_fake_tensors() -> Iterator[None]:
+    """Computes shapes alone; torch logs what operators it does not know without data, which is expected here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        log.disabled = before
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [one._version for one in leaves if isinstance(one, torch.Tensor) and not one.is_inference()]
+
+
+def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Returns arguments as leaves and their tree, without caches: a run would fill them."""
+    leaves, tree = pytree.tree_flatten((args, dict(kwargs)), is_leaf=is_cache)
+    return list(map(without_cache, leaves)), tree
 
 
 class _Bare(nn.Module):

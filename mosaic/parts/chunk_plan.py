@@ -19,6 +19,8 @@ class ChunkPlan:
     """Those of them that are layers, in the order of the chunk's parts."""
     last: int | None
     """The site behind which the call is left; None: the model's end."""
+    last_shape: int | None
+    """The same where shapes alone are wanted: some values are made behind the chunk, and were received from others."""
     entries: dict[str, tuple[Value, ...]]
     """What is received, by the module whose part sends it."""
     leaves: dict[str, tuple[Value, ...]]
@@ -47,20 +49,31 @@ def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]
         (index for index in own if split.sites[index].is_layer), key=lambda i: (order[split.sites[i].module], i)
     )
     leaves = _present(split, split.leaves(chunk), present)
+    sends = frozenset(value for values in leaves.values() for value in values)
     return ChunkPlan(
         own=own,
         layers=tuple(layers),
         last=None if not split.sites[max(running)].path else max(running),
+        last_shape=max([*running, *(value.site for value in sends)]),
         entries=_present(split, split.entries(chunk), present),
         leaves=leaves,
         present=present,
-        sends=frozenset(value for values in leaves.values() for value in values),
+        sends=sends,
     )
 
 
 def plan_nothing(present: frozenset[str]) -> ChunkPlan:
     """Returns the plan of a call in which nothing runs, up to the model's end."""
-    return ChunkPlan(own=frozenset(), layers=(), last=None, entries={}, leaves={}, present=present, sends=frozenset())
+    return ChunkPlan(
+        own=frozenset(),
+        layers=(),
+        last=None,
+        last_shape=None,
+        entries={},
+        leaves={},
+        present=present,
+        sends=frozenset(),
+    )
 
 
 def _present(

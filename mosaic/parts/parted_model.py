@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -12,10 +15,13 @@ from torch.utils import _pytree as pytree
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
-from mosaic.parts.doors import replaced_forwards
-from mosaic.parts.pass_through import ChunkEnded, Door, PassThrough
+from mosaic.parts.doors import Forward, replaced_forwards
+from mosaic.parts.hooked import HookedResults, watching
+from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.weights import StandIns, device_of, drop_weights, load_weights
+from mosaic.parts.strategies import Again
+from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory, load_weights, meta_buffer
+from mosaic.parts.weights_in_use import WeightsInUse
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
 """Tensors that leave a chunk, or come in, by the module whose part sends them."""
@@ -25,7 +31,9 @@ class PartedModel:
     """Runs chunks of a model, and keeps no memory for the rest.
 
     The model stays what it is: between calls it has its own ``forward`` and its own parameter objects, those of other
-    ranks on the meta device. One thread runs it at a time; ranks that are threads have copies of the model.
+    ranks on the meta device. Threads may call it at the same time, such as lanes of a rank, as long as what is around
+    the layers keeps nothing in the model and only one at a time draws random numbers. Ranks that are threads have
+    copies of the model.
 
     Args:
         model: The user's model, on its device; or on the meta device, to be loaded.
@@ -33,6 +41,7 @@ class PartedModel:
         chunks: All chunks of the partition.
         own: Indices of the chunks that run on this rank; None: all.
         device: Where it runs, if it is on the meta device.
+        keeps_buffers: Whether buffers of other ranks' layers stay, since other chunks may run here later.
 
     Raises:
         ValueError: The chunks are not of this model.
@@ -46,6 +55,7 @@ class PartedModel:
         own: Collection[int] | None = None,
         *,
         device: torch.device | None = None,
+        keeps_buffers: bool = False,
     ) -> None:
         self.model = model
         self.split = split
@@ -53,14 +63,18 @@ class PartedModel:
         self.own = frozenset(range(len(self.chunks)) if own is None else own)
         split.check_chunks(self.chunks)
         self.device = device or device_of(model, {})
-        self._doors = self._make_doors()
+        self._current, self._in_use = CurrentCall(), WeightsInUse()
+        self._doors, self._results = self._make_doors(), HookedResults()
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
-        idle = [door.module for door in self._doors if running.isdisjoint(door.sites)]
-        drop_weights(model, keep=self._names, whole=idle)
+        idle = [door.module for door in self._doors if door.sites and running.isdisjoint(door.sites)]
+        drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
         self._stand_ins = self._make_stand_ins()
-        self._blank = BlankResults(self.device)
+        self._blank = BlankResults(self.device, self._in_use.alone)
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._in_place = ExitStack()
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
 
@@ -71,7 +85,8 @@ class PartedModel:
         received: Sent | None = None,
         strategies: Sequence[str] = (),
         *,
-        draws_all: bool = False,
+        draws: Draws = "own",
+        again: Again = nullcontext,
     ) -> Any:
         """Runs a chunk with a microbatch, or with some units of it.
 
@@ -80,9 +95,10 @@ class PartedModel:
             kwargs: Keyword arguments of the model.
             received: What the chunks before have sent, by module; several pieces joined by ``join_pieces``.
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
-            draws_all: Whether random numbers are drawn for the layers before the chunk's too: with the generators'
-                state at the beginning of the microbatch, the chunk's numbers are then the plain model's. Otherwise
-                the chunk's own layers alone draw.
+            draws: Whose random numbers are drawn. With ``all`` and the generators' state at the beginning of the
+                microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
+            again: Returns a block for the second run of layers that are made again in backward, such as the function
+                mode that this call runs in.
 
         Returns:
             By module what leaves the chunk; or the model's output where the model ends in it, with None for what
@@ -91,8 +107,7 @@ class PartedModel:
         Raises:
             ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
                 fewer strategies than layers.
-            UnsplittableError: The microbatch takes another way through the model than the sample did, or a layer that
-                is to be recomputed fills a cache.
+            UnsplittableError: The microbatch takes another way through the model than the sample did.
         """
         if chunk not in self.own:
             raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
@@ -101,8 +116,8 @@ class PartedModel:
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
         given = self._given(chunk, plan, received or {})
         through = self._through(plan, own=plan.own, received=given)
-        through.draws_all = draws_all
-        through.strategies = dict(zip(plan.layers, strategies, strict=False))
+        through.draws = draws
+        through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
         output = self._call(through, kwargs)
         if plan.last is None:
             return self._without_foreign_leaves(output)
@@ -122,6 +137,7 @@ class PartedModel:
         if key in self._likes:
             return self._likes[key]
         through = self._through(plan, own=(), received={})
+        through.last = plan.last_shape
         with torch.no_grad():
             self._call(through, kwargs)
         like = {
@@ -138,9 +154,13 @@ class PartedModel:
         A step of several microbatches keeps the state before each, so that its chunks may run in any order.
         """
         through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
-        through.draws_all = True
+        through.draws = "all"
         with torch.no_grad():
             self._call(through, kwargs)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A block that computes with the model's weights outside of ``forward``, as a loss may."""
+        return self._in_use.shared()
 
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
         """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
@@ -162,6 +182,33 @@ class PartedModel:
             load_weights(self.model, state, names=self._names, device=self.device)
         self._stand_ins = self._make_stand_ins()
 
+    def give_memory(self) -> frozenset[str]:
+        """Gives weights of this rank that are on the meta device memory, to be loaded; returns their names.
+
+        Raises:
+            UnsplittableError: A buffer that runs here is on the meta device.
+        """
+        running = frozenset().union(*(self.split.sites_of(self.chunks[index]) for index in self.own))
+        for door in self._doors:
+            for name, buffer in door.module.named_buffers():
+                if buffer.is_meta and not running.isdisjoint(door.sites):
+                    raise meta_buffer(f"{door.path}.{name}")
+        given = give_memory(self.model, names=self._names, device=self.device)
+        if given:
+            self._stand_ins = self._make_stand_ins()
+        return given
+
+    @contextmanager
+    def lent_memory(self) -> Iterator[None]:
+        """Gives them memory for a while, for steps of which the time alone counts."""
+        given = self.give_memory()
+        try:
+            yield
+        finally:
+            if given:
+                drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - given, whole=())
+                self._stand_ins = self._make_stand_ins()
+
     def _make_stand_ins(self) -> StandIns:
         """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
         layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
@@ -173,7 +220,11 @@ class PartedModel:
         for index, site in enumerate(self.split.sites):
             if site.path:
                 sites.setdefault(site.path, []).append(index)
-        return [Door(path, self.model.get_submodule(path), tuple(found)) for path, found in sites.items()]
+        sites |= {path: [] for path in self.split.unreached}
+        return [
+            Door(path, self.model.get_submodule(path), tuple(found), self._current, self._in_use)
+            for path, found in sites.items()
+        ]
 
     def _plan(self, chunk: int, kwargs: Mapping[str, Any]) -> ChunkPlan:
         key = (chunk, self.split.present(kwargs))
@@ -191,22 +242,49 @@ class PartedModel:
             received=received,
             sends=plan.sends,
             present=plan.present,
+            results=self._results,
         )
 
+    def _watching_forwards(self) -> dict[nn.Module, Forward]:
+        """Of modules inside of sites of which hooks keep something that other chunks need."""
+        paths = {f"{site.path}.{call.path}" for site in self.split.sites for call in site.hooked}
+        return {
+            module: watching(path, module, self._results)
+            for path in paths
+            for module in [self.model.get_submodule(path)]
+        }
+
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
-        for door in self._doors:
-            door.open(through)
-        through.pause_random_numbers()
+        with self._doors_in_place(), self._in_use.shared():
+            self._current.through = through
+            through.pause_random_numbers()
+            try:
+                return _run_apart(self.model, self.split.copied(kwargs))
+            except ChunkEnded as end:
+                end.__traceback__ = None  # its frames hold tensors
+                return None
+            finally:
+                through.resume_random_numbers()
+                self._current.through = None
+
+    @contextmanager
+    def _doors_in_place(self) -> Iterator[None]:
+        """Puts doors and stand-ins into the model for as long as any thread is inside."""
+        with self._lock:
+            if not self._num_calls:
+                for door in self._doors:
+                    door.find_forward()
+                self._in_place.enter_context(self._stand_ins.placed())
+                forwards = self._watching_forwards() | {door.module: door for door in self._doors}
+                self._in_place.enter_context(replaced_forwards(forwards))
+            self._num_calls += 1
         try:
-            with self._stand_ins.placed(), replaced_forwards({door.module: door for door in self._doors}):
-                return self.model(**kwargs)
-        except ChunkEnded as end:
-            end.__traceback__ = None  # its frames hold tensors
-            return None
+            yield
         finally:
-            through.resume_random_numbers()
-            for door in self._doors:
-                door.open(None)
+            with self._lock:
+                self._num_calls -= 1
+                if not self._num_calls:
+                    self._in_place.close()
 
     @staticmethod
     def _given(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
@@ -231,6 +309,12 @@ class PartedModel:
             for path, leaf in leaves
         ]
         return pytree.tree_unflatten(own, tree)
+
+
+def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """Calls a model that may be left in the middle: what it sets for its thread meanwhile is set back."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return copy_context().run(model, **kwargs)
 
 
 def _shape(value: Any) -> Hashable:

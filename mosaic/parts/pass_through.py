@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,9 +16,15 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
-from mosaic.parts.random_state import State, random_state, set_random_state
+from mosaic.parts.hooked import HookedResults, tensors_seen
+from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import run_layer
+from mosaic.parts.strategies import RUNS_TWICE, Again, on_copies, run_layer
+from mosaic.parts.weights_in_use import WeightsInUse
+
+Draws = Literal["own", "all", "none"]
+"""Whose random numbers a call draws: the chunk's own sites', all sites' as the plain model does, or, where it is known
+that nothing draws any, nobody's: generators are then left alone, and several threads may call at a time."""
 
 
 class ChunkEnded(BaseException):
@@ -43,30 +51,41 @@ class PassThrough:
     """What is to be handed over."""
     present: Collection[str]
     """Modules that the microbatch should call."""
-    draws_all: bool = False
-    """Whether random numbers are drawn for foreign sites too, so that all are the plain model's."""
+    draws: Draws = "own"
+    """Whose random numbers are drawn."""
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
+    again: Again = nullcontext
+    """For layers that are made again in backward."""
+    results: HookedResults = field(default_factory=HookedResults)
+    """What hooked modules inside of own sites return."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
-    _paused: State | None = None
+    _paused: TorchState | None = None
 
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
         index = self._site(door)
+        hooked = self.split.sites[index].hooked
         if index in self.own:
             self.resume_random_numbers()
-            result = run_layer(self.strategies.get(index, "keep"), door.forward, args, kwargs)
+            with self.results.collected() as seen:
+                strategy = self.strategies.get(index, "keep")
+                is_copied = self.split.sites[index].writes_arguments and strategy in RUNS_TWICE
+                run = on_copies(door.run) if is_copied else door.run
+                result = run_layer(strategy, run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+            leaves += tensors_seen(door.path, hooked, seen) if hooked else []
         else:
             self.pause_random_numbers()
             result, leaves = self._stand_in(index, door, args, kwargs)
+            leaves += self._run_hooks(index, door, args, kwargs) if hooked else []
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
-                self._versions[value] = leaf._version
+                self._versions[value] = _version(leaf)
         if index == self.last:
             raise ChunkEnded
         return result
@@ -76,6 +95,11 @@ class PassThrough:
         self._calls[door.path] += 1
         if call < len(door.sites):
             return self._expected(door.sites[call])
+        if not door.sites:
+            raise UnsplittableError(
+                f"{door.path} is called with this microbatch, and was not with the sample; give a sample with every "
+                "modality, so that it is known what runs where"
+            )
         raise UnsplittableError(
             f"{door.path} is called {call + 1} times with this microbatch, and was called {len(door.sites)} times with "
             "the sample; split with a sample that calls it as often"
@@ -93,7 +117,7 @@ class PassThrough:
 
     def _stand_in(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         site = self.split.sites[index]
-        if self.draws_all:
+        if self.draws == "all":
             self.blank.draw(door.module, door.forward, args, kwargs)
         if site.is_layer and site.keeps_shape and not self.split.has_further_values(index):
             leaves, tree = list(site.form[0]), site.form[1]
@@ -107,15 +131,34 @@ class PassThrough:
                 self.resume_random_numbers()
         return pytree.tree_unflatten(leaves, tree), leaves
 
+    def _run_hooks(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Calls hooks inside of a site that does not run with what was received, or else with zeros."""
+        site, kept = self.split.sites[index], self.split.kept_by_hooks(index)
+        hooked = site.hooked
+        if not self.received.keys() >= set(kept):
+            hooked = self.blank.hooked_in(door.module, door.forward, args, kwargs)
+        found: list[torch.Tensor] = []
+        for call in hooked:
+            values = [Value(index, site.num_leaves + len(found) + at) for at in range(len(call.tensors))]
+            zeros = [self.blank.zeros(call.leaves[number]) for number in call.tensors]
+            tensors = [
+                _Handed.apply(self.received[value]) if value in self.received else zero
+                for value, zero in zip(values, zeros, strict=True)
+            ]
+            if not set(kept).isdisjoint(values):
+                call.run_hooks(door.module, tensors)
+            found += tensors
+        return found
+
     def pause_random_numbers(self) -> None:
         """From here on random numbers are not the chunk's."""
-        if self._paused is None and not self.draws_all:
-            self._paused = random_state(self.device)
+        if self._paused is None and self.draws == "own":
+            self._paused = torch_state(self.device)
 
     def resume_random_numbers(self) -> None:
         """From here on they are: they go on where the chunk's ended."""
         if self._paused is not None:
-            set_random_state(self._paused)
+            set_torch_state(self._paused)
             self._paused = None
 
     def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
@@ -126,36 +169,62 @@ class PassThrough:
         """
         for value in values:
             made = self.values.get(value)
-            if made is None or made._version != self._versions[value]:
+            if made is None and value in self.received:  # the chunk ends before the module is called
+                continue
+            if made is None or _version(made) != self._versions[value]:
                 path = self.split.sites[value.site].path
                 how = "was not returned" if made is None else "was written into by an operation behind it"
                 raise UnsplittableError(
                     f"what {path} returns {how}, and other chunks need it; let the model do with each microbatch what "
                     "it does with the sample, and not in place"
                 )
-        return tuple(self.received.get(value, self.values[value]) for value in values)
+        return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Returns how often a tensor was written into; under inference mode nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class CurrentCall(threading.local):
+    """The call of a model that the present thread makes; each thread makes its own."""
+
+    through: PassThrough | None = None
 
 
 class Door:
-    """In the place of a module's ``forward`` while a chunk runs."""
+    """In the place of a module's ``forward`` while chunks run.
 
-    def __init__(self, path: str, module: nn.Module, sites: tuple[int, ...]) -> None:
+    Args:
+        path: The module's name in the model.
+        module: It.
+        sites: Its calls.
+        current: The call that each thread makes; threads that make none call the module itself.
+        in_use: Who uses the weights.
+    """
+
+    def __init__(
+        self, path: str, module: nn.Module, sites: tuple[int, ...], current: CurrentCall, in_use: WeightsInUse
+    ) -> None:
         self.path = path
         self.module = module
         self.sites = sites
         self.forward: Forward = module.forward
-        self._through: PassThrough | None = None
+        self._current, self._in_use = current, in_use
 
-    def open(self, through: PassThrough | None) -> None:
-        """Begins or ends a call of the model."""
-        self._through = through
-        if through is not None:
-            self.forward = self.module.forward
+    def find_forward(self) -> None:
+        """Notes the module's own ``forward``, before it is replaced."""
+        self.forward = self.module.forward
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module's own ``forward`` with its own weights."""
+        with self._in_use.shared():
+            return self.forward(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Stands for the module's ``forward``."""
-        assert self._through is not None
-        return self._through.enter(self, args, kwargs)
+        through = self._current.through
+        return self.run(*args, **kwargs) if through is None else through.enter(self, args, kwargs)
 
 
 class _Handed(torch.autograd.Function):

@@ -11,10 +11,14 @@ from mosaic.parts.split import ModelSplit
 
 
 def count_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> int:
-    """Returns how many units of a module a microbatch has, such as images; 0: it does not call the module."""
+    """Returns how many units of a module a microbatch has, such as images; 0: it does not call the module.
+
+    A module whose tensors have no rows in common, such as a language model that reads the images' sizes, has one.
+    """
     if module not in split.present(kwargs):
         return 0
-    return _units(_tensors(split, kwargs, module), module)
+    units = _units(_tensors(split, kwargs, module))
+    return 1 if units is None else units
 
 
 def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first: int, count: int) -> dict[str, Any]:
@@ -27,7 +31,13 @@ def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first
         ValueError: There are fewer units, or rows of its tensors are no units.
     """
     tensors = _tensors(split, kwargs, module)
-    units = _units(tensors, module)
+    units = _units(tensors)
+    if units is None:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(
+            f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none gives "
+            "the sizes of the others; leave the module uncut"
+        )
     if first < 0 or count < 1 or first + count > units:
         raise ValueError(f"units {first} to {first + count} of {module!r}; this microbatch has {units}")
     rows = slice(first, first + count)
@@ -55,17 +65,14 @@ def _tensors(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> dict[
     return {name: kwargs[name] for name in names if isinstance(kwargs.get(name), torch.Tensor) and kwargs[name].ndim}
 
 
-def _units(tensors: Mapping[str, torch.Tensor], module: str) -> int:
+def _units(tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """Returns the units of a module's tensors; None where their rows are none."""
     lengths = {len(tensor) for tensor in tensors.values()}
     units = min(lengths, default=0)
     for length in lengths - {units}:
         sizes = _grid(tensors, length)
         if sizes is None or len(sizes) != units:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-            raise ValueError(
-                f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none "
-                "gives the sizes of the others; leave the module uncut"
-            )
+            return None
     return units
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils import _pytree as pytree
+
 from mosaic.graph import Part
+from mosaic.parts.hooked import HookedCall
 
 
 class Value(NamedTuple):
@@ -39,8 +43,17 @@ class Site:
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
     """Whether its first result has its first input's shape and dtype."""
+    writes_arguments: bool = False
+    """Whether it writes into what it is given."""
     form: Any = field(default=None, repr=False, compare=False)
     """What it returned, without its tensors, as leaves and a tree."""
+    hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)
+    """Calls of modules inside of which hooks keep results that others need; these are its values behind its leaves."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Of how many leaves what it returned consists."""
+        return 0 if self.form is None else len(self.form[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,8 @@ class ModelSplit:
     """In the order in which they are called; the last is the model's output."""
     output_leaves: tuple[str, ...]
     """Of a model that returns a container, the leaves that the last module makes; others are left out as None."""
+    written_inputs: tuple[str, ...] = ()
+    """Tensors of the microbatch that the model writes into: each chunk has a copy."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
 
@@ -84,6 +99,12 @@ class ModelSplit:
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     @cached_property
+    def unreached(self) -> tuple[str, ...]:
+        """Modules with parameters that the sample did not call."""
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.idle_parameters)
+        return tuple(path for path in paths if path and not any(s.path.startswith(f"{path}.") for s in self.sites))
+
+    @cached_property
     def _consumers(self) -> dict[Value, list[tuple[str, int]]]:
         found: dict[Value, list[tuple[str, int]]] = {}
         for site in self.sites:
@@ -97,7 +118,19 @@ class ModelSplit:
 
     @cached_property
     def _sites_with_further_values(self) -> frozenset[int]:
-        return frozenset(value.site for value in self._consumers if value.leaf)
+        return frozenset(value.site for value in self._consumers if 0 < value.leaf < self.sites[value.site].num_leaves)
+
+    def kept_by_hooks(self, site: int) -> tuple[Value, ...]:
+        """Returns values that hooks inside of a site keep and others need."""
+        return self._kept_by_hooks.get(site, ())
+
+    @cached_property
+    def _kept_by_hooks(self) -> dict[int, tuple[Value, ...]]:
+        found: dict[int, tuple[Value, ...]] = {}
+        for value in self._consumers:
+            if value.leaf >= self.sites[value.site].num_leaves:
+                found[value.site] = (*found.get(value.site, ()), value)
+        return found
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
         """Returns what a part that begins at this layer, above 0, needs of the part before it.
@@ -183,6 +216,10 @@ class ModelSplit:
                 users.setdefault(name, []).append(index)
         return tuple((name, tuple(found)) for name, found in sorted(users.items()) if len(found) > 1)
 
+    def copied(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a microbatch with copies of the tensors that the model writes into."""
+        return {name: copied(value) if name in self.written_inputs else value for name, value in kwargs.items()}
+
     def check_chunks(self, chunks: Sequence[Sequence[Part]]) -> None:
         """Checks that chunks are of this model.
 
@@ -195,3 +232,9 @@ class ModelSplit:
                 if module is None or module.count != part.total:
                     known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
                     raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")
+
+
+def copied(value: Any) -> Any:
+    """Returns nested containers with copies of their tensors; what is one tensor stays one."""
+    made: dict[int, torch.Tensor] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda one: made.setdefault(id(one), one.clone()), value)

@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.errors import UnsplittableError
-
 Layer = Callable[..., Any]
+Again = Callable[[], AbstractContextManager[Any]]
+"""Returns a block in which a layer's forward is run a second time: what the first one ran in, of its own making."""
 
 
-def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def without_cache(value: Any) -> Any:
+    """Returns an argument, or None for keys and values of earlier tokens, as transformers' caches keep them.
+
+    Training needs none, and a layer that runs a second time would find them full.
+    """
+    return None if is_cache(value) else value
+
+
+def is_cache(value: Any) -> bool:
+    """Whether an argument is such a cache."""
+    return hasattr(value, "get_seq_length")
+
+
+def on_copies(layer: Layer) -> Layer:
+    """Returns a layer that leaves its arguments as they are: it writes into them, and might run a second time."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return layer(*args, **kwargs)
+
+    return run
+
+
+def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
     return layer(*args, **kwargs)
 
 
-def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    for value in (*args, *kwargs.values()):
-        if hasattr(value, "get_seq_length"):  # the protocol of transformers' caches
-            raise UnsplittableError(
-                f"a layer that is to be recomputed gets a {type(value).__name__}, which its second run would fill "
-                "again; call the model with use_cache=False, as training needs no keys and values of earlier tokens"
-            )
-    return checkpoint(layer, *args, use_reentrant=False, **kwargs)
+def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
+    args = tuple(map(without_cache, args))
+    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
+    return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again()), **kwargs)
 
 
-def _offload(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _offload(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
     with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
         return layer(*args, **kwargs)
 
 
-STRATEGIES: dict[str, Callable[[Layer, tuple[Any, ...], dict[str, Any]], Any]] = {
+STRATEGIES: dict[str, Callable[[Layer, tuple[Any, ...], dict[str, Any], Again], Any]] = {
     "keep": _keep,
     "recompute": _recompute,
     "selective": _recompute,
@@ -40,9 +61,21 @@ STRATEGIES: dict[str, Callable[[Layer, tuple[Any, ...], dict[str, Any]], Any]] =
 }
 """By name; ``selective`` recomputes the whole layer, which takes longer and keeps less than a plan says."""
 
+RUNS_TWICE = frozenset(("recompute", "selective"))
+"""Those whose second run has to find the layer's arguments as the first one did."""
 
-def run_layer(strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+def run_layer(
+    strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again = nullcontext
+) -> Any:
     """Runs a layer.
+
+    Args:
+        strategy: A name of ``STRATEGIES``.
+        layer: Its forward.
+        args: Of it.
+        kwargs: Of it.
+        again: For its second run in backward, which may be on another thread.
 
     Raises:
         ValueError: There is no such strategy.
@@ -51,4 +84,4 @@ def run_layer(strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[s
         run = STRATEGIES[strategy]
     except KeyError:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}") from None
-    return run(layer, args, kwargs)
+    return run(layer, args, kwargs, again)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from mosaic.errors import UnsplittableError
 
 
 def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
@@ -22,18 +25,33 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
     Args:
         model: The user's model.
         keep: First names of the parameters that stay.
-        whole: Modules that do not run here: their buffers go too.
+        whole: Modules that do not run here: their buffers go too, but for single numbers.
     """
-    for name, parameter in model.named_parameters():
-        if name not in keep and not parameter.is_meta:
-            parameter.grad = None
-            empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-            torch.utils.swap_tensors(parameter, empty)
+    with _swapping(model) as swap:
+        for name, parameter in model.named_parameters():
+            if name not in keep and not parameter.is_meta:
+                parameter.grad = None
+                swap(parameter, torch.empty_like(parameter, device="meta"))
     for module in whole:
         for inner in module.modules():
             for name, buffer in inner._buffers.items():
-                if buffer is not None:
+                if buffer is not None and buffer.ndim:  # numbers, such as strides, say what modules return
                     inner._buffers[name] = buffer.to("meta")
+
+
+def give_memory(model: nn.Module, *, names: Collection[str], device: torch.device) -> frozenset[str]:
+    """Gives parameters on the meta device memory, filled with zeros; returns which.
+
+    Args:
+        model: The user's model.
+        names: First names of the parameters that are needed.
+        device: Where to.
+    """
+    found = {name: one for name, one in model.named_parameters() if name in names and one.is_meta}
+    with _swapping(model) as swap:
+        for parameter in found.values():
+            swap(parameter, torch.zeros_like(parameter, device=device))
+    return frozenset(found)
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
@@ -51,20 +69,43 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(parameter), []).append(name)
-    for first, parameter in model.named_parameters():
-        if first not in names:
-            continue
-        found = next((name for name in aliases[id(parameter)] if name in state), None)
-        if found is None:
-            raise KeyError(f"{first} is not in the state, which has {len(state)} tensors; give the plain model's")
-        if parameter.is_meta:
-            value = state[found].detach().to(device=device, dtype=parameter.dtype, copy=True)
-            torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
-        else:
-            parameter.data.copy_(state[found])
+    with _swapping(model) as swap:
+        for first, parameter in model.named_parameters():
+            if first not in names:
+                continue
+            found = next((name for name in aliases[id(parameter)] if name in state), None)
+            if found is None:
+                raise KeyError(f"{first} is not in the state, which has {len(state)} tensors; give the plain model's")
+            if parameter.is_meta:
+                swap(parameter, state[found].detach().to(device=device, dtype=parameter.dtype, copy=True))
+            else:
+                parameter.data.copy_(state[found])
     for name, buffer in model.named_buffers():
         if name in state and not buffer.is_meta:
             buffer.copy_(state[name])
+
+
+@contextmanager
+def _swapping(model: nn.Module) -> Iterator[Callable[[nn.Parameter, torch.Tensor], None]]:
+    """Gives a function that puts other memory into a parameter; recurrent cells let go of it meanwhile."""
+    cells = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for cell in cells:
+        cell._flat_weight_refs = []  # torch swaps nothing that others hold weakly
+    try:
+        yield lambda parameter, value: torch.utils.swap_tensors(
+            parameter, nn.Parameter(value, requires_grad=parameter.requires_grad)
+        )
+    finally:
+        for cell in cells:
+            cell._flat_weight_refs = [None if one is None else weakref.ref(one) for one in cell._flat_weights]
+
+
+def meta_buffer(name: str) -> UnsplittableError:
+    """Returns the error that a buffer has no values where it is read."""
+    return UnsplittableError(
+        f"buffer {name} is on the meta device, and this rank reads it; build the model so that buffers are real, as "
+        "accelerate's init_empty_weights(include_buffers=False) does"
+    )
 
 
 class StandIns:

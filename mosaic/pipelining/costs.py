@@ -66,7 +66,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counter:
+class CostCounter:
     """Counts costs, those that are alike once."""
 
     modules: Mapping[str, LayeredModule]

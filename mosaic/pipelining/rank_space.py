@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mosaic.hardware import Cluster, Link
 from mosaic.pipelining.costs import Strategies
+from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.task_graph import task_graph
@@ -28,8 +29,8 @@ class RankSpace:
     """Devices of one rank: tensor times context parallel."""
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
-    task_ns: int = 0
-    """What a forward takes beside its layers: the model's own Python around them."""
+    host: HostTimes = NO_HOST_TIMES
+    """What tasks and messages take beside layers and the network."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:
@@ -56,6 +57,6 @@ class RankSpace:
             devices_per_rank=self.devices_per_rank,
             strategies=strategies,
             weights_apart=weights_apart,
-            task_ns=self.task_ns,
+            host=self.host,
             limit_bytes=(self.limit_bytes,) * partition.num_ranks if self.limit_bytes else (),
         )

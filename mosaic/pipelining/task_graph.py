@@ -13,17 +13,20 @@ share of its output. The loss of a piece of a module that feeds nothing is its o
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
-from mosaic.pipelining.costs import Costs, Counter, Strategies, in_proportion
+from mosaic.pipelining.costs import CostCounter, Costs, Strategies, in_proportion
+from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.sizes import even_pieces
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
-from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
 
@@ -44,7 +47,7 @@ def task_graph(
     strategies: Strategies = "keep",
     weights_apart: bool = False,
     limit_bytes: Sequence[int] = (),
-    task_ns: int = 0,
+    host: HostTimes = NO_HOST_TIMES,
     slowdown: Callable[[str, float], float] = in_proportion,
 ) -> TaskGraph:
     """Returns the tasks of a step.
@@ -59,7 +62,7 @@ def task_graph(
         strategies: What becomes of activations.
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
-        task_ns: What each forward takes beside its layers.
+        host: What tasks and messages take beside layers and the network.
         slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
@@ -78,16 +81,18 @@ def task_graph(
         row_of=[rows.index(chunk.row) for chunk in partition.chunks],
         rank_of=[rank for rank, _ in rows],
         links=_Links(network=network, devices_per_rank=devices_per_rank),
-        counter=Counter(
-            modules={module.name: module for module in model.modules}, strategies=strategies, slowdown=slowdown
+        counter=CostCounter(
+            modules={module.name: _treated(module, weights_apart=weights_apart) for module in model.modules},
+            strategies=strategies,
+            slowdown=slowdown,
         ),
         weights_apart=weights_apart,
-        task_ns=task_ns,
+        host=host,
     )
     for index, microbatch in enumerate(microbatches):
         build.add(index, microbatch)
     return TaskGraph(
-        tasks=tuple(build.tasks),
+        tasks=build.finish(),
         waits=tuple(build.waits),
         rank_of=tuple(build.rank_of),
         base_bytes=base_bytes(model, partition),
@@ -112,6 +117,18 @@ def training_chunks(model: PipelineModel, partition: Partition) -> tuple[int, ..
         for index, chunk in enumerate(partition.chunks)
         if any(any(trains[part.module][part.first : part.end]) for part in chunk.parts)
     )
+
+
+@runtime_checkable
+class KnowsWeightsApart(Protocol):
+    """A module whose layers take other times where backward for weights is a task of its own."""
+
+    def with_weights_apart(self) -> LayeredModule:
+        """Returns the module as it is then."""
+
+
+def _treated(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
+    return module.with_weights_apart() if weights_apart and isinstance(module, KnowsWeightsApart) else module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +194,13 @@ class _Build:
     rank_of: Sequence[int]
     """Of each row."""
     links: _Links
-    counter: Counter
+    counter: CostCounter
     weights_apart: bool
-    task_ns: int
+    host: HostTimes
     tasks: list[Task] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    posts: Counter[int] = field(default_factory=Counter)
+    """For each task the messages that it sends and receives."""
     flows: dict[frozenset[str], _Flow] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     """Of groups."""
@@ -207,6 +226,13 @@ class _Build:
                 f"{len(self.tasks)} tasks by microbatch {index}; a step has at most {MAX_TASKS}: use larger "
                 "sub-microbatches, or fewer chunks"
             )
+
+    def finish(self) -> tuple[Task, ...]:
+        """Returns all tasks, with what posting their messages takes."""
+        for task in self.posts if self.host.post_ns else ():
+            time_ns = self.tasks[task].time_ns + self.posts[task] * self.host.post_ns
+            self.tasks[task] = replace(self.tasks[task], time_ns=time_ns)
+        return tuple(self.tasks)
 
     def _add_forward(self, passed: _Pass) -> None:
         for chunk, names in passed.flow.modules.items():
@@ -278,7 +304,7 @@ class _Build:
             microbatch=passed.index,
             piece=piece,
             chunk=chunk,
-            time_ns=time_ns + (self.task_ns if kind is ActionKind.FORWARD else 0),
+            time_ns=time_ns + (self.host.task_ns if kind is ActionKind.FORWARD else 0),
             group=passed.groups[names[-1]],
             takes_bytes=takes,
             frees_bytes=frees,
@@ -288,7 +314,11 @@ class _Build:
 
     def _wait(self, source: int, target: int, num_bytes: int) -> None:
         ranks, tasks = self.rank_of, self.tasks
-        lag_ns = self.links.lag_ns(ranks[tasks[source].row], ranks[tasks[target].row], num_bytes)
+        ends = ranks[tasks[source].row], ranks[tasks[target].row]
+        lag_ns = self.links.lag_ns(*ends, num_bytes)
+        if num_bytes and ends[0] != ends[1]:
+            lag_ns += self.host.message_ns
+            self.posts.update((source, target))
         self.waits.append(Wait(source=source, target=target, lag_ns=lag_ns, num_bytes=num_bytes))
 
     def _flow(self, present: frozenset[str]) -> _Flow:

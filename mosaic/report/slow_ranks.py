@@ -1,8 +1,9 @@
 """Finding a slow rank among several: its own computing takes longer than that of the same modules on other ranks.
 
-Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Modules are
-compared by the medians of their steps, the first one left out, where a step or more are left. A rank that something
-else held up for a step or two is not slow either: it takes longer in most steps.
+Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Where a plan
+says how long work takes, as in a pipeline, whose ranks have different layers, times over planned times are compared.
+Modules are compared by the medians of their steps, the first one left out, where a step or more are left. A rank that
+something else held up for a step or two is not slow either: it takes longer in most steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SlowModule:
     here_ms: float
     """Median of a step on the rank."""
     elsewhere_ms: float
-    """Median of the other ranks' medians."""
+    """Median of the other ranks' medians; of planned work, how long this rank's would take as on them."""
 
     @property
     def ratio(self) -> float:
@@ -136,16 +137,35 @@ def _of_kind(spans: Iterable[RankSpan], kind: str, steps: set[int]) -> list[Rank
     return [span for span in spans if span.kind == kind and span.step in steps]
 
 
-_Table = dict[tuple[str, str], dict[int, float]]
-"""For each module and phase its time in each step."""
+@dataclass(slots=True)
+class _Work:
+    """Of one module and phase in one step."""
+
+    time_ms: float = 0.0
+    expected_ms: float = 0.0
+
+    @property
+    def amount(self) -> float:
+        """How much it is: as planned; 1 where no plan says."""
+        return self.expected_ms or 1.0
+
+    @property
+    def pace(self) -> float:
+        """Time for each amount."""
+        return self.time_ms / self.amount
+
+
+_Table = dict[tuple[str, str], dict[int, _Work]]
+"""For each module and phase its work in each step."""
 
 
 def _by_step(spans: Iterable[RankSpan]) -> _Table:
-    times: _Table = {}
+    table: _Table = {}
     for span in spans:
-        of_module = times.setdefault((span.module, span.phase), {})
-        of_module[span.step] = of_module.get(span.step, 0.0) + span.duration_ms
-    return times
+        work = table.setdefault((span.module, span.phase), {}).setdefault(span.step, _Work())
+        work.time_ms += span.duration_ms
+        work.expected_ms += span.expected_ms
+    return table
 
 
 def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) -> RankSummary:
@@ -156,8 +176,9 @@ def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) ->
         ]
         if others:
             compared += 1
-            here_ms = statistics.median(here.values())
-            elsewhere_ms = statistics.median(statistics.median(other.values()) for other in others)
+            amount = statistics.median(work.amount for work in here.values())
+            here_ms = amount * _median_pace(here)
+            elsewhere_ms = amount * statistics.median(map(_median_pace, others))
             if elsewhere_ms > 0 and here_ms >= MIN_RATIO * elsewhere_ms and _mostly_longer(here, others):
                 found.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
@@ -174,13 +195,17 @@ def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) ->
     )
 
 
-def _mostly_longer(here: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> bool:
+def _median_pace(works: Mapping[int, _Work]) -> float:
+    return statistics.median(work.pace for work in works.values())
+
+
+def _mostly_longer(here: Mapping[int, _Work], others: Sequence[Mapping[int, _Work]]) -> bool:
     """Says whether a module takes longer than elsewhere in most of the steps in which others run it, too."""
     longer = []
-    for step, time_ms in here.items():
-        elsewhere = [other[step] for other in others if step in other]
+    for step, work in here.items():
+        elsewhere = [other[step].pace for other in others if step in other]
         if elsewhere:
-            longer.append(time_ms >= MIN_RATIO * statistics.median(elsewhere))
+            longer.append(work.pace >= MIN_RATIO * statistics.median(elsewhere))
     return sum(longer) >= MIN_STEP_SHARE * len(longer)
 
 

@@ -99,6 +99,11 @@ class Budget:
     """Processes that train, a device each; started by torchrun on this machine."""
     ranks_exact: bool = False
     """Whether other numbers of ranks have to give the same bits; costs bandwidth, and nothing is colocated then."""
+    pipeline: bool = False
+    """Whether the model's layers are divided over the ranks, which train and score it in a pipeline: for a model whose
+    gradients and optimizer's state do not fit one device. ``micro_batches`` are what passes through."""
+    memory_gb: Annotated[float, Ge(0)] | None = None
+    """Of a rank's device, with ``pipeline``; layers that would not fit are recomputed. None: nine tenths of a GPU."""
     colocate: bool = True
     """Whether Mosaic may run the modules side by side."""
     exclude: tuple[str, ...] = ()
@@ -118,6 +123,7 @@ class Budget:
                 f"batch={self.batch} has less than a row for each of micro_batches={self.micro_batches} or "
                 f"ranks={self.ranks}; take a larger batch, or fewer of them"
             )
+        self._check_pipeline()
         if self.after is not None and self.until is None:
             raise ValueError(f"after={self.after!r} opens a window that nothing closes; set until, such as '05:30Z'")
         for name in ("save", "judging"):
@@ -125,6 +131,26 @@ class Budget:
         for name in ("after", "until"):
             if (value := getattr(self, name)) is not None:
                 clock_time(value, name)
+
+    def _check_pipeline(self) -> None:
+        """Raises ValueError where keys do not fit ``pipeline``."""
+        if not self.pipeline:
+            if self.memory_gb is not None:
+                raise ValueError(
+                    f"memory_gb={self.memory_gb:g} is for a pipeline; set pipeline = true, or leave it out"
+                )
+            return
+        if self.ranks == 1:
+            raise ValueError("pipeline = true divides layers over ranks, and ranks=1; set it to the number of devices")
+        if self.ranks_exact:
+            raise ValueError("pipeline = true gives other bits on other ranks; leave ranks_exact out")
+        if self.exclude:
+            raise ValueError("exclude is for modules that run side by side; leave it out with pipeline = true")
+        if self.micro_batches < self.ranks or self.batch % self.micro_batches:
+            raise ValueError(
+                f"micro_batches={self.micro_batches} pass through {self.ranks} ranks; take a number that is not less "
+                f"and that divides batch={self.batch}, best {4 * self.ranks} or more"
+            )
 
     def deadline(self, now: datetime) -> datetime | None:
         """Returns when a run that begins now has to give the device back; None for never."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -40,6 +41,8 @@ ALONE_S = 20.0
 """Seconds after the failure of a rank at which the others are killed."""
 LOOK_S = 0.5
 """Seconds between two looks at ranks."""
+PORTS = 20_000, 32_000
+"""Where ranks may meet."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -101,7 +104,10 @@ class Workers:
         until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
         several = self._recipe.budget.ranks
-        rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
+        if several == 1 or self._recipe.budget.pipeline:
+            rounds = [(parts, several)]
+        else:
+            rounds = [((part,), several if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
@@ -117,7 +123,8 @@ class Workers:
             part: Which one.
             more: Further arguments.
         """
-        count = self._recipe.budget.ranks if part == "verify" else 1
+        budget = self._recipe.budget
+        count = budget.ranks if part == "verify" or budget.pipeline else 1
         with self._listening():
             return self._run((part, *more), count, math.inf)
 
@@ -218,10 +225,12 @@ def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a port below those that Linux gives to connections, which could take it before rank 0 listens."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def end_with(launcher: int) -> None:

@@ -8,6 +8,7 @@ ranks ``colocate`` tries plans before the loop by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mosaic.engine import Handle
 from mosaic.engine.trial.race import PLAIN
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import Profile
+from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.records import PlanKey, StoredPlan
 
 MAX_TRIAL_STEPS = 600
@@ -29,7 +31,14 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def key_of(
-    model: nn.Module, batch: Any, device: torch.device, num_ranks: int, modalities: str, *, colocate: bool
+    model: nn.Module,
+    batch: Any,
+    device: torch.device,
+    num_ranks: int,
+    modalities: str,
+    *,
+    colocate: bool,
+    pipeline: str = "",
 ) -> PlanKey:
     """Returns what a plan for a model, a batch and a device would be made for."""
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
@@ -46,6 +55,7 @@ def key_of(
         num_ranks=num_ranks,
         torch=torch.__version__,
         colocate=colocate,
+        pipeline=pipeline,
     )
 
 
@@ -134,6 +144,11 @@ def stored_of_ranks(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
         why=why,
         is_measured=handle.profile is not None,
     )
+
+
+def stored_of_pipeline(model: PipelinedModel, key: PlanKey, why: str) -> StoredPlan:
+    """Returns what the ranks of a pipeline run, once it was tried."""
+    return replace(plain(key, why, model.describe()), pipeline=model.way)
 
 
 def drift_of(before: StoredPlan | None, step_ms: float | None, *, limit: float = 0.10) -> str:

@@ -1,9 +1,12 @@
-"""The ranks that train a day together: one alone, several among which Mosaic divides the model, or exact copies."""
+"""The ranks that train a day: one alone, several among which Mosaic divides the model, a pipeline, or exact copies."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.ranks import Ranks, Told, tell_in
+from mosaic.engine.options import RankSettings
+from mosaic.errors import MosaicError
 from mosaic.ranks.meeting.world import World
 from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
@@ -38,6 +43,7 @@ class Crew:
     Attributes:
         ranks: Who saves together where there is no handle; None for this process alone.
         scale: What losses are multiplied with, so that gradients add up to those of the mean over the global batch.
+        reads_all: Whether each rank has the whole global batch and not a part of it.
     """
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
@@ -46,6 +52,7 @@ class Crew:
         self.size = size
         self.ranks: Ranks | None = None
         self.scale = float(size)
+        self.reads_all = size == 1
         self._group: Any = None
 
     def begin(self, model: nn.Module, cut: BatchCut) -> None:
@@ -59,7 +66,7 @@ class Crew:
         """Called after the last micro-batch of a step; then all gradients are those of the global batch."""
 
     def leave(self) -> None:
-        """Called when the training has ended."""
+        """Called when all is done."""
 
     def moved(self, batch: Any) -> Any:
         """Returns a batch with its tensors where this rank trains."""
@@ -87,9 +94,37 @@ class Crew:
         mean = None if loss is None else float(told[:, len(flags) :].reshape(-1).sum())
         return tuple(told[:, : len(flags)].any(0).tolist()), mean
 
+    def first_says(self, value: Told) -> Told:
+        """Returns what rank 0 told."""
+        return self.gather(value)[0]
+
     def gather(self, value: Told) -> list[Told]:
         """Returns what each rank told."""
         return tell_in(self._small_group() if self.size > 1 else None, value)
+
+    def first_does(self, work: Callable[[], object]) -> None:
+        """Has rank 0 do something, and all wait for it; where it fails, all raise."""
+        error = None
+        if self.rank == 0:
+            try:
+                work()
+            except Exception as failure:  # of any kind: the others have to hear of it
+                error = failure
+        said = self.first_says(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        if said is not None:
+            raise MosaicError(f"rank 0: {said}")
+
+    @contextmanager
+    def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
+        """A folder of all ranks that is thrown away at the end of the block."""
+        with ExitStack() as stack:
+            own = ""
+            if self.rank == 0:
+                own = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
+            yield Path(self.first_says(own))
+            self.first_says(None)  # everyone is done with it
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
         """Begins to bring this rank's parts of a step's loss to the host; waits for nothing."""
@@ -109,8 +144,37 @@ class Crew:
     def _small_group(self) -> Any:
         """Ranks on CPUs, whom a few numbers are told."""
         if self._group is None:
+            if not dist.is_initialized():
+                World.join(self.device)
             self._group = dist.new_group(backend="gloo")
         return self._group
+
+
+class PipelineCrew(Crew):
+    """Ranks that have some layers each, and the same batches."""
+
+    def __init__(self, device: torch.device, rank: int, size: int) -> None:
+        super().__init__(device, rank, size)
+        self.scale = 1.0
+        self.reads_all = True
+        self._world = World.join(device, watch=RankSettings())
+        self.ranks = self._world
+
+    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
+        """Takes the losses of all micro-batches, which every rank has: those of rank 0 count."""
+        parts = torch.stack([loss.float() for loss in losses]).cpu() / len(losses)
+        return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
+
+    def gather(self, value: Told) -> list[Told]:
+        """Returns what each rank told."""
+        return self._world.tell(value)
+
+    def leave(self) -> None:
+        """Tells the other ranks that this one is done."""
+        self._world.close()
+
+    def _small_group(self) -> Any:
+        return self._world.agreements
 
 
 class ExactCrew(Crew):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +18,28 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
 from mosaic.checkpoint.loading import Loaded
 from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
+from mosaic.checkpoint.plain_weights import export
+from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.room import check_room, room_needed
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.train import choice
 from mosaic.train.crew import Crew
 from mosaic.train.data.iterable import IterableLoader
-from mosaic.train.data.loader import BatchCut, BatchLoader, StepLoader
+from mosaic.train.data.loader import BatchCut, BatchLoader, MicroBatch, StepLoader
 from mosaic.train.data.samples import RejectCount, Samples
 from mosaic.train.data.seeds import seed_step
+from mosaic.train.day_settings import DaySettings
 from mosaic.train.environment import environment_here
-from mosaic.train.loop import Loop, LoopSettings, Trainee
+from mosaic.train.loop import Loop, Trainee
+from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.program import Program
 from mosaic.train.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained
 from mosaic.train.signals import StopRequests
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaySettings:
-    """What a day's training is told beside its data and its functions."""
-
-    loop: LoopSettings
-    """Of the loop."""
-    num_steps: int
-    """Steps of the day."""
-    batch: int
-    """Samples of a step, over all ranks."""
-    micro_batches: int
-    """Into how many the batch is cut."""
-    workers: int
-    """Processes that read samples, for this rank."""
-    max_unreadable: float
-    """Part of the samples that may draw an unreadable row."""
-    exact: bool
-    """Whether other numbers of ranks have to give the same bits."""
-    exact_data: bool
-    """Whether an iterable data set must be able to go on from a state."""
-    colocate: bool
-    """Whether Mosaic may run modules side by side."""
-    exclude: tuple[str, ...]
-    """Names or patterns of modules that are left where they are called."""
-    start: Path | None
-    """Checkpoints of the day that made the champion; None where there are none any more."""
-    weights: Path | None
-    """The champion's weights; None for new ones."""
-    plan: Path
-    """The day's ``plan.json``."""
-    profile: Path
-    """The day's ``profile.json``: what its plan was made from."""
-    plan_before: Path | None
-    """The one of the day before."""
-    drift: str
-    """Why the plan of the day before no longer fits, as its steps told; empty where it does."""
-    modalities: str
-    """What today's new rows have."""
-    environment: Path
-    """The day's ``environment.json``."""
-    program: str
-    """SHA-256 of the user's file."""
 
 
 class Day:
@@ -101,12 +62,11 @@ class Day:
         self._samples = samples
         self._settings = settings
         self._crew = crew
-        seed_step(settings.loop.seed, 0, 0)
-        self.model = program.make_model().to(crew.device)
-        batch = crew.moved(self._first_micro_batch())
-        self.plan, within_day = self._plan_of_day(batch)
+        self.model = self._new_model()
+        batches = [crew.moved(part.data) for part in self._first_micro_batches()]
+        self.plan, within_day = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
-        self.handle = self._placed(batch)
+        self.handle = self._placed(batches)
         crew.begin(self.model, self._cut)
         self._trainee = self._made()
         self.handle.prepare_saving(optimizer=self._trainee.optimizers, companions=self._trainee.companions)
@@ -123,7 +83,7 @@ class Day:
         loop = Loop(self._program, self._trainee, settings.loop, crew, told, step=step, notes=notes)
         self.model.train()
         rejects = RejectCount(settings.max_unreadable)
-        if crew.rank == 0:  # the counts of all ranks are added when they are kept
+        if crew.rank == 0 or crew.reads_all:  # the counts of all ranks are added when they are kept
             rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
         with self._loader(range(step, settings.num_steps), settings.workers, rejects, state) as batches:
             ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
@@ -140,14 +100,25 @@ class Day:
         )
 
     def leave(self) -> None:
-        """Gives the plain, whole model back, on every rank."""
-        if isinstance(self.handle, mosaic.Handle):
+        """Gives the plain model back: whole, on every rank; of a pipeline, what the rank has of it."""
+        if isinstance(self.handle, mosaic.Handle | PipelinedModel):
             self.handle.remove()
-        self._crew.leave()
 
-    def companion(self, name: str) -> nn.Module:
-        """Returns what is kept beside the model under a name; see ``Program.make_companions``."""
-        return self._trainee.companions[name]
+    def export(self, path: Path, name: str | None) -> nn.Module | None:
+        """Leaves, and writes the model as one plain file, or what is kept beside it under a name.
+
+        Returns:
+            What was written; None where it is divided over ranks.
+        """
+        model = self.model if name is None else self._trainee.companions[name]
+        if isinstance(self.handle, PipelinedModel):
+            KeptModel(model, self._crew.ranks).export(path)
+            self.leave()
+            return None
+        self.leave()
+        if self._crew.rank == 0:
+            export(model, path, OneRank())
+        return model
 
     def try_step(self) -> float:
         """Takes one step that nobody keeps, for a check; returns its loss."""
@@ -160,7 +131,7 @@ class Day:
 
     def check_for_ranks(self) -> None:
         """Raises UnsupportedModelError if several ranks could not train the plain model, as ``leave`` gave it back."""
-        batch, model = self._crew.moved(self._first_micro_batch()), self.model
+        batch, model = self._crew.moved(self._first_micro_batches()[0].data), self.model
         try:
             find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._settings.exclude)
         except UnsupportedModelError as error:
@@ -174,17 +145,21 @@ class Day:
 
     # Data.
 
-    def _first_micro_batch(self) -> Any:
+    def _new_model(self) -> nn.Module:
+        seed_step(self._settings.loop.seed, 0, 0)
+        return self._program.make_model().to(self._crew.device)
+
+    def _first_micro_batches(self) -> tuple[MicroBatch, ...]:
         with self._loader(range(1), 0, RejectCount(1.0)) as batches:
-            return next(batches).micro_batches[0].data
+            return next(batches).micro_batches
 
     @property
     def _cut(self) -> BatchCut:
         settings, crew = self._settings, self._crew
         return BatchCut(
             batch=settings.batch,
-            num_ranks=crew.size,
-            rank=crew.rank,
+            num_ranks=1 if crew.reads_all else crew.size,
+            rank=0 if crew.reads_all else crew.rank,
             micro_batches=settings.micro_batches,
             exact=settings.exact,
         )
@@ -212,40 +187,59 @@ class Day:
 
     # The plan.
 
-    def _plan_of_day(self, batch: Any) -> tuple[StoredPlan, str]:
+    def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan that the day runs, and why it is another one than the day began with; empty if it is not."""
         settings, crew = self._settings, self._crew
-        num_ranks = 1 if settings.exact else crew.size
-        key = choice.key_of(self.model, batch, crew.device, num_ranks, settings.modalities, colocate=settings.colocate)
+        key = choice.key_of(
+            self.model,
+            batches[0],
+            crew.device,
+            1 if settings.exact else crew.size,
+            settings.modalities,
+            colocate=settings.colocate,
+            pipeline=settings.pipeline.said if settings.pipeline is not None else "",
+        )
         there = _read(settings.plan)
         within_day = key.differences(there.key) if there is not None else ""
         if there is not None and not within_day:
             return there, ""
         before = _read(settings.plan_before) if there is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
-        chosen = replace(before, why="") if before is not None and not why else self._chosen(key, batch, why)
-        if crew.rank == 0 and (crew.size == 1 or settings.exact):
+        chosen = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
+        if crew.rank == 0 and (crew.size == 1 or settings.exact or settings.pipeline is not None):
             save(chosen, settings.plan)
         return chosen, within_day and f"{within_day}, so it was planned anew"
 
-    def _chosen(self, key: PlanKey, batch: Any, why: str) -> StoredPlan:
+    def _chosen(self, key: PlanKey, batches: list[Any], why: str) -> StoredPlan:
         settings, crew = self._settings, self._crew
+        if settings.pipeline is not None:
+            tried = self._pipelined(batches, None)
+            tried.remove()
+            self.model = self._new_model()  # whatever the trial left in it
+            return choice.stored_of_pipeline(tried, key, why)
         if settings.exact:
             return choice.plain(key, why, "every rank has the whole model, so that their number changes no bit")
         if not settings.colocate and crew.size == 1:
             return choice.plain(key, why, "the recipe asks for the plain loop")
         if crew.size > 1:
             return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
-        seed_step(settings.loop.seed, 0, 0)
-        model = self._program.make_model().to(crew.device)
-        chosen, profile = choice.choose_by_trial(model, batch, self._program.loss, key, why, settings.exclude)
+        model = self._new_model()
+        chosen, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.exclude)
         if profile is not None:
             save(profile, settings.profile)
         return chosen
 
-    def _placed(self, batch: Any) -> KeepsCheckpoints:
+    def _pipelined(self, batches: list[Any], way: KeptWay | None) -> PipelinedModel:
+        assert self._settings.pipeline is not None
+        limit = self._settings.pipeline.memory_bytes
+        self.model.train()
+        return PipelinedModel(self.model, self._program.loss, batches, way=way, memory_bytes=limit)
+
+    def _placed(self, batches: list[Any]) -> KeepsCheckpoints:
         """Lets the plan run the model; on several ranks a new one is chosen here, before the first step."""
-        crew, plan = self._crew, self.plan
+        crew, plan, batch = self._crew, self.plan, batches[0]
+        if plan.pipeline is not None:
+            return self._pipelined(batches, plan.pipeline)
 
         def sample() -> Any:
             return self._program.loss(self.model, batch)

@@ -27,6 +27,7 @@ from mosaic.train.crew import Crew, StepLoss
 from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
+from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.program import Program
 from mosaic.train.records import WINDOW_OVER, DayNotes
 from mosaic.train.signals import StopRequests
@@ -217,6 +218,9 @@ class Loop:
 
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
+        if isinstance(trainee.keeper, PipelinedModel):
+            seed_step(self._settings.seed, self.step, 0)
+            return trainee.keeper.add_gradients([crew.moved(part.data) for part in batch.micro_batches], scaler)
         losses = []
         for part in batch.micro_batches:
             seed_step(self._settings.seed, self.step, part.index, self._generators)
@@ -313,7 +317,7 @@ class Loop:
         mine = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
         told = self._crew.gather(mine)
         total: dict[str, Counter[str]] = {}
-        for counts, _ in told:
+        for counts, _ in told[:1] if self._crew.reads_all else told:
             for source, reasons in counts.items():
                 total.setdefault(source, Counter()).update(reasons)
         self.notes = replace(self.notes, rejects={source: dict(reasons) for source, reasons in total.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.plan import Plan
 
 WINDOW_OVER = "window over"
@@ -33,6 +34,8 @@ class PlanKey:
     """Version of torch."""
     colocate: bool
     """Whether the recipe lets modules run side by side."""
+    pipeline: str = ""
+    """What the recipe says of a pipeline; empty for none."""
 
     def differences(self, other: PlanKey) -> str:
         """Says what is not as it was for another one; empty where nothing differs."""
@@ -44,6 +47,7 @@ class PlanKey:
             "num_ranks": f"there were {other.num_ranks} ranks and are {self.num_ranks}",
             "torch": f"torch was {other.torch} and is {self.torch}",
             "colocate": f"colocate was {str(other.colocate).lower()} and is {str(self.colocate).lower()}",
+            "pipeline": f"the pipeline was {other.pipeline or 'none'} and is {self.pipeline or 'none'}",
         }
         differing = [name for name in words if getattr(self, name) != getattr(other, name)]
         if "num_ranks" in differing and "batch" in differing:  # a rank's part of the batch is another one then
@@ -60,7 +64,7 @@ class StoredPlan:
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     plan: Plan | None
-    """What runs where; None for the plain loop."""
+    """What runs where; None for the plain loop, or a pipeline."""
     threads: int
     """Of torch, within an operator, in the loop's own thread."""
     key: PlanKey
@@ -75,6 +79,8 @@ class StoredPlan:
     """Why it was made; empty where it is the plan of the day before."""
     is_measured: bool
     """Whether it was made from measurements, or nothing is to be placed; False where the machine was too busy."""
+    pipeline: KeptWay | None = None
+    """Which layers are on which rank, and how steps are planned; None for no pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,14 @@ from torch.utils.data import default_collate
 from mosaic.errors import MosaicError
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import drawn_under, generators_of
+from mosaic.train.pipelined import PipelinedScores
 from mosaic.train.program import Program
 
 VALUE = "value"
 """The column that decides."""
 _REPEATS = 5
+Scored = nn.Module | PipelinedScores
+"""A model that is scored, on one device or over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +55,46 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
 
 
 def score_batches(
-    program: Program, model: nn.Module, samples: Iterable[Any], *, batch: int, device: torch.device
+    program: Program, model: Scored, samples: Iterable[Any], *, batch: int, device: torch.device
 ) -> Iterator[Mapping[str, Any]]:
     """Scores samples one batch after the other, in evaluation mode and without gradients.
 
     Args:
         program: The user's functions.
         model: The model; its mode is put back.
-        samples: In order.
+        samples: In order; those of a batch that is scored over ranks are cut into micro-batches.
         batch: Samples of a batch.
         device: Where the model is.
 
     Yields:
-        What ``score`` returned for each batch.
+        What ``score`` returned for each batch or micro-batch.
 
     Raises:
         MosaicError: ``score`` returns no columns with one entry a row.
     """
     collate = program.collate or default_collate
-    was_training = model.training
-    model.eval()
+    plain = model.model if isinstance(model, PipelinedScores) else model
+    rows = -(-batch // model.micro_batches) if isinstance(model, PipelinedScores) else batch
+    was_training = plain.training
+    plain.eval()
     rest = iter(samples)
     try:
         with torch.no_grad():
             while part := list(islice(rest, batch)):
-                found = program.score(model, moved(collate(part), device))
-                _check(found, len(part))
-                yield found
+                parts = [part[first : first + rows] for first in range(0, len(part), rows)]
+                batches = [moved(collate(one), device) for one in parts]
+                if isinstance(model, PipelinedScores):
+                    scored: Iterable[Any] = model.scores(batches)
+                else:
+                    scored = [program.score(model, one) for one in batches]
+                for found, one in zip(scored, parts, strict=True):
+                    _check(found, len(one))
+                    yield found
     finally:
-        model.train(was_training)
+        plain.train(was_training)
 
 
-def latency_ms(program: Program, model: nn.Module, samples: list[Any], device: torch.device) -> float:
+def latency_ms(program: Program, model: Scored, samples: list[Any], device: torch.device) -> float:
     """Measures how long a model takes to score samples together, in ms: the fastest of a few times."""
     times = []
     for _ in range(_REPEATS):

@@ -6,6 +6,7 @@ They are run by threads and by processes alike; what they find wrong, they raise
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,25 @@ def directions_do_not_wait_for_each_other(transport: Transport) -> None:
             assert torch.equal(transport.post_receive(way).wait()[0], payload[0])
 
 
+def lanes_do_not_wait_for_each_other(transport: Transport) -> None:
+    """One rank posts for one pair of lanes first, the other for the other, and awaits it before it posts that."""
+    transport.open_lanes([(0, 1), (1, 0)])
+    pairs = ((0, 1), (1, 0)) if transport.rank == 0 else ((1, 0), (0, 1))
+    if transport.rank == 0:
+        sent = [
+            transport.post_send(replace(message(1, payload=(one,)), lanes=pair), (one,))
+            for pair in pairs
+            for one in (torch.full((2,), float(pair[0])), torch.full((2,), 2.0 + pair[0]))
+        ]
+        for handle in sent:
+            handle.wait()
+    if transport.rank == 1:
+        for pair in pairs:
+            for base in (0.0, 2.0):
+                way = replace(message(0, payload=(torch.ones(2),)), lanes=pair)
+                assert transport.post_receive(way).wait()[0].tolist() == [base + pair[0]] * 2
+
+
 def both_may_post_their_sends_first(transport: Transport) -> None:
     payload = (torch.arange(100_000.0),)
     if transport.rank < 2:
@@ -129,6 +149,7 @@ PROMISES: tuple[Callable[[Transport], None], ...] = (
     what_is_received_belongs_to_the_receiver,
     messages_of_a_channel_keep_their_order_whichever_is_awaited_first,
     directions_do_not_wait_for_each_other,
+    lanes_do_not_wait_for_each_other,
     both_may_post_their_sends_first,
     a_message_of_nothing_is_a_message,
     everyone_hears_what_each_rank_tells,

@@ -53,18 +53,17 @@ ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "parts"),
-        "glue",
-        "cost/analytic",
+        *("glue", "cost/analytic", "context/attention"),
         "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
-    "ortools": {"solver", "pipelining/proof.py"},
+    "ortools": {"solver", "pipelining/proof.py", "context/exact.py"},
     "mosaic._C": {"backends/cuda/driver.py"},
     "mosaic._search": {
         "search_extension.py",
         *("solver/exact/search.py", "pipelining/compiled.py"),  # names of types alone, and below
-        *("pipelining/tasks.py", "pipelining/order/simulate.py", "pipelining/tuning/pairs.py"),
+        *("pipelining/tasks.py", "pipelining/order/simulate.py", "pipelining/tuning/pairs.py", "context/tiles.py"),
     },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
@@ -169,6 +168,10 @@ def test_planning_needs_no_torch():
 
 def test_tuning_a_pipeline_and_planning_its_next_step_needs_no_torch():
     assert loaded_by("import mosaic.pipelining.tuning.tune, mosaic.pipelining.next_step.planner") == set()
+
+
+def test_planning_context_needs_no_torch():
+    assert loaded_by("import mosaic.context, mosaic.context.drawn, mosaic.context.layout") == set()
 
 
 def test_the_launcher_of_daily_retraining_loads_no_torch():

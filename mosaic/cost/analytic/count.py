@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ def count_module(
     autocast: torch.dtype | None = None,
     batch: int | None = None,
     rows: int | None = None,
+    with_data: bool = False,
 ) -> ModuleCounts:
     """Counts operators, bytes and memory of one forward and backward of a module that AdamW trains.
 
@@ -56,6 +58,8 @@ def count_module(
         batch: Samples to count instead of those in the arguments: every tensor with ``rows`` rows gets so many.
         rows: Samples in the arguments; by default the most frequent first dimension of arguments, of those that results
             have too.
+        with_data: Whether to compute on copies with data, for a module whose operators depend on values; with as many
+            samples as the arguments have.
 
     Raises:
         UnsupportedModelError: The call fails on tensors without data: what it does depends on values, or an
@@ -65,8 +69,12 @@ def count_module(
     sizes = leading_sizes(given)
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
     resize = _resizing(likely, batch) if batch is not None and likely else None
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake, (fake_args, fake_kwargs) = fake_copy(module, mode), fake_copy(given, mode, resize)
+    mode: AbstractContextManager[Any] = nullcontext()
+    if with_data:
+        fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(given)
+    else:
+        mode = without_data = FakeTensorMode(allow_non_fake_inputs=True)
+        fake, (fake_args, fake_kwargs) = fake_copy(module, without_data), fake_copy(given, without_data, resize)
     run = _Run(fake, fake_args, fake_kwargs, on_gpu=target == "cuda", settings=settings, autocast=autocast)
     try:
         with mode:
@@ -74,7 +82,8 @@ def count_module(
     except Exception as error:
         name = type(module).__name__
         raise UnsupportedModelError(
-            f"{name} cannot be counted: on tensors without data it fails with {type(error).__name__}: "
+            f"{name} cannot be counted: on tensors with{'' if with_data else 'out'} data it fails with "
+            f"{type(error).__name__}: "
             f"{_first_line(error)}; profile it instead, or leave it out"
         ) from error
     return ModuleCounts(

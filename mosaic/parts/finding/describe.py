@@ -9,8 +9,15 @@ from torch import nn
 
 from mosaic.parts.finding.follow import Followed
 from mosaic.parts.finding.layer_lists import layer_name
-from mosaic.parts.finding.owners import Owner, assign_owners, check_order, check_random_numbers, count_common_words
-from mosaic.parts.finding.provenance import SeenCall
+from mosaic.parts.finding.owners import (
+    Owner,
+    assign_owners,
+    check_random_numbers,
+    check_rows,
+    count_common_words,
+    order_modules,
+)
+from mosaic.parts.finding.seen_call import SeenCall
 from mosaic.parts.split import ModelSplit, Site, SplitModule
 
 _Owned = tuple[Owner, SeenCall]
@@ -36,13 +43,17 @@ def describe(
         UnsplittableError: What was seen cannot be cut.
     """
     owners = assign_owners(seen.calls, chains)
-    output, output_leaves = _output(seen, owners)
-    owned = [*zip(owners, seen.calls, strict=True), output]
-    check_order(owned)
+    sites = list(zip(owners, seen.calls, strict=True))
+    output, output_leaves = _output(seen, owners, order_modules(sites, list(chains))[-1])
+    owned = [*sites, output]
+    order = order_modules(owned, list(chains))
     check_random_numbers(owned)
+    check_rows(owned)
     parameters = _parameters(model, owned)
+    needed = frozenset().union(*(call.values for _, call in owned))
+    kept = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
     return ModelSplit(
-        modules=_modules(chains, names, owned, seen, list(sample)),
+        modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
         sites=tuple(
             Site(
                 path=call.path,
@@ -53,26 +64,33 @@ def describe(
                 needs=frozenset(call.values),
                 parameters=used,
                 keeps_shape=call.keeps_shape,
+                writes_arguments=call.writes_arguments,
                 form=call.form,
+                hooked=call.hooked if index in kept else (),
             )
-            for ((path, layer), call), used in zip(owned, parameters, strict=True)
+            for index, (((path, layer), call), used) in enumerate(zip(owned, parameters, strict=True))
         ),
         output_leaves=output_leaves,
+        written_inputs=tuple(sorted(seen.written_inputs)),
         idle_parameters=_idle(model, frozenset().union(*parameters), chains, names),
     )
 
 
-def _output(seen: Followed, owners: list[Owner]) -> tuple[_Owned, tuple[str, ...]]:
-    """Returns the output as a call of the module that ends last, and which of its leaves that module makes."""
-    last = owners[-1][0]
-    call = SeenCall(path="", call=0, line="")
+def _output(seen: Followed, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
+    """Returns the output as a call of the module that ends last, and which of its leaves are there.
+
+    Those are what the loss reads, and what else that module's end has anyway; without a loss all that it makes.
+    """
+    end = last, max(layer for path, layer in owners if path == last)
+    call = seen.loss or SeenCall(path="", call=0, line="")
     kept: list[str] = []
     for name, leaf in seen.output.items():
-        if not leaf.values or any(owners[value.site][0] == last for value in leaf.values):
+        made = {owners[value.site] for value in leaf.values}
+        is_there = not leaf.inside and (made <= {end} or (seen.loss is None and any(path == last for path, _ in made)))
+        if is_there or name in call.outputs:
             kept.append(name)
             call.read(leaf)
-    end = max(layer for path, layer in owners if path == last)
-    return ((last, end), call), tuple(kept)
+    return (end, call), tuple(kept)
 
 
 def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:

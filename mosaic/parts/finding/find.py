@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -14,38 +12,99 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.finding.describe import describe
 from mosaic.parts.finding.follow import Followed, follow
-from mosaic.parts.finding.layer_lists import LayerList, candidates, check_chain, check_model, is_chain, layer_name
+from mosaic.parts.finding.kept import check_hooked, kept_inside
+from mosaic.parts.finding.layer_lists import (
+    LayerList,
+    LayerListError,
+    candidates,
+    check_chain,
+    check_model,
+    is_chain,
+    layer_name,
+)
+from mosaic.parts.finding.module_state import kept_state
 from mosaic.parts.random_state import kept_random_state
-from mosaic.parts.split import ModelSplit
-from mosaic.parts.weights import StandIns, device_of
+from mosaic.parts.split import ModelSplit, copied
+from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 
-def find_split(model: nn.Module, sample: Mapping[str, Any], *, modules: Mapping[str, str] | None = None) -> ModelSplit:
+def find_split(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    *,
+    modules: Mapping[str, str] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+) -> ModelSplit:
     """Runs a microbatch once, without gradients, and returns where the model can be cut.
 
-    Random numbers and buffers are left as they were. The sample should have every modality: a module that it does not
-    reach can neither be cut nor fed. Where weights are on the meta device, layers are not run, and what they would
-    return is zeros.
+    Random numbers, the model's state and the sample are left as they were. The sample should have every modality: a
+    module that it does not reach can neither be cut nor fed. Where weights are on the meta device, layers are not run,
+    and what they would return is zeros.
 
     Args:
         model: The user's model.
         sample: Keyword arguments of the model.
         modules: Names for lists of layers, as ``named_modules`` gives them, where others are to be cut than are found.
+        loss: Of the model's output. Chunks then make what it reads, whichever module that comes from; by default all
+            that the last module makes.
 
     Raises:
-        UnsplittableError: The model cannot be cut between layers; the message says where and why.
+        UnsplittableError: The model cannot be cut between layers, or counts something in its buffers; the message says
+            where and why.
     """
     check_model(model)
     lists = candidates(model, modules)
+    if modules is not None:
+        return _split(model, sample, lists, modules, loss)
+    first: LayerListError | None = None
+    while True:
+        try:
+            return _split(model, sample, lists, None, loss)
+        except LayerListError as problem:
+            first = first or problem
+            lists = _without_smallest(lists, problem.lists)
+            if not lists:
+                raise first from None
+
+
+def _without_smallest(lists: Mapping[str, LayerList], among: Collection[str]) -> dict[str, LayerList]:
+    """Returns lists without the smallest of some; none if that holds as much as all others together."""
+    sizes = {path: sum(one.numel() for one in layers.parameters()) for path, layers in lists.items()}
+    left_out = min(among, key=lambda path: (sizes[path], path))
+    is_small = 2 * sizes[left_out] < sum(sizes.values())
+    return {path: layers for path, layers in lists.items() if path != left_out} if is_small else {}
+
+
+def _split(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    lists: Mapping[str, LayerList],
+    modules: Mapping[str, str] | None,
+    loss: Callable[[Any], Any] | None,
+) -> ModelSplit:
     sites, scopes = _watched(model, lists)
     device = device_of(model, sample)
     stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
     blank = BlankResults(device) if stand_ins.by_name or _is_on_meta(model) else None
     if blank is not None:
         _check_buffers(model, sites)
-    with _kept_buffers(model), kept_random_state(device), stand_ins.placed():
-        parameters = dict(model.named_parameters()) | stand_ins.by_name
-        seen = follow(model, sample, sites=sites, scopes=scopes, parameters=parameters, blank=blank)
+
+    def look(blank: BlankResults | None) -> Followed:
+        with kept_state(model) as states, kept_random_state(device), stand_ins.placed():
+            parameters = dict(model.named_parameters()) | stand_ins.by_name
+            tensors = copied(dict(sample))
+            seen = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
+            for state in states:
+                state.check(seen.is_drawn)
+            return seen
+
+    seen = look(blank)
+    if seen.kept is not None:
+        try:
+            again = look(BlankResults(device))
+        except UnsplittableError:
+            raise kept_inside(*seen.kept) from None
+        seen = check_hooked(seen, again)
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 
@@ -110,18 +169,4 @@ def _check_buffers(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta and id(module) not in inside:
-                raise UnsplittableError(
-                    f"buffer {path}.{name} is on the meta device, and the model reads it between its layers; build the "
-                    "model so that buffers are real, as accelerate's init_empty_weights(include_buffers=False) does"
-                )
-
-
-@contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+                raise meta_buffer(f"{path}.{name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
-from mosaic.parts.finding.provenance import NumbersRead, Provenance, SeenCall, Sources, caller
+from mosaic.parts.finding.provenance import NumbersRead, Provenance
+from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of
 from mosaic.parts.split import Value
 
 
@@ -26,6 +29,14 @@ class Followed:
     """In order."""
     output: dict[str, Sources]
     """For each tensor that the model returned, by where it stands in the output, what it is made of."""
+    loss: SeenCall | None
+    """What a loss read of it; None: there was none."""
+    kept: tuple[str, str] | None
+    """A call inside of which something was made that is read elsewhere, and the line that reads it."""
+    is_drawn: Callable[[Any], bool]
+    """Whether tensors in a container were drawn between calls."""
+    written_inputs: frozenset[str]
+    """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
     """For modules that hold lists of layers, tensors of the sample that were read between their calls."""
 
@@ -47,7 +58,7 @@ class _Run:
                 return forward(*args, **kwargs)
             call = self._begin(path)
             try:
-                result = self._result(module, forward, args, kwargs)
+                result = self._result(call, module, forward, args, kwargs)
             finally:
                 self.provenance.here = None
             self._end(call, result, hidden_of(args, kwargs))
@@ -69,25 +80,58 @@ class _Run:
 
     def _begin(self, path: str) -> SeenCall:
         call = SeenCall(path=path, call=self._counts[path], line=caller())
+        if is_checkpointed():
+            raise UnsplittableError(
+                f"{path} is called within torch.utils.checkpoint, as {call.line} has it; parts choose themselves which "
+                "layers are recomputed: call it directly and give strategies"
+            )
         self._counts[path] += 1
         call.read(self.provenance.decided)
         self.provenance.here = call
         self.calls.append(call)
         return call
 
-    def _result(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(
+        self, call: SeenCall, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._blank is None:
             return forward(*args, **kwargs)
         self.provenance.note_read((args, kwargs))
         with _disable_current_modes():
-            return pytree.tree_unflatten(*self._blank.of(module, forward, args, kwargs))
+            leaves, tree = self._blank.of(module, forward, args, kwargs)
+            passed = self._blank.passed_by(module, forward, args, kwargs)
+            call.writes_arguments = self._blank.writes_arguments(module, forward, args, kwargs)
+            call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
+        for leaf, argument in zip(leaves, passed, strict=True):
+            if argument is not None:
+                self.provenance.mark(leaf, self.provenance.sources(argument))
+        self._run_hooks(call, module, self._blank, first=len(leaves))
+        return pytree.tree_unflatten(leaves, tree)
+
+    def _run_hooks(self, call: SeenCall, module: nn.Module, blank: BlankResults, *, first: int) -> None:
+        """Lets hooks inside of a call that does not run keep zeros, which count as further values of the call."""
+        leaf = first
+        for hooked in call.hooked:
+            with _disable_current_modes():
+                tensors = [blank.zeros(hooked.leaves[number]) for number in hooked.tensors]
+            for tensor in tensors:
+                self.provenance.mark(tensor, Sources(values=frozenset([Value(len(self.calls) - 1, leaf)])))
+                leaf += 1
+            hooked.run_hooks(module, tensors)
 
     def _end(self, call: SeenCall, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)
         index = len(self.calls) - 1
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                self.provenance.mark(leaf, Sources(values=frozenset([Value(index, number)])), anew=True)
+        tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        made = {number: self.provenance.sources(leaf) for number, leaf in tensors.items()}
+        for number, leaf in tensors.items():
+            if call in made[number].inside:
+                self.provenance.mark(leaf, NOTHING, anew=True)
+            else:  # an argument or a view of it, such as of a dropout that drops nothing
+                call.read(made[number])
+        for number, leaf in tensors.items():
+            own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
+            self.provenance.mark(leaf, own)
         call.form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
         first = leaves[0] if leaves else None
         if isinstance(first, torch.Tensor) and hidden is not None:
@@ -102,6 +146,7 @@ def follow(
     scopes: Mapping[str, nn.Module],
     parameters: Mapping[str, torch.Tensor],
     blank: BlankResults | None,
+    loss: Callable[[Any], Any] | None,
 ) -> Followed:
     """Runs the model once and follows what its sites read and return.
 
@@ -112,16 +157,55 @@ def follow(
         scopes: Modules by name that hold them.
         parameters: The model's, or what stands in for them.
         blank: Gives what sites return where they cannot run; None: they run.
+        loss: Of the model's output; what it does not read need not be there.
     """
-    provenance = Provenance(parameters, sample)
+    provenance = Provenance(parameters, dict(model.named_buffers()), sample)
     run = _Run(provenance, blank)
     forwards = {module: run.site(path, module) for path, module in sites.items()}
     forwards |= {module: run.scope(path, module) for path, module in scopes.items()}
     with replaced_forwards(forwards), torch.no_grad(), NumbersRead(provenance), provenance:
-        result = model(**sample)
-    output = {}
-    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
-        sources = provenance.sources(leaf)
-        if isinstance(leaf, torch.Tensor) and not sources.inside:
-            output[pytree.keystr(path)] = sources
-    return Followed(calls=run.calls, output=output, scoped_inputs=provenance.scoped_inputs)
+        with _errors_named():
+            result = model(**sample)
+        output = _output(result, provenance)
+        read = None if loss is None else _read_by(loss, result, provenance)
+    return Followed(
+        calls=run.calls,
+        output=output,
+        loss=read,
+        kept=provenance.kept,
+        is_drawn=lambda value: bool(provenance.sources(value).random),
+        written_inputs=frozenset(provenance.written_inputs),
+        scoped_inputs=provenance.scoped_inputs,
+    )
+
+
+def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
+    leaves = pytree.tree_flatten_with_path(result)[0]
+    found = {pytree.keystr(path): provenance.sources(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    for path, leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            provenance.mark(leaf, Sources(outputs=frozenset([pytree.keystr(path)])))
+    return found
+
+
+def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) -> SeenCall:
+    provenance.here = call = SeenCall(path="", call=0, line="")
+    try:
+        provenance.note_read(loss(result))
+    finally:
+        provenance.here = None
+    return call
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Says of what the model or torch raises that the model was being followed."""
+    try:
+        yield
+    except MosaicError:
+        raise
+    except Exception as error:  # of any kind: it is the user's code that runs
+        raise UnsplittableError(
+            f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} "
+            f"({line_of(error)}); see that it runs under torch.no_grad(), and that its layers take plain tensors"
+        ) from error

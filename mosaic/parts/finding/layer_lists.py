@@ -5,16 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.finding.provenance import SeenCall
+from mosaic.parts.finding.seen_call import SeenCall
 
 LayerList = nn.ModuleList | nn.Sequential
 """What may hold layers."""
 
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
+
+
+class LayerListError(UnsplittableError):
+    """Some lists cannot be lists of layers; the model may be cut without one of them.
+
+    Attributes:
+        lists: Their names in the model.
+    """
+
+    def __init__(self, message: str, *, lists: frozenset[str]) -> None:
+        super().__init__(message)
+        self.lists = lists
 
 
 def layer_name(path: str, index: int) -> str:
@@ -28,23 +41,49 @@ def check_model(model: nn.Module) -> None:
     Raises:
         UnsplittableError: It normalizes over its batch, drops layers at random, or recomputes by itself.
     """
+    check_frozen(batch_norms(model))
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise UnsplittableError(
-                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
-                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it in eval()"
-            )
         for drop in _DROPS:
-            rate = getattr(module, drop, 0.0)
-            if isinstance(rate, float) and rate > 0:
+            rate = getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0))
+            if isinstance(rate, float) and rate > 0 and module.training:
                 raise UnsplittableError(
                     f"{name or 'the model'} skips layers at random ({drop}={rate}); a schedule has to know which "
                     f"layers run: set {drop} to 0"
                 )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsplittableError(
+                f"{name or 'the model'} is compiled by torch.jit, which nobody can look into; give the module from "
+                "which it was made"
+            )
+        if plain := [key for key, value in vars(module).items() if f"{key}_orig" in module._parameters]:
+            raise UnsplittableError(
+                f"a hook makes {plain[0]} of {name or 'the model'}, which no rank could do without it; use "
+                "torch.nn.utils.parametrizations, whose norms are part of the module"
+            )
         if getattr(module, "gradient_checkpointing", False) is True:
             raise UnsplittableError(
                 f"{name or 'the model'} has gradient_checkpointing=True; parts choose themselves which layers are "
                 "recomputed: call gradient_checkpointing_disable() and give strategies"
+            )
+
+
+def batch_norms(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """Returns the modules that normalize over a batch, by name."""
+    return tuple((name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm))
+
+
+def check_frozen(norms: Sequence[tuple[str, nn.Module]]) -> None:
+    """Checks that modules that normalize over a batch are in evaluation mode.
+
+    Raises:
+        UnsplittableError: One is not.
+    """
+    for name, module in norms:
+        if module.training:
+            raise UnsplittableError(
+                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
+                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it by eval() after each "
+                "model.train()"
             )
 
 
@@ -105,24 +144,27 @@ def check_chain(path: str, count: int, calls: Sequence[tuple[int, SeenCall]]) ->
     """Checks that a list's layers were each called once, in their order.
 
     Raises:
-        UnsplittableError: They were not.
+        LayerListError: They were not.
     """
     prefix = f"{path}." if path else ""
     order = [int(call.path.removeprefix(prefix)) for _, call in calls]
     for place, layer in enumerate(order):
         line = calls[place][1].line
         if layer in order[:place]:
-            raise UnsplittableError(
+            raise LayerListError(
                 f"layer {layer} of {path or 'the model'!r} is called a second time at {line}; each layer may run once "
-                "a microbatch: give each call layers of its own, or name other lists by modules="
+                "a microbatch: give each call layers of its own, or name other lists by modules=",
+                lists=frozenset([path]),
             )
         if place and layer < order[place - 1]:
-            raise UnsplittableError(
+            raise LayerListError(
                 f"layer {layer} of {path or 'the model'!r} is called behind layer {order[place - 1]} at {line}; layers "
-                "have to run in the order of their list: sort the list"
+                "have to run in the order of their list: sort the list",
+                lists=frozenset([path]),
             )
     if missing := sorted(set(range(count)) - set(order)):
-        raise UnsplittableError(
+        raise LayerListError(
             f"layer {missing[0]} of {path or 'the model'!r} was not called with the sample, others were "
-            f"(at {calls[0][1].line}); every layer has to run with every microbatch: take it out of the list"
+            f"(at {calls[0][1].line}); every layer has to run with every microbatch: take it out of the list",
+            lists=frozenset([path]),
         )

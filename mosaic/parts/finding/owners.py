@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from mosaic.errors import UnsplittableError
-from mosaic.parts.finding.layer_lists import layer_name
-from mosaic.parts.finding.provenance import SeenCall
+from mosaic.parts.finding.layer_lists import LayerListError, layer_name
+from mosaic.parts.finding.seen_call import SeenCall
 
 Owner = tuple[str, int]
 """Name of a module's list, and index of the layer."""
@@ -84,18 +84,26 @@ def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[se
     return found
 
 
-def check_order(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
-    """Checks that no module feeds itself through another, nor an earlier layer.
+def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str]) -> list[str]:
+    """Returns the lists so that each stands behind those that feed it, and otherwise as they are called.
+
+    The list with which the last site runs stands last, if it feeds no other.
+
+    Args:
+        sites: Each with its owner, as they are called.
+        paths: Of the lists, as they are called.
 
     Raises:
-        UnsplittableError: One does.
+        UnsplittableError: A module feeds itself through another, or an earlier layer.
     """
-    sorter: TopologicalSorter[str] = TopologicalSorter()
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(paths, ()))
+    feeding: set[str] = set()
     for (path, layer), call in sites:
         for value in call.values:
             source, at = sites[value.site][0]
             if source != path:
                 sorter.add(path, source)
+                feeding.add(source)
             elif at > layer:
                 raise UnsplittableError(
                     f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs "
@@ -105,9 +113,18 @@ def check_order(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
         sorter.prepare()
     except CycleError as problem:
         circle = " -> ".join(reversed(problem.args[1]))
-        raise UnsplittableError(
-            f"modules feed each other in a circle: {circle}; name fewer lists by modules=, so that the rest runs as one"
+        raise LayerListError(
+            f"modules feed each other in a circle: {circle}; name fewer lists by modules=, so that the rest runs as "
+            "one",
+            lists=frozenset(problem.args[1]),
         ) from None
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=paths.index)
+        order += ready
+        sorter.done(*ready)
+    last = sites[-1][0][0]
+    return order if last in feeding else [*(path for path in order if path != last), last]
 
 
 def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
@@ -126,6 +143,21 @@ def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
                 f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of "
                 f"{max(found)[0]!r}; ranks would each draw others: draw them in a module, such as "
                 "nn.Dropout, or set the rate to 0"
+            )
+
+
+def check_rows(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Checks that shapes of what layers read follow from the microbatch: ranks work them out before it is there.
+
+    Raises:
+        UnsplittableError: One follows from what another layer or module returns.
+    """
+    for (path, layer), call in sites:
+        if call.rows and call.path == layer_name(path, layer):
+            raise UnsplittableError(
+                f"how many rows layer {layer} of {path!r} reads follows from values of other modules "
+                f"({min(call.rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
+                "give those that are not chosen no weight"
             )
 
 

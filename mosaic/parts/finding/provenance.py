@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.draws import draws_random_numbers
-from mosaic.parts.split import Value
+from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, tensors_in
+from mosaic.parts.finding.written import OwnedMemory
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 _READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
-
-
-@dataclass(kw_only=True, eq=False)
-class SeenCall:
-    """One call of a layer or another module, and what it read."""
-
-    path: str
-    """The module's name."""
-    call: int
-    """How many calls of it came before."""
-    line: str
-    """File and line that called it."""
-    values: set[Value] = field(default_factory=set)
-    """Values of earlier calls that it read."""
-    parameters: set[str] = field(default_factory=set)
-    """Parameters that it read, or that operations before it did."""
-    inputs: set[str] = field(default_factory=set)
-    """Tensors of the sample that it read."""
-    random: set[str] = field(default_factory=set)
-    """Lines of operations between calls that drew random numbers for what it read."""
-    form: tuple[list[Any], Any] | None = None
-    """What it returned, without its tensors."""
-    keeps_shape: bool = False
-    """Whether its first result has the shape of its first input."""
-
-    def read(self, sources: Sources) -> None:
-        """Adds what was read."""
-        self.values |= sources.values
-        self.parameters |= sources.parameters
-        self.inputs |= sources.inputs
-        self.random |= sources.random
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """What a tensor is made of."""
-
-    values: frozenset[Value] = frozenset()
-    """What calls returned."""
-    parameters: frozenset[str] = frozenset()
-    """Parameters that operations between calls read."""
-    inputs: frozenset[str] = frozenset()
-    """Tensors of the sample."""
-    random: frozenset[str] = frozenset()
-    """Lines that drew random numbers between calls."""
-    inside: frozenset[SeenCall] = frozenset()
-    """Calls inside of which it was made, and that did not return it."""
-
-    def __or__(self, other: Sources) -> Sources:
-        if not other or self is other:
-            return self
-        if not self:
-            return other
-        return Sources(
-            values=self.values | other.values,
-            parameters=self.parameters | other.parameters,
-            inputs=self.inputs | other.inputs,
-            random=self.random | other.random,
-            inside=self.inside | other.inside,
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.values or self.parameters or self.inputs or self.random or self.inside)
-
-
-NOTHING = Sources()
 
 
 class Provenance(TorchDispatchMode):
@@ -95,13 +27,18 @@ class Provenance(TorchDispatchMode):
         scopes: Names of the modules around it.
         decided: What calls returned and became Python numbers between calls: all that follows may depend on it.
         scoped_inputs: For each of them the inputs that were read while it was the innermost.
+        kept: The first call inside of which something was made that was read elsewhere, and the line that read it.
+        written_inputs: Inputs that the model writes into.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], sample: Mapping[str, Any]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], sample: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.here: SeenCall | None = None
         self.scopes: list[str] = []
         self.decided = NOTHING
+        self.kept: tuple[str, str] | None = None
         self.scoped_inputs: dict[str, set[str]] = {}
         self._sources: dict[int, Sources] = {}
         self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
@@ -110,6 +47,8 @@ class Provenance(TorchDispatchMode):
         for name, value in sample.items():
             for tensor in tensors_in(value):
                 self.mark(tensor, Sources(inputs=frozenset([name])))
+        self.written_inputs: set[str] = set()
+        self._owners = OwnedMemory(parameters=parameters, buffers=buffers, sample=sample)
 
     def mark(self, tensor: torch.Tensor, sources: Sources, *, anew: bool = False) -> None:
         """Says what a tensor's memory stems from; beside what it stemmed from so far, or anew."""
@@ -126,19 +65,11 @@ class Provenance(TorchDispatchMode):
         return found
 
     def note_read(self, value: Any) -> Sources:
-        """Says that these tensors' values are read here: by the running call, and the module around it.
-
-        Raises:
-            UnsplittableError: One was made inside of another call, which did not return it.
-        """
+        """Says that these tensors' values are read here: by the running call, and the module around it."""
         sources = self.sources(value)
-        for made_in in sources.inside:
-            if self.here is None or made_in.path != self.here.path:
-                raise UnsplittableError(
-                    f"a tensor made inside of {made_in.path} is used outside of it at {caller()}, other than as its "
-                    "result (a hook or an attribute keeps it, such as routers' logits for a loss); on another rank it "
-                    "is not there: return it, or switch off what uses it"
-                )
+        if self.kept is None:
+            made_in = (one.path for one in sources.inside if self.here is None or one.path != self.here.path)
+            self.kept = next(((path, caller()) for path in made_in), None)
         if self.here is not None:
             self.here.read(sources)
         if self.scopes:
@@ -149,11 +80,15 @@ class Provenance(TorchDispatchMode):
         """Says that numbers, and not tensors, come of these tensors."""
         sources = self.note_read(value)
         if self.here is None:
-            self.decided |= Sources(values=sources.values)
+            self.decided |= Sources(values=sources.values, parameters=sources.parameters, inside=sources.inside)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
+        written = _written(func, args)
+        self.written_inputs |= self._owners.check_written(written, self.here)
+        if self.here is not None and any(self.here not in self.sources(one).inside for one in written):
+            self.here.writes_arguments = True
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         by_shape = name in _SHAPE_ALONE or name.startswith("new_")
@@ -162,6 +97,8 @@ class Provenance(TorchDispatchMode):
             self.note_decision((args, kwargs))
         if self.here is not None:
             sources = Sources(inside=frozenset([self.here]))
+        elif self.sources(_deciding_rows(func, name, args)).values:
+            sources |= Sources(rows=frozenset([caller()]))
         elif draws_random_numbers(func, args, kwargs):
             sources |= Sources(random=frozenset([caller()]))
         if sources:
@@ -169,7 +106,7 @@ class Provenance(TorchDispatchMode):
             for tensor in tensors_in(result):
                 if self.here is None or tensor.untyped_storage()._cdata not in came:
                     self.mark(tensor, sources)
-            for tensor in _written(func, args):
+            for tensor in written:
                 self.mark(tensor, sources)
         return result
 
@@ -183,6 +120,11 @@ class NumbersRead(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes what is read."""
+        if func is torch.autograd.grad and self._provenance.here is None:
+            raise UnsplittableError(
+                f"gradients are computed between layers at {caller()}; other ranks have the layers that they would go "
+                "through: do it within one layer, or in the loss"
+            )
         if getattr(func, "__name__", "") in _READS:
             self._provenance.note_decision(args)
         return func(*args, **(kwargs or {}))
@@ -193,14 +135,9 @@ def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     return tensors_in([value for value, written in zip(args, writes, strict=False) if written])
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in nested containers."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def caller() -> str:
-    """Returns file and line of the user's code that is being run."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.parts", "torch.")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def _deciding_rows(func: Any, name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Returns tensors whose values decide how many rows an operator returns."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return []
+    by_mask = name in ("index", "masked_select")
+    return [one for one in tensors_in(args) if not by_mask or one.dtype in (torch.bool, torch.uint8)]

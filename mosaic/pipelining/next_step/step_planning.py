@@ -1,4 +1,4 @@
-"""The planning function of steps of one partition: what ``NextStepPlanner`` runs for a pipeline."""
+"""The planning functions of steps of one partition: what ``NextStepPlanner`` runs for pipelines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.workload.microbatch import Microbatch
 
@@ -34,8 +35,15 @@ class StepPlanning:
         Raises:
             InfeasibleError, ValueError: See ``plan_step``.
         """
-        natural = self._plan(microbatches, OrderLimits(seconds=0.0), "natural")
-        search.offer(natural)
+        search.offer(self.natural(microbatches))
+        return self.searched(microbatches, search)
+
+    def natural(self, microbatches: Sequence[Microbatch]) -> PipelineSchedule:
+        """Returns the natural order."""
+        return self._plan(microbatches, OrderLimits(seconds=0.0), "natural")
+
+    def searched(self, microbatches: Sequence[Microbatch], search: Search, *, share: float = 1.0) -> PipelineSchedule:
+        """Returns the best schedule found in a share of the time that is left."""
         left_s = search.seconds_left
         limits = replace(
             self.options.limits,
@@ -43,9 +51,36 @@ class StepPlanning:
             threads=search.num_threads,
             should_stop=search.should_stop,
         )
-        return self._plan(microbatches, limits, self.options.method)
+        return self._plan(microbatches, limits.share(share), self.options.method)
 
     def _plan(self, microbatches: Sequence[Microbatch], limits: OrderLimits, method: str) -> PipelineSchedule:
         options = replace(self.options, limits=limits, method=method)
         planned = plan_step(self.request, microbatches, space=self.space, options=options, partition=self.partition)
         return planned.schedule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedStepPlanning:
+    """Plans a step that replicas of a pipeline share: all in natural order first, then a search for each."""
+
+    pipeline: StepPlanning
+    """Of one replica."""
+    num_replicas: int
+    """How many."""
+
+    def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> SharedStep:
+        """Returns the best schedules found by the time that the search ends.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step``.
+        """
+        shares = shares_of(self.pipeline.request, microbatches, self.num_replicas)
+        search.offer(plan_shares(shares, microbatches, self.pipeline.natural))
+        left = sum(map(bool, shares))
+
+        def searched(share: Sequence[Microbatch]) -> PipelineSchedule:
+            nonlocal left
+            left -= 1
+            return self.pipeline.searched(share, search, share=1 / (left + 1))
+
+        return plan_shares(shares, microbatches, searched)

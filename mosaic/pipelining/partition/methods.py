@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mosaic.pipelining.partition import mixed, parallel, separated
+from mosaic.pipelining.partition import colocated, mixed, parallel, separated
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 
@@ -50,6 +50,11 @@ _ALL = (
         name="lanes",
         phrase="encoders side by side on shares of the same ranks, the backbone on others",
         cut=parallel.on_lanes,
+    ),
+    PartitionMethod(
+        name="colocated",
+        phrase="the backbone over all ranks, all other modules beside it on shares of the same ranks",
+        cut=colocated.beside_backbone,
     ),
 )
 

@@ -17,7 +17,7 @@ class Request:
     """A model, ranks to spread it over, and microbatches that stand for those to come.
 
     Raises:
-        ValueError: There are no ranks, no microbatches, or no module that any of them passes through.
+        ValueError: There are no ranks, chunks or slots, no microbatches, or no module that any of these passes through.
     """
 
     model: PipelineModel
@@ -32,13 +32,16 @@ class Request:
     """Whether backward counts by what trains; otherwise as twice forward everywhere."""
     strategy: str = "keep"
     """What is taken to become of activations; counts where a layer has a backward."""
+    slots_per_rank: int = 1
+    """Of each rank's device, for its lanes to share out."""
     sizes: Mapping[str, int] | None = None
     """Sizes of sub-microbatches of separated partitions; None: the smallest efficient ones."""
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1 or self.chunks_per_rank < 1:
+        if min(self.num_ranks, self.chunks_per_rank, self.slots_per_rank) < 1:
             raise ValueError(
-                f"num_ranks={self.num_ranks}, chunks_per_rank={self.chunks_per_rank}; a pipeline has at least one each"
+                f"num_ranks={self.num_ranks}, chunks_per_rank={self.chunks_per_rank}, "
+                f"slots_per_rank={self.slots_per_rank}; a pipeline has at least one each"
             )
         if not self.microbatches:
             raise ValueError("no microbatches were given; a partition is made for at least one")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,10 @@ class CountedModule:
     """Of each layer, prologue and epilogue with the first and the last."""
     resident_bytes: tuple[int, ...]
     """Of each layer: weights, and gradients and optimizer's state of what trains."""
-    forward_scale: float = 1.0
-    """Of counted times of forward: measured over counted."""
-    backward_scale: float = 1.0
-    """The same of both kinds of backward."""
+    fit: ModuleFit = AS_COUNTED
+    """What measured steps say about counted times, where backward is one task."""
+    fit_apart: ModuleFit | None = None
+    """The same where backward for weights is a task of its own; None: as ``fit``."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -84,9 +85,11 @@ class CountedModule:
         found = self._of(microbatch)
         assert found is not None  # there are units
         share = units / found.units
-        return tuple(
-            scaled_layer(one, share, forward=self.forward_scale, backward=self.backward_scale) for one in found.layers
-        )
+        return self.fit.layers(tuple(scaled_layer(one, share) for one in found.layers))
+
+    def with_weights_apart(self) -> CountedModule:
+        """Returns the module as it is where backward for weights is a task of its own."""
+        return self if self.fit_apart is None else replace(self, fit=self.fit_apart)
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two layers."""
@@ -99,23 +102,23 @@ class CountedModule:
         return microbatch.counted.get(self.name)
 
 
-def scaled_layer(layer: Layer, share: float, *, forward: float = 1.0, backward: float = 1.0) -> Layer:
-    """Returns a layer with a share of the data; ``forward`` and ``backward`` are of its times alone."""
-    if share == forward == backward == 1:
+def scaled_layer(layer: Layer, share: float) -> Layer:
+    """Returns a layer with a share of the data."""
+    if share == 1:
         return layer
     return replace(
         layer,
-        forward_ms=layer.forward_ms * share * forward,
-        backward_ms=layer.backward_ms * share * backward,
-        weights_ms=layer.weights_ms * share * backward,
+        forward_ms=layer.forward_ms * share,
+        backward_ms=layer.backward_ms * share,
+        weights_ms=layer.weights_ms * share,
         workspace_bytes=round(layer.workspace_bytes * share),
         strategies=tuple(
             replace(
                 one,
                 kept_bytes=round(one.kept_bytes * share),
                 workspace_bytes=round(one.workspace_bytes * share),
-                extra_forward_ms=one.extra_forward_ms * share * forward,
-                extra_backward_ms=one.extra_backward_ms * share * forward,  # it is made again by a forward
+                extra_forward_ms=one.extra_forward_ms * share,
+                extra_backward_ms=one.extra_backward_ms * share,
             )
             for one in layer.strategies
         ),

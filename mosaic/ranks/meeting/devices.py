@@ -36,6 +36,11 @@ def device_of(model: nn.Module) -> torch.device:
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
+def gpu_bytes(device: torch.device) -> int:
+    """Returns the memory of a GPU; 0 for the CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def check_place(model: nn.Module, device: torch.device) -> None:
     """Raises BackendUnavailableError, naming a parameter, unless all of a model's parameters are on a rank's device.
 

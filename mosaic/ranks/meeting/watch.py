@@ -282,7 +282,7 @@ class Watch:
             self._hook_before(kind, error, trace)
             return
         found: Fault | None = self.fault
-        if found is None and is_of_messages(error):
+        if found is None and any(is_of_messages(one) for one in (error, error.__cause__) if one is not None):
             found = self._awaited_fault()  # of a rank that broke a connection: this one is not at fault
         if found is None and not isinstance(error, RankFailedError):
             self._is_failing = True

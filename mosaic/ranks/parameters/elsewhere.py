@@ -32,6 +32,8 @@ class Home:
     """The placed module."""
     ranks: tuple[int, ...]
     """Those that hold its parameters."""
+    remedy: str = ""
+    """What to do instead of reading them; empty: what can be done where a model is colocated."""
 
     def __str__(self) -> str:
         return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
@@ -97,11 +99,13 @@ class Elsewhere(torch.Tensor):
         """Raises ModuleContractError: something needs the values."""
         asked = func if isinstance(func, str) else func.__name__.partition(".")[0]
         asked = f"{_ASKED.get(asked, asked)}()"
+        remedy = self.home.remedy or (
+            "handle.full_state_dict(), called on every rank, has the whole model's; handle.save() and handle.export() "
+            "write them. A sum over parameters in a loss is the optimizer's weight_decay, or belongs into the module's "
+            f"own forward. colocate(..., exclude=[{self.home.name!r}]) leaves the module whole on every rank"
+        )
         raise ModuleContractError(
-            f"{asked} needs values of {self.home.name!r}, which are on {self.home} only. handle.full_state_dict(), "
-            "called on every rank, has the whole model's; handle.save() and handle.export() write them. A sum over "
-            "parameters in a loss is the optimizer's weight_decay, or belongs into the module's own forward. "
-            f"colocate(..., exclude=[{self.home.name!r}]) leaves the module whole on every rank"
+            f"{asked} needs values of {self.home.name!r}, which are on {self.home} only. {remedy}"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # no tensor_contents here

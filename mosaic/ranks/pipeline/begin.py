@@ -7,25 +7,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mosaic.artifact import fingerprint
+from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.ranks.meeting.devices import device_of
+from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
-from mosaic.ranks.pipeline.counting import count_model
-from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.counting import CountedModel, count_model
+from mosaic.ranks.pipeline.given import Given, Plan, check_same_split, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
-from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
+from mosaic.ranks.pipeline.rank_lanes import backend_of
+from mosaic.ranks.pipeline.tensor.share import share_layers
+from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
-from mosaic.ranks.pipeline.ways import PLANNED, GroupsOfRanks, Way
 
-DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+DEFAULTS = Given()
 
 
 def pipeline(
@@ -34,10 +37,15 @@ def pipeline(
     *,
     loss: Loss | None = None,
     modules: Mapping[str, str] | None = None,
-    partition: Partition | None = None,
-    options: PlannerOptions = DEFAULT_OPTIONS,
+    plan: Plan | None = None,
+    data: int | None = None,
+    tensor: int = 1,
+    tp_plan: TensorPlan | None = None,
+    options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
+    backend: Backend | None = None,
+    ranks: RankSettings = DEFAULTS.ranks,
 ) -> Pipeline:
     """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
 
@@ -45,49 +53,105 @@ def pipeline(
     other ranks. The model's class and its parameters' names stay.
 
     Args:
-        model: The user's model, with the same weights on every rank, on the rank's device.
+        model: The user's model, with the same weights on every rank, on the rank's device. One that is too large for
+            that is on the meta device, with real buffers; ``load_weights`` then reads each rank's layers from files.
         sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
-        partition: Where layers are; planned by default.
+        plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
+            Planned by default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
+            earlier start: then steps are run as in that one, if ``options`` have counted limits.
+        data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
+            ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
+        tensor: Ranks that share each layer.
+        tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
+            ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
+            model. All others are whole on each rank.
         options: How steps are planned.
-        memory_bytes: Of a rank's device; 0: no limit.
-        trial: Whether the plan takes turns with 1F1B on the sample before the first step, and the faster one stays.
+        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
+        trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
+            1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
+        backend: What a rank runs on, and shares out to its lanes; by default its GPU, or on the CPU its share of the
+            machine's cores.
+        ranks: How long ranks wait for each other, and how often they look after each other.
 
     Raises:
-        UnsplittableError: The model cannot be cut; says where and why.
+        UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
         InfeasibleError: Nothing fits in memory; says where and what would help.
+        InvalidScheduleError: The plan is of another model, or its file was changed.
+        ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    steps = [sample] if isinstance(sample, Mapping) else list(sample)
-    device = device_of(model)
-    world = World.join(device, watch=RankSettings())
+    given = Given(
+        loss=loss,
+        modules=modules,
+        plan=plan,
+        data=data,
+        tensor=tensor,
+        tp_plan=tp_plan,
+        options=options,
+        memory_bytes=memory_bytes,
+        backend=backend,
+        ranks=ranks,
+    )
+    world = World.join(device_of(model), timeout_s=ranks.timeout_s, watch=ranks)
     with world.opening():
-        split = find_split(model, steps[0], modules=modules)
-        cluster = find_cluster("host" if device.type == "cpu" else "h100-80g", max(2, world.size))
-        counted = count_model(model, split, steps[0], cluster.hardware)
+        steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
-        seen = [counted.microbatch(one) for one in step]
-        request = Request(model=counted.model, num_ranks=world.size, microbatches=seen)
-        candidates = Candidates(
-            model=model,
-            counted=counted,
-            request=request,
-            space=RankSpace(network=cluster, limit_bytes=memory_bytes),
-            options=options,
-            loss=loss or _own_loss,
-            world=world,
-            executor=Executor(DistributedTransport(world), split=repr(split.modules)),
-            groups=GroupsOfRanks(world),
-        )
-        if partition is not None:
-            way = Way(name=PLANNED, request=request, space=candidates.space, options=options, partition=partition)
-            found = PipelineTrial(best=way)
-        elif trial:
-            found = try_ways(candidates, step)
+        candidates = make_candidates(model, step, world, given)
+        if isinstance(plan, KeptWay):
+            found = PipelineTrial(best=candidates.kept(plan))
+        elif candidates.partition is not None:
+            found = PipelineTrial(best=candidates.given(candidates.partition))
         else:
-            found = PipelineTrial(best=candidates.planned())
+            found = try_ways(candidates, step) if trial else PipelineTrial(best=candidates.planned())
         return Pipeline(candidates, found)
+
+
+def make_candidates(
+    model: nn.Module, step: Sequence[Mapping[str, Any]], world: World, given: Given = DEFAULTS
+) -> Candidates:
+    """Finds a model's lists of layers, counts what they cost and lays the ranks out; every rank calls it.
+
+    ``step`` stands for the steps to come. Errors are those of ``pipeline``.
+    """
+    check_same_weights(model, world)
+    loss = given.loss or _own_loss
+    split = find_split(model, step[0], modules=given.modules, loss=lambda output: loss(output, step[0]))
+    check_same_split(split, world)
+    cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
+    counted = count_model(model, split, step[0], cluster.hardware)
+    backend = given.backend or backend_of(world)
+    slots = min(world.tell(1 if backend is None else backend.device.num_slots))
+    request = _request(counted, step, world.size, slots)
+    partition = None if given.plan is None else partition_of(given.plan, request)
+    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, partition=partition)
+    world.check_same_plan(fingerprint((degrees, partition)), world.size)
+    grids = RankGrids(world, split=repr(split.modules))
+    slices = None
+    if degrees.tensor > 1:
+        counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
+    return Candidates(
+        model=model,
+        counted=counted,
+        request=_request(counted, step, degrees.pipeline, slots),
+        space=RankSpace(
+            network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
+        ),
+        options=given.options,
+        loss=loss,
+        degrees=degrees,
+        is_free=given.data is None,
+        grids=grids,
+        slices=slices,
+        backend=backend,
+        partition=partition,
+    )
+
+
+def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int, slots: int) -> Request:
+    seen = [counted.microbatch(one) for one in step]
+    return Request(model=counted.model, num_ranks=num_ranks, microbatches=seen, slots_per_rank=slots)
 
 
 def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:

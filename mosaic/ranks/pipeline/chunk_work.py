@@ -1,9 +1,14 @@
-"""What the chunks of one rank compute in a step: forwards, backwards and gradients of the user's own model."""
+"""What the chunks of one rank compute in a step: forwards, backwards and gradients of the user's own model.
+
+Lanes of the rank may ask at the same time. There is one generator of random numbers, so forwards that draw take turns,
+with each other and with backwards that make activations again: those set the generator back while they do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +16,10 @@ import torch
 from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.pass_through import Draws
 from mosaic.parts.pieces import join_pieces
+from mosaic.parts.random_state import State
+from mosaic.parts.strategies import Again
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
@@ -45,6 +53,8 @@ class ChunkWork:
         data: The step's.
         scale: Scales losses before their backward.
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
+        states: Of the generators before each microbatch of the plain loop, where there are ``numbers``.
+        reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
     """
 
     def __init__(
@@ -54,11 +64,14 @@ class ChunkWork:
         data: StepData,
         *,
         numbers: DrawnNumbers | None = None,
+        states: Sequence[State] = (),
         scale: Scale | None = None,
+        reduce: Callable[[int], None] | None = None,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
-        self._numbers, self._scale = numbers, scale
-        self._states = numbers.before_each(data.microbatches) if numbers is not None else ()
+        self._numbers, self._states, self._scale, self._reduce = numbers, states, scale, reduce
+        self._draws = [numbers is None or numbers.draw(one) for one in data.microbatches]
+        self._turn: AbstractContextManager[Any] = threading.RLock() if any(self._draws) else nullcontext()
         self._kept: dict[TaskName, _Kept] = {}
         self._late: dict[TaskName, LateWeights] = {}
         self.losses: dict[int, Tensor] = {}
@@ -73,14 +86,17 @@ class ChunkWork:
         }
         late = LateWeights() if task in data.apart else None
         kwargs = data.kwargs_of(task)
-        given = kwargs, self._received(task, leaves), data.strategies.get(task, ())
+        with self._turn:  # looking at what chunks hand over sets the generator back, too
+            received = self._received(task, leaves)
+        given = kwargs, received, data.strategies.get(task, ())
         has_backward = task in data.backward_forwards
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
-            found = self._run(task, *given)
+            found = self._run(task, *given, again=nullcontext if late is None else late.collecting)
         if data.ends(task):
-            loss = self._loss(found, kwargs)
+            with self._model.computing():
+                loss = self._loss(found, kwargs)
             self.losses[task.microbatch] = loss.detach()
-            mean = loss / data.num_microbatches
+            mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
@@ -93,10 +109,11 @@ class ChunkWork:
         """Adds gradients of weights; returns those of what came in, for each backward that takes one."""
         forward = _forward_of(task)
         kept = self._kept.pop(forward)
-        if not self._data.ends(forward):
-            self._send_back(forward, kept.outputs, gradients)
-        else:
-            torch.autograd.backward(kept.outputs[""])
+        with self._turn if forward in self._data.strategies else nullcontext():
+            if not self._data.ends(forward):
+                self._send_back(forward, kept.outputs, gradients)
+            else:
+                torch.autograd.backward(kept.outputs[""])
         if kept.late is not None:
             self._late[forward] = kept.late
         wanted = self._data.wanted.get(forward, {})
@@ -115,7 +132,9 @@ class ChunkWork:
         self._kept.pop(task, None)
 
     def reduce(self, chunk: int) -> None:
-        """Does nothing: each chunk is on one rank."""
+        """Begins to sum a chunk's gradients over replicas."""
+        if self._reduce is not None:
+            self._reduce(chunk)
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         """Returns what crosses an edge; gradients are of what its forward handed over."""
@@ -126,13 +145,17 @@ class ChunkWork:
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])
         return tuple(spec for spec in found if not is_back or spec.dtype.is_floating_point)
 
-    def _run(self, task: TaskName, kwargs: Mapping[str, Any], *given: Any) -> Any:
+    def _run(self, task: TaskName, kwargs: Mapping[str, Any], *given: Any, again: Again) -> Any:
         numbers, data = self._numbers, self._data
-        if numbers is None or not numbers.draw(data.microbatches[task.microbatch]):
-            return self._model.forward(task.chunk, kwargs, *given)
+        if not self._draws[task.microbatch]:
+            return self._model.forward(task.chunk, kwargs, *given, draws="none", again=again)
+        if numbers is None:
+            with self._turn:
+                return self._model.forward(task.chunk, kwargs, *given, again=again)
         is_piece = data.is_cut(task)
-        with numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
-            return self._model.forward(task.chunk, kwargs, *given, draws_all=not is_piece)
+        with self._turn, numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
+            draws: Draws = "own" if is_piece else "all"
+            return self._model.forward(task.chunk, kwargs, *given, draws=draws, again=again)
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """By module what came in: its pieces one after the other."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cost.analytic.count import count_module
+from mosaic.cost.analytic.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
+from mosaic.errors import UnsupportedModelError
 from mosaic.graph import Part
 from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
+from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
@@ -43,14 +46,11 @@ class CountedModel:
     model: PipelineModel
     """Its modules."""
 
-    def scaled(self, scales: Mapping[str, tuple[float, float]]) -> PipelineModel:
-        """Returns its modules with counted times of forward and backward times what was measured."""
-        modules = []
-        for one in self.model.modules:
-            assert isinstance(one, CountedModule)
-            forward, backward = scales[one.name]
-            modules.append(replace(one, forward_scale=forward, backward_scale=backward))
-        return replace(self.model, modules=tuple(modules))
+    @cached_property
+    def _encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.split.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
@@ -60,14 +60,15 @@ class CountedModel:
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.own_inputs else 1
+            units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units),
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        shapes = [f"{name}{tuple(one.shape)}" for name, one in kwargs.items() if isinstance(one, torch.Tensor)]
+        given = {name: one for name, one in kwargs.items() if isinstance(one, torch.Tensor)}
+        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given.items()]
         bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
         return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
 
@@ -76,7 +77,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     """Runs the sample once without gradients, and counts each call of a layer or another module.
 
     Raises:
-        UnsupportedModelError: A layer cannot be counted on tensors without data; names it.
+        UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
     """
     firsts = [(Part(module=one.name, first=0, count=1, total=one.count),) for one in split.modules]
     rests = [
@@ -93,7 +94,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
         key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
         if key not in known:
-            known[key] = count_module(module, args, kwargs, target="cuda" if hardware.kind == "cuda" else "host")
+            known[key] = _counts(module, args, kwargs, hardware)
         layers[site.module][site.layer] = _sum(layers[site.module][site.layer], _layer(known[key], hardware))
     return CountedModel(
         split=split,
@@ -105,6 +106,15 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
     )
+
+
+def _counts(module: nn.Module, args: Any, kwargs: Any, hardware: Hardware) -> ModuleCounts:
+    """Counts a module on tensors without data, or where what it does follows from values, on a copy."""
+    target: KernelsOf = "cuda" if hardware.kind == "cuda" else "host"
+    try:
+        return count_module(module, args, kwargs, target=target)
+    except UnsupportedModelError:
+        return count_module(module, args, kwargs, target=target, with_data=True)
 
 
 _NOTHING = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(Strategy(name="keep", kept_bytes=0),))
@@ -122,7 +132,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
         for path in dict.fromkeys(path for path, _ in sites):
 
             def note(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                seen[path, counts.get(path, 0)] = args, kwargs
+                seen[path, counts.get(path, 0)] = pytree.tree_map(without_cache, (args, kwargs), is_leaf=is_cache)
                 counts[path] = counts.get(path, 0) + 1
 
             handles.append(whole.model.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
@@ -133,7 +143,10 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
                 handle.remove()
 
     with torch.no_grad(), watching(), kept_random_state(whole.device):
-        whole.model(**sample)
+        if any(one.is_meta for one in whole.model.parameters()):
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        else:
+            whole.model(**whole.split.copied(sample))
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint
+from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import InvalidScheduleError
+from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
+from mosaic.parts.finding.layer_lists import batch_norms, check_frozen
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
-from mosaic.pipelining.next_step.step_planning import StepPlanning
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
+from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial
-from mosaic.ranks.pipeline.ways import PLANNED, RanStep, gather_tasks, shapes_of
+from mosaic.ranks.pipeline.beside.evaluating import forwards_of
+from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
+from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
+from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.rank_lanes import describe_lanes
+from mosaic.ranks.pipeline.transports.transport import TensorSpec
+from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
 from mosaic.ranks.running import loops
+from mosaic.ranks.running.trace import trace_of
 
 _LOG = logging.getLogger("mosaic")
 
@@ -36,48 +45,46 @@ Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlayedStep:
-    """One step twice: its tasks, and when each starts."""
-
-    measured: tuple[TaskGraph, tuple[int, ...]]
-    """With the times that tasks took."""
-    simulated: tuple[TaskGraph, tuple[int, ...]]
-    """The same order with counted times."""
-
-
 class Pipeline(KeepsCheckpoints):
     """A model whose layers are on several ranks; every rank makes the same calls.
 
     Attributes:
         world: The ranks.
-        partition: Which layers are where.
+        degrees: Replicas of the pipeline, and ranks of each.
+        partition: Which layers are where in each.
         trial: What was tried at the start.
         active: Whether the ranks still run it.
     """
 
     def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
         self.world = candidates.world
+        self.degrees = trial.best.degrees
         self.partition = trial.best.partition
         self.trial = trial
         self._model = candidates.model
         self._ranks = candidates.world
-        self._counted, self._executor = candidates.counted, candidates.executor
-        self._way = trial.best
+        self._counted, self._grids = candidates.counted, candidates.grids
+        self._way, self._slices = trial.best, candidates.slices
         self._runner = candidates.runner(trial.best, keeps_all=False)
-        self._schedules: dict[tuple[str, ...], PipelineSchedule] = {}
+        self._lacks_weights = bool(self._runner.parted.give_memory())
+        stand_for_others(candidates.model, candidates.world)
+        self._schedules: dict[tuple[str, ...], SharedStep] = {}
         self._ahead: NextStepPlanner | None = None
         self._next: Step | None = None
         self._announced = -1
         self._number = 0
         self._last_s = 0.0
         self._failed_ahead = 0
-        self._ran: tuple[Step, PipelineSchedule, RanStep] | None = None
+        self._played = PlayedSteps(trial.best, self._runner.grid.executor)
+        self._forwards: dict[tuple[str, ...], SharedStep] = {}
+        self._frozen = batch_norms(candidates.model)
+        hook = PlainCalls(candidates.counted.split.sites[0].path)
+        self._plain_calls = candidates.model.register_forward_pre_hook(hook)
         self.active = True
-        elsewhere = self._runner.shared.counted_elsewhere
+        elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(candidates.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
-        self._divided = frozenset(map(id, parameters)) if candidates.world.size > 1 else frozenset()
+        self._divided = frozenset(map(id, parameters)) if self.degrees.data < self.world.size else frozenset()
         loops.enter(self)
 
     def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
@@ -95,21 +102,48 @@ class Pipeline(KeepsCheckpoints):
             InvalidScheduleError: Ranks have other microbatches.
             RankFailedError: Another rank has failed; names it.
         """
-        if not microbatches:
-            raise ValueError("no microbatches; a step has at least one")
+        self._check_ready(microbatches)
         began = time.perf_counter()
-        counted = [self._counted.microbatch(one) for one in microbatches]
-        schedule = self._schedule(microbatches, counted)
+        counted = self._count(microbatches)
+        shared = self._shared(microbatches, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
-        ran = self._runner.run(
-            schedule, microbatches, shapes=shapes_of(counted), scale=None if scaler is None else scaler.scale
-        )
-        self._ran = microbatches, schedule, ran
+        scale = None if scaler is None else scaler.scale
+        number = self.world.progress.step
+        ran = self._runner.run(shared, microbatches, shapes=self._shapes(counted), scale=scale)
+        replica = self._runner.grid.replica
+        own = tuple(counted[at] for at in shared.shares[replica])
+        self._played.note(OwnStep(number=number, step=own, schedule=shared.schedules[replica], times=ran.times))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return ran.losses
+
+    def evaluate(self, microbatches: Step) -> Tensor:
+        """Runs the forwards of microbatches alone, without gradients; call ``model.eval()`` before, as in any loop.
+
+        Gradients of earlier steps, and the step that ``ahead`` has announced, stay as they are.
+
+        Args:
+            microbatches: Any number of them; the same on every rank.
+
+        Returns:
+            The loss of each microbatch, on every rank.
+
+        Raises:
+            ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
+        """
+        self._check_ready(microbatches)
+        counted = self._count(microbatches)
+        key = tuple(one.key for one in counted)
+        self._check_alike(microbatches, key)
+        if key not in self._forwards:
+            found = forwards_of(self._way, counted) if self.world.rank == 0 else None
+            _keep_few(self._forwards)
+            self._forwards[key] = self.world.first_says(found)
+        with torch.no_grad():
+            shapes = self._shapes(counted)
+            return self._runner.run(self._forwards[key], microbatches, shapes=shapes, is_training=False).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Gives the steps of a loader, each one read while the one before is still to run.
@@ -123,6 +157,11 @@ class Pipeline(KeepsCheckpoints):
             now, following = following, next(steps, None)
             self._next = following
             yield now
+
+    @property
+    def kept_way(self) -> KeptWay:
+        """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
+        return self._way.kept()
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -138,48 +177,118 @@ class Pipeline(KeepsCheckpoints):
     def metrics(self) -> dict[str, float]:
         """Returns times of the last step and of each way that was tried at the start, and how many schedules are known.
 
-        ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
+        ``computing_ms`` and ``waiting_ms`` are this rank's in the last step: its tasks, and waits for messages of other
+        ranks. ``failed_ahead`` counts steps whose planning ahead failed, on rank 0.
         """
+        last = self._played.last
+        own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
         counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._failed_ahead)}
-        return {"step_ms": 1e3 * self._last_s, **counts, **tried}
+        return {"step_ms": 1e3 * self._last_s, **own, **counts, **tried}
 
     def describe(self) -> str:
         """Says which way was taken and why, and which chunks are on which rank."""
-        lines = [f"{self._way.name} on {self.partition.num_ranks} ranks"]
+        replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
+        replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
+        lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
-        for rank in range(self.partition.num_ranks):
-            chunks = [str(chunk) for chunk in self.partition.chunks if chunk.rank == rank]
-            lines.append(f"rank {rank}: {', '.join(chunks)}")
+        for place in range(self.partition.num_ranks):
+            chunks = describe_lanes(self.partition, place)
+            ranks = self._runner.grid.holders([place])
+            lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
+        if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
+            lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)
 
-    def last_step(self) -> PlayedStep:
-        """Returns the last step, as measured on all ranks and as simulated; every rank calls it.
+    def timeline(self) -> PlayedStep:
+        """Returns the last step, as measured on the ranks of this one's replica and as simulated; every rank calls it.
 
         ``mosaic.report.pipeline_picture.draw_pipelines`` draws both on one axis of time.
 
         Raises:
-            ValueError: No step has run.
+            ValueError: No step has run, or this rank's replica had no microbatches.
         """
-        if self._ran is None:
-            raise ValueError("no step has run; call last_step() after step()")
-        microbatches, schedule, ran = self._ran
-        measured = gather_tasks(ran.times, self._executor)
-        counted = [self._counted.microbatch(one) for one in microbatches]
-        graph = self._way.tasks(counted, schedule)
-        return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, schedule)))
+        return self._played.timeline()
 
-    def remove(self) -> None:
-        """Leaves the other ranks; the model keeps the weights that are here."""
+    def write_trace(self, folder: str | Path) -> Path:
+        """Writes what this rank computed and waited for in the last steps, at most 100; every rank calls it.
+
+        ``mosaic doctor --trace FOLDER`` says from the files of all ranks which one is slow: whose layers take longer
+        over planned times than those of others. Each opens in ui.perfetto.dev, too.
+
+        Args:
+            folder: Where to put ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
+
+        Returns:
+            The file of this rank.
+
+        Raises:
+            MosaicError: The folder cannot be written.
+            RankFailedError: Another rank has failed; names it.
+        """
+        path = Path(folder) / f"trace-rank{self.world.rank}.json"
+        trace_of(self._played.computed(), self.world).write(path)
+        return path
+
+    def remove(self, *, gather: bool = False) -> None:
+        """Leaves the other ranks, which call it, too; calling it again does nothing.
+
+        The model keeps the weights that are here, and refuses to be called if some are not.
+
+        Args:
+            gather: Whether to give every rank the whole model, for which it must have memory. Parameters stay the same
+                objects; an optimizer has no state yet for those that were not on its rank.
+
+        Raises:
+            ModuleContractError: Layers are to be gathered that ranks share; ``export`` writes them as whole tensors.
+        """
+        if not self.active:
+            return
+        if gather and self._slices is not None:
+            raise ModuleContractError(
+                f"remove(gather=True) with tensor={self.degrees.tensor}: ranks have slices of weights; pipe.export() "
+                "writes a file of whole ones, for load_state_dict() of a model made anew"
+            )
         self.active = False
         loops.leave(self)
-        if self._ahead is not None:
-            self._ahead.close()
-        self._executor.transport.close()
-        self.world.close()
+        try:
+            self.finish_saving()
+            if gather:
+                gather_model(self._model, self.world)
+                self._plain_calls.remove()
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
+            self._grids.close()
+            self.world.close()
 
-    def _schedule(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> PipelineSchedule:
+    def _check_ready(self, microbatches: Step) -> None:
+        """Raises ValueError or UnsplittableError where nothing can run yet."""
+        if not microbatches:
+            raise ValueError("no microbatches; a step has at least one")
+        if self._lacks_weights:
+            raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
+        check_frozen(self._frozen)
+
+    def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
+        """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
+        counted = []
+        for at, one in enumerate(microbatches):
+            try:
+                counted.append(self._counted.microbatch(one))
+            except Exception as error:
+                error.add_note(f"the model cannot take microbatch {at} of {len(microbatches)}: {_text(one)}")
+                raise
+        return counted
+
+    def _shapes(self, counted: Sequence[CountedMicrobatch]) -> list[str]:
+        """Names the shapes of a step's messages: those of its microbatches, and what autocast makes of them."""
+        kind = self.world.device.type
+        precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
+        return [f"{one.key} {precision}" for one in counted]
+
+    def _shared(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
         key = tuple(one.key for one in counted)
         self._check_alike(microbatches, key)
@@ -195,15 +304,20 @@ class Pipeline(KeepsCheckpoints):
             return self._schedules[key]
         if own is None:
             if self.world.rank == 0:
-                seconds = PLANNING_SHARE * self._last_s if self._number else None
-                own = self._way.plan(counted, seconds=seconds).schedule()
+                own = self._planned_now(counted)
             own = self.world.first_says(own)
-        schedule: PipelineSchedule | None = own
-        assert schedule is not None
-        if len(self._schedules) >= MAX_SCHEDULES:
-            self._schedules.pop(next(iter(self._schedules)))
-        self._schedules[key] = schedule
-        return schedule
+        shared: SharedStep | None = own
+        assert shared is not None
+        _keep_few(self._schedules)
+        self._schedules[key] = shared
+        return shared
+
+    def _planned_now(self, counted: Sequence[CountedMicrobatch]) -> SharedStep:
+        """Plans a step in a share of the last step's time; in all the time that is allowed, if it does not fit so."""
+        if self._number:
+            with suppress(InfeasibleError):
+                return self._way.plan_shared(counted, seconds=PLANNING_SHARE * self._last_s)
+        return self._way.plan_shared(counted)
 
     def _note(self, error: str) -> None:
         """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""
@@ -214,9 +328,9 @@ class Pipeline(KeepsCheckpoints):
 
     def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
         """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
-        tensors = [one for microbatch in microbatches for one in microbatch.values() if isinstance(one, Tensor)]
-        values = [torch.hash_tensor(one).view(torch.int64).item() for one in tensors if one.device.type == "cpu"]
-        told = self.world.tell((fingerprint(key), fingerprint(values)))
+        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(one)[0]]
+        own = json.dumps((fingerprint(key), fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])))
+        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(own)]
         for rank, other in enumerate(told):
             if other != told[0]:
                 what = "shapes" if other[0] != told[0][0] else "values"
@@ -227,30 +341,48 @@ class Pipeline(KeepsCheckpoints):
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""
         following, self._next = self._next, None
-        if following is None or self._way.name != PLANNED:
+        if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
-        counted = [self._counted.microbatch(one) for one in following]
         if self.world.rank == 0:
+            counted = [self._counted.microbatch(one) for one in following]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(
                     request=way.request, partition=way.partition, space=way.space, options=way.options
                 )
-                self._ahead = NextStepPlanner(planning)
+                self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=self.degrees.data))
             self._ahead.start(self._announced, counted, step_s=self._last_s or None)
 
+    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+        if self._slices is None:
+            return nullcontext()
+        beside = () if belongings is None else (belongings.companions or {}).values()
+        optimizers = () if belongings is None else belongings.optimizers.values()
+        return self._slices.whole([self._model, *beside], optimizers)
+
     def _plan_name(self) -> str:
-        return f"pipeline of {self.partition.num_ranks}"
+        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline} x {self.degrees.tensor}"
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""
 
 
-def _starts(graph: TaskGraph, schedule: PipelineSchedule) -> tuple[int, ...]:
-    """Simulates a schedule's orders."""
-    index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
-    orders = tuple(tuple(index[cell] for cell in row if cell in index) for row in schedule.rows)
-    timed = simulate(replace(graph, limit_bytes=()), orders)
-    assert isinstance(timed, Timed)
-    return tuple(timed.start_ns)
+def _value(leaf: Any) -> Any:
+    """Returns what has to be the same of something in a microbatch; None for what is on GPUs, or no plain value."""
+    if isinstance(leaf, Tensor):
+        return torch.hash_tensor(leaf).view(torch.int64).item() if leaf.device.type == "cpu" else None
+    return leaf if isinstance(leaf, str | int | float | None) else None
+
+
+def _text(microbatch: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
+        for name, one in microbatch.items()
+    )
+
+
+def _keep_few(schedules: dict[tuple[str, ...], SharedStep]) -> None:
+    """Makes room for one more."""
+    if len(schedules) >= MAX_SCHEDULES:
+        schedules.pop(next(iter(schedules)))

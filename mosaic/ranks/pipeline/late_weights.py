@@ -25,6 +25,7 @@ class LateWeights:
     def __init__(self) -> None:
         self._due: list[Product] = []
 
+    @torch.no_grad()
     def run(self) -> None:
         """Adds the gradients that are due to those of the matrices."""
         due, self._due = self._due, []
@@ -68,14 +69,14 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, late: LateWeights) -> Tensor:
-        ctx.save_for_backward(given, weight)
-        ctx.late = late
+        ctx.save_for_backward(given)
+        ctx.weight, ctx.late = weight, late  # what a checkpoint saves is a copy, whose gradient nobody would see
         ctx.bias_dtype = None if bias is None else bias.dtype
         return functional.linear(given, weight.to(given.dtype), None if bias is None else bias.to(given.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        given, weight = ctx.saved_tensors
+        (given,), weight = ctx.saved_tensors, ctx.weight
         ctx.late.note((weight, given, gradient))
         needs_given, _, needs_bias, _ = ctx.needs_input_grad
         for_given = gradient @ weight.to(gradient.dtype) if needs_given else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import State, random_state, set_random_state
+from mosaic.parts.random_state import State, is_same_state, random_state, set_random_state
 from mosaic.pipelining.schedule.action import TaskName
 
 MAX_SEED = 2**62
@@ -31,7 +31,7 @@ class DrawnNumbers:
             key = self._model.model.training, self._model.split.present(kwargs)
             if self._draws.get(key, True):
                 self._model.skip_random_numbers(kwargs)
-                self._draws[key] = not _alike(before, random_state(self._model.device))
+                self._draws[key] = not is_same_state(before, random_state(self._model.device))
         return tuple(states)
 
     def draw(self, kwargs: Mapping[str, Any]) -> bool:
@@ -50,9 +50,3 @@ class DrawnNumbers:
             yield
         finally:
             set_random_state(after)
-
-
-def _alike(one: State, other: State) -> bool:
-    if not torch.equal(one[0], other[0]):
-        return False
-    return one[1] is None or other[1] is None or torch.equal(one[1][1], other[1][1])

@@ -33,12 +33,9 @@ class StepData:
     """What the model is called with."""
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """For a module its layers, whose strategies the schedule counts."""
+    averaged_over: float
+    """What losses are divided by: with replicas, the step's microbatches for each of them."""
     _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def num_microbatches(self) -> int:
-        """Losses are averaged over them."""
-        return len(self.microbatches)
 
     def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
         """Returns what the model is called with for a forward."""

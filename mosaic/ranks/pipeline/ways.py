@@ -4,60 +4,116 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from mosaic.backends.base import Backend
+from mosaic.errors import RankFailedError
+from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.baselines.methods import BASELINES
+from mosaic.pipelining.fitted_times import FittedTimes
+from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
 from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.ranks.meeting.world import World
+from mosaic.pipelining.workload.phase_fit import AS_COUNTED
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
+from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
+from mosaic.ranks.pipeline.rank_lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.schedule import ActionKind
+from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 
 PLANNED = "planned"
-"""Name of the way that plans each step."""
+"""Name of the way that plans each step in one pipeline over all ranks, or in as many as were asked for."""
+GRADIENT_BYTES = 4
+"""Of a parameter, in predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How steps are planned."""
+    """How steps are planned, on which grid of ranks."""
 
     name: str
-    """``planned``, or one of ``BASELINES``."""
+    """As people read it."""
+    baseline: str = ""
+    """One of ``BASELINES``; empty: each step is planned."""
+    degrees: Degrees
+    """The grid: replicas of a pipeline, whose places may share layers."""
     request: Request
-    """Model, ranks, and the microbatches that its partition was made for."""
+    """Model, ranks of one pipeline, and the microbatches that its partition was made for."""
     space: RankSpace
     """What ranks are."""
     options: PlannerOptions
     """Of what is planned."""
     partition: Partition
-    """Where layers are."""
+    """Where layers are in each pipeline."""
+    predicted_ms: float = 0.0
+    """A step of the request's microbatches, gradients' sums included; 0: nobody predicted it."""
 
     @classmethod
-    def make(cls, name: str, request: Request, space: RankSpace, options: PlannerOptions) -> Way:
-        """Plans where layers are, for a step of the request's microbatches."""
-        if name in BASELINES:
-            partition = plan_baseline(name, request, request.microbatches, space=space).partition
+    def make(
+        cls,
+        name: str,
+        degrees: Degrees,
+        request: Request,
+        *,
+        space: RankSpace,
+        options: PlannerOptions,
+        baseline: str = "",
+    ) -> Way:
+        """Plans where layers are, for the first replica's share of a step of the request's microbatches.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step`` and ``plan_baseline``.
+        """
+        request = replace(request, num_ranks=degrees.pipeline)
+        shares = shares_of(request, request.microbatches, degrees.data)
+        step = [request.microbatches[at] for at in shares[0]]
+        if baseline:
+            planned = plan_baseline(baseline, request, step, space=space)
         else:
-            partition = plan_step(request, request.microbatches, space=space, options=options).partition
-        return cls(name=name, request=request, space=space, options=options, partition=partition)
+            planned = plan_step(request, step, space=space, options=options)
+        sum_ms = _sum_ms(planned.partition, request, degrees.data, space.network)
+        return cls(
+            name=name,
+            baseline=baseline,
+            degrees=degrees,
+            request=request,
+            space=space,
+            options=options,
+            partition=planned.partition,
+            predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
+        )
+
+    def kept(self) -> KeptWay:
+        """Returns what is kept for a later start."""
+        return KeptWay(
+            name=self.name,
+            baseline=self.baseline,
+            degrees=self.degrees,
+            partition=self.partition,
+            fitted=FittedTimes.of(self.request.model.modules, self.space.host),
+        )
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether counted times were fitted to measured ones."""
+        return any(fit != AS_COUNTED for fit in self.kept().fitted.modules.values())
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
@@ -72,17 +128,35 @@ class Way:
         )
 
     def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
-        """Plans a step; ``seconds`` in the place of the options' limit."""
-        if self.name in BASELINES:
-            return plan_baseline(self.name, self.request, step, space=self.space)
-        limits = self.options.limits if seconds is None else replace(self.options.limits, seconds=seconds)
-        options = replace(self.options, limits=limits, method=self.options.method if limits.seconds else "natural")
+        """Plans a step; ``seconds`` in the place of the options' limit, unless that is counted: then 0 alone counts."""
+        if self.baseline:
+            return plan_baseline(self.baseline, self.request, step, space=self.space)
+        limits, method = self.options.limits, self.options.method
+        if seconds is not None and (limits.seconds is not None or seconds == 0):
+            limits = replace(limits, seconds=seconds)
+        options = replace(self.options, limits=limits, method="natural" if limits.seconds == 0 else method)
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
+    def plan_shared(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
+        """Shares a step out over replicas, and plans each share; ``seconds`` for all together."""
+        shares = shares_of(self.request, step, self.degrees.data)
+        limit = self.options.limits.seconds if seconds is None else seconds
+        each = None if limit is None else limit / sum(map(bool, shares))
+        return plan_shares(shares, step, lambda share: self.plan(share, seconds=each).schedule())
 
-def shapes_of(step: Sequence[CountedMicrobatch]) -> str:
-    """Names the shapes of a step: microbatches of one key have the same."""
-    return "; ".join(one.key for one in step)
+
+def _sum_ms(partition: Partition, request: Request, num_replicas: int, network: Link | Cluster | None) -> float:
+    """Returns what summing the most gradients of one rank over replicas takes, hidden by nothing."""
+    if num_replicas == 1 or network is None:
+        return 0.0
+    modules = {one.name: one for one in request.model.modules}
+    trained = [0] * partition.num_ranks
+    for chunk in partition.chunks:
+        for part in chunk.parts:
+            module = modules[part.module]
+            own = (layer for layer in range(part.first, part.end) if module.trains[layer])
+            trained[chunk.rank] += sum(module.num_parameters(layer, 1) for layer in own)
+    return network.all_reduce_ms(GRADIENT_BYTES * max(trained), num_replicas)
 
 
 @dataclass(kw_only=True)
@@ -95,6 +169,11 @@ class RanStep:
     """Of this rank's actions."""
 
 
+def lacks_weights(model: nn.Module) -> bool:
+    """Returns whether a model is on the meta device, because no rank has memory for all of it."""
+    return any(one.is_meta for one in model.parameters())
+
+
 class WayRunner:
     """Runs steps of one way on this rank."""
 
@@ -105,161 +184,111 @@ class WayRunner:
         counted: CountedModel,
         loss: Loss,
         *,
-        executor: Executor,
-        groups: GroupsOfRanks,
+        grid: RankGrid,
+        slices: WeightSlices | None = None,
+        backend: Backend | None = None,
         keeps_all: bool = False,
     ) -> None:
-        """``keeps_all``: whether the weights of other ranks stay, since another way may need them."""
-        self.way = way
+        """Gives up what the rank does not need, and opens its lanes.
+
+        Args:
+            model: The user's.
+            way: How its steps are planned.
+            counted: As planning sees the model.
+            loss: Of its output.
+            grid: All ranks.
+            slices: Of weights that tensor ranks share.
+            backend: What the rank runs on; None: it has no lanes.
+            keeps_all: Whether the weights of other ranks stay, since another way may need them. Where they have no
+                memory yet, nothing of them stays in any case.
+
+        Raises:
+            InvalidPlanError: The partition's lanes cannot do their work at the same time.
+        """
+        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
+        self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
-        own = None if keeps_all else [index for index, chunk in enumerate(chunks) if chunk.rank == groups.world.rank]
-        self._parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own)
-        self.shared = SharedGradients(model, counted.split, way.partition, groups)
-        self._counted, self._loss, self._executor = counted, loss, executor
-        self._numbers = DrawnNumbers(self._parted)
+        own = (
+            None
+            if keeps_all and not lacks_weights(model)
+            else [index for index, chunk in enumerate(chunks) if chunk.rank == grid.place]
+        )
+        self.parted = PartedModel(model, counted.split, [chunk.parts for chunk in chunks], own, keeps_buffers=keeps_all)
+        if slices is not None:
+            slices.forget_dropped()
+        with self.parted.lent_memory():
+            self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
+        self._counted, self._loss = counted, loss
+        self._numbers = DrawnNumbers(self.parted)
+        self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
     def run(
         self,
-        schedule: PipelineSchedule,
+        shared: SharedStep,
         microbatches: Sequence[Mapping[str, Any]],
         *,
-        shapes: str,
+        shapes: Sequence[str],
         scale: Scale | None = None,
+        is_training: bool = True,
     ) -> RanStep:
         """Runs a step forward and backward, and tells everyone the losses.
 
         Args:
-            schedule: Of the step.
-            microbatches: Its data.
-            shapes: Names their shapes.
+            shared: Who runs what.
+            microbatches: The step's data.
+            shapes: Names the shapes of each.
             scale: Of losses before backward.
+            is_training: Whether gradients are summed; not where schedules are of forwards alone.
         """
-        data = StepData(
-            split=self._counted.split,
-            partition=self.way.partition,
-            schedule=schedule,
-            microbatches=microbatches,
-            layers=self._counted.layers,
-        )
-        work = ChunkWork(self._parted, self._loss, data, numbers=self._numbers, scale=scale)
-        times = self._executor.run(schedule, work, shapes=shapes, is_timed=True)
-        assert times is not None
-        self.shared.sum()
-        told = self._executor.transport.tell(json.dumps({at: float(loss) for at, loss in work.losses.items()}))
-        losses = {int(at): loss for text in told for at, loss in json.loads(text).items()}
-        return RanStep(losses=torch.tensor([losses[at] for at in range(len(microbatches))]), times=times)
+        share, schedule = shared.shares[self.grid.replica], shared.schedules[self.grid.replica]
+        states = self._numbers.before_each(microbatches)
+        if is_training:
+            self.sums.begin()
+        losses: dict[int, float] = {}
+        times = ActionTimes(cells=())
+        if schedule is not None:
+            data = StepData(
+                split=self._counted.split,
+                partition=self.way.partition,
+                schedule=schedule,
+                microbatches=[microbatches[at] for at in share],
+                layers=self._counted.layers,
+                averaged_over=len(microbatches) / self.way.degrees.data,
+            )
+            work = ChunkWork(
+                self.parted,
+                self._loss,
+                data,
+                numbers=self._numbers,
+                states=[states[at] for at in share],
+                scale=scale,
+                reduce=self.sums.start,
+            )
+            with self.grid.transport.explaining():
+                named = "; ".join(shapes[at] for at in share)
+                ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
+            assert ran is not None
+            times = ran
+            losses = {share[at]: float(loss) for at, loss in work.losses.items()}
+        if is_training:
+            self._end_sums()
+        return RanStep(losses=self._losses(losses, len(microbatches)), times=times)
 
+    def _end_sums(self) -> None:
+        transport = self.grid.transport
+        try:
+            self.sums.finish()
+            if self._slices is not None:
+                self._slices.check_once()
+        except RankFailedError:
+            raise
+        except BaseException as error:
+            transport.abort(f"failed in summing gradients: {type(error).__name__}: {error}")
+            raise
 
-class GroupsOfRanks:
-    """One communicator for each set of ranks that sum gradients; all ranks ask in one order."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Returns that of some ranks."""
-        key = tuple(ranks)
-        if key not in self._made:
-            self._made[key] = self.world.group(key)
-        return self._made[key]
-
-
-class SharedGradients:
-    """Parameters that several ranks hold: their gradients are summed after each step.
-
-    Attributes:
-        counted_elsewhere: Ids of this rank's parameters that an earlier rank holds, too.
-    """
-
-    def __init__(self, model: nn.Module, split: ModelSplit, partition: Partition, groups: GroupsOfRanks) -> None:
-        named, rank = dict(model.named_parameters()), groups.world.rank
-        self._groups: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
-        self.counted_elsewhere: set[int] = set()
-        for name, chunks in split.shared_parameters([chunk.parts for chunk in partition.chunks]):
-            ranks = sorted({partition.chunks[index].rank for index in chunks})
-            if len(ranks) < 2:
-                continue
-            group = groups.of(ranks)
-            if rank in ranks and named[name].requires_grad:
-                self._groups.append((named[name], group))
-                if rank != ranks[0]:
-                    self.counted_elsewhere.add(id(named[name]))
-
-    def sum(self) -> None:
-        """Sums gradients; all ranks that hold a parameter call it."""
-        for parameter, group in self._groups:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-
-
-@dataclass(kw_only=True)
-class MeasuredTasks:
-    """When the tasks of a step ran, on all ranks."""
-
-    start_ns: dict[str, int] = field(default_factory=dict)
-    """By name; the first starts at 0."""
-    time_ns: dict[str, int] = field(default_factory=dict)
-    """By name."""
-
-    def of(self, graph: TaskGraph) -> tuple[TaskGraph, tuple[int, ...]]:
-        """Returns a step's tasks with measured times, and their starts."""
-        names = [str(TaskName.of(task)) for task in graph.tasks]
-        tasks = tuple(replace(task, time_ns=self.time_ns[name]) for task, name in zip(graph.tasks, names, strict=True))
-        return replace(graph, tasks=tasks), tuple(self.start_ns[name] for name in names)
-
-
-def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
-    """Returns when tasks ran on all ranks; clocks of several machines are not brought together."""
-    own = {
-        cell: (start, end)
-        for cell, start, end in zip(times.cells, times.start_ns, times.end_ns, strict=True)
-        if cell[0].isdigit()
-    }
-    spans = {cell: span for text in executor.transport.tell(json.dumps(own)) for cell, span in json.loads(text).items()}
-    origin = min(start for start, _ in spans.values())
-    return MeasuredTasks(
-        start_ns={cell: start - origin for cell, (start, _) in spans.items()},
-        time_ns={cell: end - start for cell, (start, end) in spans.items()},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedTimes:
-    """What a measured step says about counted times."""
-
-    scales: Mapping[str, tuple[float, float]]
-    """For each module measured over counted times of forward and backward; of all where it had no task of its own."""
-    task_ns: int
-    """What a forward takes beside its layers."""
-
-
-def fit_times(
-    planned: PlannedStep, measured: MeasuredTasks, modules: Sequence[str], *, whole_forwards_ns: int
-) -> FittedTimes:
-    """Fits measured times of tasks of one module each.
-
-    Args:
-        planned: The step, with counted times.
-        measured: The same step.
-        modules: Names of all.
-        whole_forwards_ns: What its microbatches' forwards take uncut; what cut ones take more is shared by all tasks.
-    """
-    forwards = [task for task in planned.graph.tasks if task.kind is ActionKind.FORWARD]
-    cut_ns = sum(measured.time_ns[str(TaskName.of(task))] for task in forwards)
-    task_ns = max(0, cut_ns - whole_forwards_ns) // max(1, len(forwards))
-    sums: dict[tuple[str, bool], list[int]] = {}
-    for task in planned.graph.tasks:
-        is_forward = task.kind is ActionKind.FORWARD
-        taken = max(0, measured.time_ns[str(TaskName.of(task))] - (task_ns if is_forward else 0))
-        for name in ("", task.parts[0].module) if len(task.parts) == 1 else ("",):
-            pair = sums.setdefault((name, is_forward), [0, 0])
-            pair[0] += taken
-            pair[1] += task.time_ns
-
-    def scale(name: str, is_forward: bool) -> float:
-        taken, counted = sums.get((name, is_forward)) or sums.get(("", is_forward)) or (1, 1)
-        return taken / max(1, counted)
-
-    return FittedTimes(scales={name: (scale(name, True), scale(name, False)) for name in modules}, task_ns=task_ns)
+    def _losses(self, losses: Mapping[int, float], count: int) -> Tensor:
+        """Returns the losses of all ranks."""
+        texts = self.grid.transport.tell_all(json.dumps(losses))
+        told = {int(at): loss for text in texts for at, loss in json.loads(text).items()}
+        return torch.tensor([told[at] for at in range(count)])

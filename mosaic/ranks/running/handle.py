@@ -28,7 +28,7 @@ from mosaic.ranks.parameters.ownership import take_back, tensors_of
 from mosaic.ranks.parameters.tied import Holdings, Members
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
-from mosaic.ranks.running.trace import trace_of
+from mosaic.ranks.running.trace import computed_spans, trace_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class RankHandle(Handle):
             RankFailedError: Another rank has failed; names it.
         """
         path = Path(folder) / f"trace-rank{self.world.rank}.json"
-        trace_of(self.timeline().spans, self._origin_ns, self.world).write(path)
+        trace_of(computed_spans(self.timeline().spans, self._origin_ns), self.world).write(path)
         return path
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -46,28 +46,37 @@ def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
     return min(found, key=lambda one: one.error_ns)
 
 
-def trace_of(spans: Iterable[Span], origin_ns: int, world: World) -> RankTrace:
-    """Returns this rank's trace; every rank asks, since clocks are compared.
+def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
+    """Returns what a rank computed, on its own clock.
 
     Args:
-        spans: What it computed, in milliseconds since
+        spans: In milliseconds since
         origin_ns: this time of ``time.perf_counter_ns``.
-        world: The ranks.
     """
-    with world.progress.waiting(THE_LOOP, "agreement"):
-        clock = measure_clock(world.agreements)
-    shift_us = clock.offset_ns / 1e3
-    computed = [
+    return [
         RankSpan(
             kind="compute",
             module=span.module,
             phase=span.phase,
             step=span.step,
-            start_us=origin_ns / 1e3 + span.start_ms * 1e3 + shift_us,
-            end_us=origin_ns / 1e3 + span.end_ms * 1e3 + shift_us,
+            start_us=origin_ns / 1e3 + span.start_ms * 1e3,
+            end_us=origin_ns / 1e3 + span.end_ms * 1e3,
         )
         for span in spans
     ]
+
+
+def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
+    """Returns this rank's trace; every rank asks, since clocks are compared.
+
+    Args:
+        computed: What it computed, on its own clock.
+        world: The ranks.
+    """
+    with world.progress.waiting(THE_LOOP, "agreement"):
+        clock = measure_clock(world.agreements)
+    shift_us = clock.offset_ns / 1e3
+    shifted = [replace(span, start_us=span.start_us + shift_us, end_us=span.end_us + shift_us) for span in computed]
     waited = [
         RankSpan(
             kind="wait",
@@ -87,5 +96,5 @@ def trace_of(spans: Iterable[Span], origin_ns: int, world: World) -> RankTrace:
         host=world.me.host,
         clock_offset_us=shift_us,
         clock_error_us=clock.error_ns / 1e3,
-        spans=tuple(sorted(computed + waited, key=lambda span: span.start_us)),
+        spans=tuple(sorted(shifted + waited, key=lambda span: span.start_us)),
     )

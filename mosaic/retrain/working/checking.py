@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from mosaic.artifact import load
 from mosaic.checkpoint.methods import KeptModel
-from mosaic.checkpoint.plain_weights import export
-from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.room import check_room
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
@@ -41,13 +35,13 @@ def check(work: Work, crew: Crew) -> Iterator[str]:
     Raises:
         MosaicError: Something would fail; says what, and what to do.
     """
-    with tempfile.TemporaryDirectory(dir=work.folder.path, prefix=".check-") as aside:
-        work = _rehearsal(work, DayFolder(Path(aside) / "day"))
-        freeze(work)
+    with crew.shared_folder(work.folder.path, prefix=".check-") as aside:
+        work = replace(work, day=DayFolder(aside / "day"))
+        crew.first_does(lambda: _rehearse(work))
         sources = work.sources
         rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
         yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
-        look(work, crew.device)
+        look(work, crew)
         found = load(DataCheck, work.day.data_check)
         yield from (f"data: {finding.sentence}" for finding in found.findings)
         if found.quarantine:
@@ -61,17 +55,19 @@ def check(work: Work, crew: Crew) -> Iterator[str]:
         size = day.checkpoint_bytes
         check_room(work.day.checkpoints, checkpoint_bytes=size, count=settings.loop.keep + 2, more_bytes=size)
         yield f"disk: there is room for {settings.loop.keep + 2} checkpoints of {size / 2**20:.1f} MiB, and the export"
-        day.leave()
-        if work.recipe.budget.ranks > 1 and not settings.exact:
+        digest = day.handle.digest()
+        day.export(work.day.model, None)
+        if work.recipe.budget.ranks > 1 and not settings.exact and settings.pipeline is None:
             day.check_for_ranks()
             yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
-        yield _exports(work, day.model)
-        yield from _gate(work, crew.device)
+        crew.first_does(lambda: _read_back(work, digest))
+        yield f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
+        yield from _gate(work, crew)
         yield from _hooks(work)
 
 
-def _rehearsal(work: Work, day: DayFolder) -> Work:
-    """Returns a day that uses what is new, or what was new last."""
+def _rehearse(work: Work) -> None:
+    """Begins a day that uses what is new, or what was new last."""
     arrivals = Arrivals(work.folder, work.recipe)
     ready = arrivals.ready()
     if not ready:
@@ -82,8 +78,8 @@ def _rehearsal(work: Work, day: DayFolder) -> Work:
         )
     dates = arrivals.new() or ready[-1:]
     replay = tuple(date for date in arrivals.replay() if date not in dates)
-    day.path.mkdir()
-    day.set(
+    work.day.path.mkdir()
+    work.day.set(
         DayState(
             day=max(dates),
             phase="prepared",
@@ -97,7 +93,7 @@ def _rehearsal(work: Work, day: DayFolder) -> Work:
             version="check",
         )
     )
-    return replace(work, day=day)
+    freeze(work)
 
 
 def _timed(day: Day) -> Iterator[float]:
@@ -107,19 +103,17 @@ def _timed(day: Day) -> Iterator[float]:
         yield (time.perf_counter() - began) * 1e3
 
 
-def _exports(work: Work, model: Any) -> str:
-    export(model, work.day.model, OneRank())
-    again = work.program.make_model()
-    KeptModel(again).load_weights(work.day.model)
-    if KeptModel(again).digest() != KeptModel(model).digest():
+def _read_back(work: Work, digest: str) -> None:
+    again = KeptModel(work.program.make_model())
+    again.load_weights(work.day.model)
+    if again.digest() != digest:
         raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
-    return f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
 
 
-def _gate(work: Work, device: torch.device) -> Iterator[str]:
+def _gate(work: Work, crew: Crew) -> Iterator[str]:
     """Says what the frozen rows can tell; a margin that they cannot resolve is refused here and not at night."""
     gate, champion = work.recipe.gate, work.day.state.champion
-    scores = frozen_scores(work, device, champion)
+    scores = frozen_scores(work, crew, champion)
     if scores is None:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
     missing = [name for name in gate.slices if name not in scores.columns]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,49 +19,71 @@ from mosaic.retrain.frozen import ROW, frozen_rows
 from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
 from mosaic.retrain.gate.scores import RowSet
 from mosaic.retrain.working.work import Work
+from mosaic.train.crew import Crew
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.data.sources import held_out_rows
-from mosaic.train.scoring import Unreadable, latency_ms, read_rows, score_batches
+from mosaic.train.pipelined import PipelinedScores
+from mosaic.train.scoring import Scored, Unreadable, latency_ms, read_rows, score_batches
 
 
-def model_of(work: Work, version: str | None, device: torch.device) -> nn.Module:
-    """Makes today's model with a version's weights; what is new in it, or all without a version, is untrained."""
+@contextmanager
+def model_of(work: Work, weights: Path | None, crew: Crew, *, partial: bool = True) -> Iterator[Scored]:
+    """Makes today's model to be scored; what is new in it, or all without weights, is untrained."""
     seed_step(work.recipe.budget.seed, 0, 0)
-    model = work.program.make_model().to(device)
-    if version is not None:
-        KeptModel(model).load_weights(versions.find(work.folder, version).weights, partial=True)
-    return model
+    model = work.program.make_model().to(crew.device)
+    if weights is not None:
+        KeptModel(model).load_weights(weights, partial=partial)
+    if work.pipeline is None:
+        yield model
+        return
+    limit, count = work.pipeline.memory_bytes, work.recipe.budget.micro_batches
+    scores = PipelinedScores(model, work.program.score, micro_batches=count, memory_bytes=limit)
+    try:
+        yield scores
+    finally:
+        scores.remove()
 
 
-def judge(work: Work, device: torch.device, model: nn.Module | None, check_time: Callable[[], None]) -> None:
+def weights_of(work: Work, version: str | None) -> Path | None:
+    """Returns where a version's weights are."""
+    return None if version is None else versions.find(work.folder, version).weights
+
+
+def judge(work: Work, crew: Crew, model: nn.Module | None, check_time: Callable[[], None]) -> None:
     """Writes ``facts.json`` and ``scores.json``.
 
     Args:
         work: The day.
-        device: Where models are scored.
-        model: The one that was trained just now; None where the day goes on from its export.
+        crew: Who scores.
+        model: The one that was trained just now; None where the day goes on from its export, or it is divided.
         check_time: Raises where the window is over.
     """
     state = work.day.state
     assert state.version is not None
-    exported = model_of(work, None, device)
-    KeptModel(exported).load_weights(work.day.model)
     rows = {"frozen": tuple(_frozen(work)), "fresh": tuple(_fresh(work))}
-    save(_facts(work, device, exported, model, rows["frozen"] or rows["fresh"]), work.day.facts)
     names = dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None)
     found = []
     for name in names:
         check_time()
-        scored = exported if name == state.version else model_of(work, name, device)
-        found += [_scores(work, device, scored, name, kind, part) for kind, part in rows.items() if part]
-    save(DayScores(scores=tuple(found)), work.day.scores)
+        is_new = name == state.version
+        weights = work.day.model if is_new else weights_of(work, name)
+        with model_of(work, weights, crew, partial=not is_new) as scored:
+            if is_new:
+                facts = _facts(work, crew, scored, model, rows["frozen"] or rows["fresh"])
+            found += [_scores(work, crew, scored, name, kind, part) for kind, part in rows.items() if part]
+    if crew.rank == 0:
+        save(facts, work.day.facts)
+        save(DayScores(scores=tuple(found)), work.day.scores)
 
 
-def frozen_scores(work: Work, device: torch.device, version: str | None) -> Scores | None:
+def frozen_scores(work: Work, crew: Crew, version: str | None) -> Scores | None:
     """Returns what a version, or new weights, score on the frozen rows; None where there are none."""
     rows = tuple(_frozen(work))
-    return _scores(work, device, model_of(work, version, device), version or "none", "frozen", rows) if rows else None
+    if not rows:
+        return None
+    with model_of(work, weights_of(work, version), crew) as model:
+        return _scores(work, crew, model, version or "none", "frozen", rows)
 
 
 class _Row:
@@ -103,11 +127,9 @@ def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> It
         yield _Row(f"{path}:{row}", sample, added)
 
 
-def _scores(
-    work: Work, device: torch.device, model: nn.Module, version: str, kind: str, rows: tuple[_Row, ...]
-) -> Scores:
+def _scores(work: Work, crew: Crew, model: Scored, version: str, kind: str, rows: tuple[_Row, ...]) -> Scores:
     samples = (row.sample for row in rows)
-    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=device))
+    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=crew.device))
     if any(row.added for row in rows):
         columns["added"] = [row.added for row in rows]
     columns[ROW] = [row.name for row in rows]
@@ -115,17 +137,15 @@ def _scores(
     return Scores.of(version, of, digest_of_rows(row.name for row in rows), columns)
 
 
-def _facts(
-    work: Work, device: torch.device, exported: nn.Module, model: nn.Module | None, rows: tuple[_Row, ...]
-) -> ModelFacts:
+def _facts(work: Work, crew: Crew, exported: Scored, model: nn.Module | None, rows: tuple[_Row, ...]) -> ModelFacts:
     """Measures what has nothing to do with other versions."""
-    tensors = exported.state_dict()
-    invalid = tuple(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
     first = [row.sample for row in rows[: work.recipe.budget.batch]]
+    plain = exported.model if isinstance(exported, PipelinedScores) else exported
+    invalid = tuple(name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all()))
     difference = None
     if model is not None and first:
         read, kept = (
-            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=device))["value"])
+            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=crew.device))["value"])
             for each in (exported, model)
         )
         difference = float(np.max(np.abs(read - kept)))
@@ -133,5 +153,5 @@ def _facts(
         invalid_tensors=invalid,
         export_difference=difference,
         size_bytes=work.day.model.stat().st_size,
-        latency_ms=latency_ms(work.program, exported, first[:1], device) if first else None,
+        latency_ms=latency_ms(work.program, exported, first[:1], crew.device) if first else None,
     )

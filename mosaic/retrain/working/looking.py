@@ -20,8 +20,9 @@ from mosaic.retrain.frozen import frozen_rows
 from mosaic.retrain.gate import Scores, joined
 from mosaic.retrain.intake.data_check import check_data
 from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
-from mosaic.retrain.working.judging import model_of
+from mosaic.retrain.working.judging import model_of, weights_of
 from mosaic.retrain.working.work import Work
+from mosaic.train.crew import Crew
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.scoring import Unreadable, read_rows, score_batches
 
@@ -29,7 +30,7 @@ MAX_LOOKED = 5000
 """Rows of a day that are looked at, evenly spread; training meets the others."""
 
 
-def look(work: Work, device: torch.device) -> None:
+def look(work: Work, crew: Crew) -> None:
     """Writes ``figures.json`` and ``data_check.json``."""
     before = tuple(
         load(DayFigures, day.figures)
@@ -38,7 +39,11 @@ def look(work: Work, device: torch.device) -> None:
     )
     seen = _Seen()
     paths = [work.folder.path / record.path for record in work.sources.of_kind("new")]
-    columns = joined(_scored(work, device, seen.rows_of(work, paths)))
+    columns = joined(_scored(work, crew, seen.rows_of(work, paths)))
+    crew.first_does(lambda: _write(work, seen, columns, before))
+
+
+def _write(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> None:
     figures = _figures(work, seen, columns, before)
     save(figures, work.day.figures)
     frozen = _Seen()
@@ -92,10 +97,10 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(str(getattr(each, "key", getattr(each, "idx", each))) for each in path) or "sample"
 
 
-def _scored(work: Work, device: torch.device, rows: Iterator[Any]) -> Iterator[Any]:
+def _scored(work: Work, crew: Crew, rows: Iterator[Any]) -> Iterator[Any]:
     """Scores today's rows by the champion; by new weights, whose values say nothing, where there is none."""
-    model = model_of(work, work.day.state.champion, device)
-    return score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=device)
+    with model_of(work, weights_of(work, work.day.state.champion), crew) as model:
+        yield from score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=crew.device)
 
 
 def _figures(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> DayFigures:

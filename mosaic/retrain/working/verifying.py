@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
@@ -36,8 +34,8 @@ def verify(work: Work, crew: Crew, told: StopRequests, steps: int) -> str:
     after = next((each for each in kept if first.step < each.step <= to), None)
     if after is not None:
         to = max(each.step for each in kept if each.step <= to)
-    with tempfile.TemporaryDirectory() as aside:
-        checkpoints, metrics = Path(aside) / "checkpoints", Path(aside) / "metrics.jsonl"
+    with crew.shared_folder() as aside:
+        checkpoints, metrics = aside / "checkpoints", aside / "metrics.jsonl"
         if crew.rank == 0:
             shutil.copytree(first.path, checkpoints / first.path.name)
         settings = work.settings(crew, None)

@@ -17,11 +17,12 @@ from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.recipe import Recipe, seconds_of
 from mosaic.train.choice import drift_of
-from mosaic.train.crew import Crew, ExactCrew
+from mosaic.train.crew import Crew, ExactCrew, PipelineCrew
 from mosaic.train.data.positions import CYCLE, PositionStream, Source
 from mosaic.train.data.samples import Samples, is_iterable
 from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
-from mosaic.train.day import DaySettings, device_of
+from mosaic.train.day import device_of
+from mosaic.train.day_settings import DaySettings, PipelineSettings
 from mosaic.train.loop import LoopSettings
 from mosaic.train.program import Program
 from mosaic.train.records import StoredPlan, Trained
@@ -86,8 +87,20 @@ class Work:
         """Returns the ranks that train."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = device_of(self.recipe.device, rank)
-        kind = ExactCrew if self.recipe.budget.ranks_exact else Crew
+        budget = self.recipe.budget
+        kind = ExactCrew if budget.ranks_exact else PipelineCrew if budget.pipeline else Crew
         return kind(device, rank, size)
+
+    @property
+    def pipeline(self) -> PipelineSettings | None:
+        """How the recipe has the model divided over the ranks by its layers; None where it does not."""
+        budget = self.recipe.budget
+        if not budget.pipeline:
+            return None
+        said = f"{budget.micro_batches} micro-batches"
+        if budget.memory_gb is not None:
+            said += f", {budget.memory_gb:g} GB a rank"
+        return PipelineSettings(memory_bytes=round((budget.memory_gb or 0) * 1e9), said=said)
 
     def settings(self, crew: Crew, until: float | None) -> DaySettings:
         """Returns what the training is told; ``until`` is when it has to end, as ``time.monotonic()`` counts."""
@@ -118,6 +131,7 @@ class Work:
             exact_data=self.recipe.sources.exact,
             colocate=budget.colocate,
             exclude=budget.exclude,
+            pipeline=self.pipeline,
             start=start,
             weights=champion.weights if champion is not None else None,
             plan=self.day.plan,

@@ -18,8 +18,6 @@ import torch
 from torch import nn
 
 from mosaic.artifact import load, save
-from mosaic.checkpoint.plain_weights import export
-from mosaic.checkpoint.ranks import OneRank
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.intake.data_check import DataCheck
@@ -91,51 +89,62 @@ def _run(work: Work, given: argparse.Namespace) -> None:
     told = StopRequests()
     crew = work.crew()
     use_repeatable_kernels(crew.device)
+    stop = None
+    try:
+        _do_parts(work, crew, told, given)
+    except _StopError as found:
+        stop = found
+    crew.leave()
+    end_ranks()
+    if stop is not None:
+        raise stop
 
+
+def _do_parts(work: Work, crew: Crew, told: StopRequests, given: argparse.Namespace) -> None:
     def check_time() -> None:
-        if told.received:
-            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received})")
-        if given.total_until is not None and time.monotonic() >= given.total_until:
+        over = given.total_until is not None and time.monotonic() >= given.total_until
+        stopped, over = crew.any_of(bool(told.received), over)
+        if stopped:
+            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received or 'another rank'})")
+        if over:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
+
+    def is_there(path: Path) -> bool:
+        return crew.first_says(path.is_file())  # alike on all ranks, whatever is written meanwhile
 
     if "check" in given.parts:
         for line in check(work, crew):
-            print(line, flush=True)
+            if crew.rank == 0:
+                print(line, flush=True)
     if "verify" in given.parts:
         said = verify(work, crew, told, given.steps)
         print(said if crew.rank == 0 else "", end="\n" if crew.rank == 0 else "")
     if "look" in given.parts:
         check_time()
-        if not work.day.sources.is_file():
-            freeze(work)
-        if not work.day.data_check.is_file():
-            look(work, crew.device)
+        if not is_there(work.day.sources):
+            crew.first_does(lambda: freeze(work))
+        if not is_there(work.day.data_check):
+            look(work, crew)
         found = load(DataCheck, work.day.data_check)
         if found.quarantine:
             raise _StopError(exits.QUARANTINED, found.reason)
     model = None
-    if "train" in given.parts and not work.day.trained.is_file():
+    if "train" in given.parts and not is_there(work.day.trained):
         model = _train(work, crew, told, given.train_until)
-    if "score" in given.parts and not work.day.scores.is_file():
-        judge(work, crew.device, model, check_time)
+    if "score" in given.parts and not is_there(work.day.scores):
+        judge(work, crew, model, check_time)
 
 
-def _train(work: Work, crew: Crew, told: StopRequests, until: float | None) -> nn.Module:
+def _train(work: Work, crew: Crew, told: StopRequests, until: float | None) -> nn.Module | None:
     day = Day(work.program, work.samples(), work.settings(crew, until), crew)
     trained = day.train(told)
     if trained.ended not in ("done", WINDOW_OVER):
-        end_ranks()
         raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
     if trained.step == 0:
-        end_ranks()
         raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
-    name = work.recipe.export
-    day.leave()
-    model = day.model if name is None else day.companion(name)
+    model = day.export(work.day.model, work.recipe.export)
     if crew.rank == 0:
-        export(model, work.day.model, OneRank())
         save(trained, work.day.trained)
-    end_ranks()
     return model
 
 

@@ -1,22 +1,28 @@
 """A model of ranks that run rows of a schedule, and a walk through all of its interleavings.
 
 A row is a list of actions; what may differ from run to run is which row goes on next. To await either end of a message
-needs both ends posted. Channels are first-in first-out: the order of messages is looked at by itself. Nothing here is
-shared with what lowers, checks or executes schedules.
+needs both ends posted; a task comes after what it takes of other lanes of its rank. Channels are first-in first-out:
+the order of messages is looked at by itself. Nothing here is shared with what lowers, checks or executes schedules.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 Rows = Sequence[Sequence[str]]
 Places = tuple[int, ...]
 """For each row how many actions it has done."""
 
 
-def walk_all(rows: Rows) -> tuple[int, tuple[str, ...]]:
-    """Tries every interleaving; returns the states met, and where rows stand that wait for ever, if there are any."""
+def walk_all(rows: Rows, after: Mapping[str, Collection[str]] = MappingProxyType({})) -> tuple[int, tuple[str, ...]]:
+    """Tries every interleaving; returns the states met, and where rows stand that wait for ever, if there are any.
+
+    Args:
+        rows: Actions.
+        after: For a task those that it comes after, beside what its row says.
+    """
     posted = {cell: (row, place) for row, cells in enumerate(rows) for place, cell in enumerate(cells)}
     needs: list[list[tuple[tuple[int, int], ...]]] = []
     for cells in rows:
@@ -24,7 +30,8 @@ def walk_all(rows: Rows) -> tuple[int, tuple[str, ...]]:
         for cell in cells:
             verb, _, message = cell.partition("(")
             waits = verb in ("SENT", "GOT")
-            needs[-1].append((posted[f"SEND({message}"], posted[f"RECV({message}"]) if waits else ())
+            ends = (f"SEND({message}", f"RECV({message}") if waits else tuple(after.get(cell, ()))
+            needs[-1].append(tuple(posted[each] for each in ends))
     start = (0,) * len(rows)
     seen, todo = {start}, [start]
     while todo:

@@ -11,6 +11,7 @@ import torch
 from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
+from mosaic.backends.host import HostBackend
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.schedule.action import TaskName
@@ -20,11 +21,12 @@ from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.ranks.pipeline.executing.lane_ways import LaneWay, OnThreads
 from mosaic.ranks.pipeline.executing.work import Edge
-from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
 from mosaic.schedule import ActionKind
 
-METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes")
+METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
 PRIME = 2**31 - 1
 
 
@@ -112,7 +114,8 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
         )
         sizes = {module.name: chance.randint(1, 4) for module in drawn.modules if module.name != "text"}
         try:
-            partition = partition_by(name, Request(model=drawn, num_ranks=ranks, microbatches=step, sizes=sizes))
+            request = Request(model=drawn, num_ranks=ranks, microbatches=step, sizes=sizes, slots_per_rank=4)
+            partition = partition_by(name, request)
         except ValueError:  # too few layers for so many ranks
             continue
         if partition.num_ranks == ranks:
@@ -120,6 +123,13 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
     graph = task_graph(drawn, partition, step, weights_apart=chance.random() < 0.5)
     training = set(training_chunks(drawn, partition))
     return Step(schedule=lower(partition, graph, order(graph, chance), training=training), graph=graph)
+
+
+def on_lanes(transport: Transport, schedule: PipelineSchedule) -> LaneWay:
+    """A thread for each lane of a rank, on slots that need not be cores."""
+    slots = [(slot,) for slot in range(schedule.rank_of.count(transport.rank))]
+    lanes = HostBackend(len(slots), num_threads=1).open_lanes(slots)
+    return OnThreads(lanes, [lanes.lane(one) for one in slots])
 
 
 def chain_step(num_ranks: int, microbatches: int = 4) -> Step:
@@ -204,7 +214,7 @@ class NumberWork:
 
     def reduce(self, chunk: int) -> None:
         assert chunk not in self.reduced
-        self.reduced[chunk] = tuple(sorted((name for name in self.made if name.chunk == chunk), key=str))
+        self.reduced[chunk] = tuple(sorted((name for name in tuple(self.made) if name.chunk == chunk), key=str))
 
     def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
         return (TensorSpec((size_of(edge),), torch.int64),)

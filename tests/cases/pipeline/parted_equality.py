@@ -11,7 +11,7 @@ from part_models import PartedCase
 from torch import nn
 
 from mosaic.parts.finding.find import find_split
-from mosaic.parts.split import ModelSplit
+from mosaic.parts.split import ModelSplit, copied
 
 STRATEGIES = ("keep", "recompute", "offload")
 
@@ -41,7 +41,7 @@ def check_cut(
     """Compares one microbatch's loss and gradients."""
     model.zero_grad()
     torch.manual_seed(5)
-    plain = case.loss(model(**kwargs))
+    plain = case.loss(model(**copied(dict(kwargs))))
     plain.backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()

@@ -17,10 +17,12 @@ PROGRAMS = "ranks.programs.pipeline.trained"
     [
         ("planned_by_default", 2),
         ("in_every_way", 2),
+        ("on_lanes", 2),
         ("with_frozen_towers", 3),
         ("with_dropout", 2),
         ("with_a_scaler", 3),
         ("of_one_schedule", 2),
+        ("too_large_for_a_rank", 2),
     ],
 )
 def test_models_of_the_users_train_in_pipelines_as_in_the_plain_loop(tmp_path: Path, name: str, size: int):

@@ -12,10 +12,24 @@ import pytest
 import torch
 
 from bench.sweep import tables
-from bench.sweep.__main__ import run_alone, sweep
-from bench.sweep.catalogue import MODELS, NETS, all_cases
+from bench.sweep.__main__ import PIPELINE, run_alone, sweep
+from bench.sweep.catalogue import MODELS, NETS, all_cases, pipeline_cases
+from bench.sweep.chunk_chain import ChunkChain
 from bench.sweep.nets.pieces import Two, batch, train
-from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
+from bench.sweep.outcomes import (
+    AS_TOLD,
+    CRASHED,
+    DIFFERENT,
+    EQUAL,
+    IN_PLACE,
+    NO_PLAIN,
+    ON_LANES,
+    PIPELINE_OUTCOMES,
+    RAISED,
+    REFUSED,
+    TOLD,
+)
+from bench.sweep.parted import judge_parted
 from bench.sweep.session import Session, difference
 from bench.sweep.verdict import Case
 from mosaic import artifact
@@ -154,3 +168,58 @@ def test_a_difference_that_describe_tells_of_is_no_silent_one():
     for text, outcome in ((told, TOLD), ("", DIFFERENT), ("something else", DIFFERENT)):
         made = run_alone(replace(case_of(of_types), told=text))
         assert made.labels["outcome"] == outcome
+
+
+def of_layers(session: Session) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    session.colocate(layers, torch.ones(2, 4))
+
+
+def normalized(session: Session) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)) for _ in "abc"))
+    session.colocate(layers, torch.randn(4, 4))
+
+
+def single(session: Session) -> None:
+    session.colocate(torch.nn.Linear(4, 4), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "reason"),
+    [
+        (of_layers, EQUAL, ""),
+        (normalized, AS_TOLD, "BatchNorm in eval(): UnsplittableError: 0.1 is a BatchNorm1d"),
+        (single, REFUSED, "UnsplittableError: no list of layers was found"),
+        (noting, NO_PLAIN, "ValueError: its loop colocates no model"),
+    ],
+)
+def test_a_model_that_is_cut_ends_in_one_word_with_a_reason(run, outcome, reason):
+    figure = run_alone(case_of(run), judge_parted)
+    assert figure.labels["outcome"] == outcome
+    assert figure.reason.startswith(reason)
+
+
+def test_a_chain_that_gives_something_else_is_different(monkeypatch):
+    monkeypatch.setattr(ChunkChain, "gradients", lambda chain: {})
+    *_, figure = judge_parted(case_of(of_layers))
+    assert figure.labels["outcome"] == DIFFERENT
+    assert figure.reason == "modules apart: 0.bias has a gradient in one of them only, and 5 more"
+
+
+def test_the_table_of_refusals_has_each_way_out_once(tmp_path):
+    assert tables.reasons_table(tmp_path) == "not measured yet\n"
+    (tmp_path / "host").mkdir()
+    cases = [case_of(run) for run in (of_layers, single, normalized)]
+    sweep(cases, PIPELINE, path=tmp_path / "host" / "2026-01-01-abc-bench_sweep_pipeline.json")
+    assert [line.split(" | ")[-2:] for line in tables.reasons_table(tmp_path).splitlines()[2:]] == [
+        ["1", "`single` |"],
+        ["1", "`normalized` |"],
+    ]
+    counted = tables.counts_table(tmp_path, tables.PIPELINE_STUDY, PIPELINE_OUTCOMES).splitlines()
+    assert counted[2] == "| made up | 3 | 1 | 1 | 1 |  |  |"
+
+
+@pytest.mark.parametrize("name", ["clip", "qwen3_moe_with_router_loss", "hook_keeps_a_feature_for_the_loss"])
+def test_cases_of_the_list_are_equal_in_chunks(name):
+    (case,) = [case for case in pipeline_cases() if case.name == name]
+    assert run_alone(case, judge_parted).labels["outcome"] == EQUAL

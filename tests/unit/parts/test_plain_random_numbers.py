@@ -44,7 +44,7 @@ def test_microbatches_whose_chunks_take_turns_draw_what_the_plain_loop_draws(nam
         for number in (2, 0, 1):
             torch.set_rng_state(states[number])
             received = {module: made[number][module] for module in split.entries(chunks[index])}
-            out = rank.forward(index, batches[number], received, draws_all=True)
+            out = rank.forward(index, batches[number], received, draws="all")
             if split.leaves(chunks[index]):
                 made[number] |= out
             else:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
-from chained_chunks import chunks_of
-from part_models import DECODERS, WIDTH, text_batch, tokens, whisper
+from part_models import DECODERS, text_batch, tokens, whisper
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.find import find_split
-from mosaic.parts.parted_model import PartedModel
 
 
 class Layers(nn.Module):
@@ -80,6 +80,55 @@ class Circle(nn.Module):
         return a + b
 
 
+class Between(Layers):
+    """Does something between its layers."""
+
+    def __init__(self, act: Callable[[Between, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(count=3)
+        self.act = act
+        self.register_buffer("mean", torch.zeros(4))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:2]:
+            x = layer(x)
+        return self.layers[2](self.act(self, x))
+
+
+def counts(model: Between, x: torch.Tensor) -> torch.Tensor:
+    model.calls += 1
+    return x / model.calls
+
+
+def replaces_its_mean(model: Between, x: torch.Tensor) -> torch.Tensor:
+    model.mean = 0.9 * model.mean + x.detach().mean(0)
+    return x - model.mean
+
+
+def clamps_a_weight(model: Between, x: torch.Tensor) -> torch.Tensor:
+    model.layers[0].weight.clamp_(-1, 1)
+    return x
+
+
+def takes_a_gradient(model: Between, x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(model.layers[0](y).sum(), y)[0]
+
+
+def traced() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 4), FOUR["x"]))
+
+
+def with_skipped_layers() -> nn.Module:
+    model = Layers(0, 1, 2)
+    del model.layerdrop
+    model.config = SimpleNamespace(layerdrop=0.1)
+    return model
+
+
 FOUR = {"x": torch.zeros(2, 4)}
 REFUSED = {
     "twice": (
@@ -97,6 +146,45 @@ REFUSED = {
     "noise": (lambda: Noise(), FOUR, "random numbers drawn at .*test_unspl.* reach 2 layers.*nn.Dropout"),
     "kept": (Kept, FOUR, "made inside of layers.0 is used outside of it at .*test_unspl.*return it"),
     "circle": (Circle, FOUR, "feed each other in a circle.*name fewer lists"),
+    "counter": (lambda: Between(counts), FOUR, "the model changes its attribute calls when .*let the loop change it"),
+    "buffer replaced": (lambda: Between(replaces_its_mean), FOUR, "puts another tensor into its buffer mean"),
+    "buffer written": (
+        lambda: Between(lambda model, x: x + model.mean.add_(x.detach().mean(0))),
+        FOUR,
+        "buffer mean is written into at .*test_unspl.*let that module write it",
+    ),
+    "weight written": (
+        lambda: Between(clamps_a_weight),
+        FOUR,
+        r"parameter layers\.0\.weight is written into at .*test_unspl.*behind the optimizer's step",
+    ),
+    "gradient": (lambda: Between(takes_a_gradient), FOUR, "gradients are computed between layers at .*test_unspl"),
+    "rows": (
+        lambda: Between(lambda model, x: x[x[:, 0] > -100]),
+        FOUR,
+        r"how many rows layer 2 of 'layers' reads follows from values .*test_unspl.*choose rows by inputs",
+    ),
+    "hook on a tensor": (
+        lambda: Between(lambda model, x: [x, x.register_hook(lambda gradient: None)][0]),
+        FOUR,
+        r"cannot be followed: .*it raises RuntimeError: cannot register a hook.*test_unspl.*torch\.no_grad",
+    ),
+    "skipped by a config": (with_skipped_layers, FOUR, r"skips layers at random \(layerdrop=0.1\)"),
+    "checkpoint": (
+        lambda: Between(lambda model, x: checkpoint(model.layers[0], x, use_reentrant=False)),
+        FOUR,
+        "called within torch.utils.checkpoint, .*give strategies",
+    ),
+    "script": (
+        traced,
+        {"input": FOUR["x"]},
+        "1 is compiled by torch.jit.*give the module",
+    ),
+    "norm by a hook": (
+        lambda: nn.Sequential(nn.Linear(4, 4), torch.nn.utils.spectral_norm(nn.Linear(4, 4))),
+        {"input": FOUR["x"]},
+        "a hook makes weight of 1.*parametrizations",
+    ),
     "no list": (lambda: nn.Linear(4, 4), {"input": FOUR["x"]}, "no list of layers was found.*modules="),
     "batchnorm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
@@ -113,37 +201,11 @@ def test_a_model_that_cannot_be_cut_is_refused(name: str):
         find_split(make(), sample)
 
 
-def test_routers_logits_that_a_loss_reads_are_refused():
-    config = transformers.MixtralConfig(
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=48,
-        num_local_experts=2,
-        output_router_logits=True,
-        use_cache=False,
-    )
-    with pytest.raises(UnsplittableError, match=r"inside of model\.layers\.0 is used outside.*routers' logits"):
-        find_split(transformers.MixtralForCausalLM(config), text_batch())
-
-
 def test_a_model_that_recomputes_by_itself_is_refused():
     model = DECODERS["llama"].make()
     model.activation_checkpointing_enable()
     with pytest.raises(UnsplittableError, match=r"gradient_checkpointing_disable\(\) and give strategies"):
         find_split(model, text_batch())
-
-
-def test_recomputing_a_layer_that_fills_a_cache_is_refused():
-    model = DECODERS["llama"].make()
-    batch = {**text_batch(), "use_cache": True}
-    chunks = chunks_of("model[0:3/3]")
-    rank = PartedModel(model, find_split(model, batch), chunks)
-    assert rank.forward(0, batch).loss.isfinite()
-    with pytest.raises(UnsplittableError, match=r"recomputed gets a DynamicCache.*use_cache=False"):
-        rank.forward(0, batch, strategies=["recompute"] * 3)
 
 
 def test_lists_named_by_hand_are_checked():

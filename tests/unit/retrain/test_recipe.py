@@ -24,6 +24,7 @@ frozen = "data/frozen"
 [budget]
 batch = 16
 """
+PIPELINE = "batch = 16\npipeline = true\nranks = 2\nmicro_batches = 8"
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
@@ -51,6 +52,16 @@ def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
         ("batch = 16", "batch = 16\nuntil = '05:30'", "line 8: budget: until='05:30' .*'05:30Z'"),
         ("batch = 16", "batch = 16\nuntil = '02:30+01:00'", "no UTC time of day"),
         ("batch = 16", "batch = 16\nafter = '01:00Z'", "line 8: budget: after='01:00Z' .*set until"),
+        ("batch = 16", "batch = 16\nmemory_gb = 70", "line 8: budget: memory_gb=70 is for a pipeline; set pipeline"),
+        (
+            "batch = 16",
+            PIPELINE.replace("ranks = 2", "ranks = 1"),
+            "line 8: budget: .*ranks=1; set it to the number of",
+        ),
+        ("batch = 16", PIPELINE.replace("micro_batches = 8", ""), "micro_batches=1 .*divides batch=16, best 8 or more"),
+        ("batch = 16", PIPELINE.replace("batches = 8", "batches = 3"), "micro_batches=3 pass through 2 ranks"),
+        ("batch = 16", f"{PIPELINE}\nranks_exact = true", "leave ranks_exact out"),
+        ("batch = 16", f"{PIPELINE}\nexclude = ['left']", "leave it out with pipeline = true"),
         ('frozen = "data/frozen"', "", "line 5: sources.frozen: "),
         ("data/{day}", "data", "line 6: sources.new: path='data' needs {day} once.*'data/{day}'"),
         ("data/{day}", "/data/{day}", "line 6: sources.new: .*ln -s"),

@@ -1,1 +1,1 @@
-"""Executing a schedule on one rank: its actions one by one, each by the work or the transport."""
+"""Executing a schedule on one rank: each lane's actions one by one, each by the work or the transport."""

@@ -1,9 +1,12 @@
-"""The order in which one thread runs the rows of a rank.
+"""The order in which one thread runs the rows of a rank, and whether they come to their end at all.
 
 A rank of one row runs that row. Where a rank has several, its lanes, one walk over the rows of all ranks merges them:
 the two ends of a message are taken at one moment of the walk, and each row goes on until it has computed one task or
 has to stop. So both ends of every pair of ranks post in one order, and each action comes after what it waits for: no
 rank waits for ever. What ``lower`` made can always be walked so.
+
+Lanes that walk by themselves come to their end, too: of all actions that are still to be done, the first of such a walk
+waits for nothing any more.
 """
 
 from __future__ import annotations
@@ -17,16 +20,19 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 _POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
 
 
-def cells_of(schedule: PipelineSchedule, rank: int) -> tuple[str, ...]:
-    """Returns what a rank does, in order.
+def rows_of_rank(schedule: PipelineSchedule, rank: int) -> tuple[tuple[str, ...], ...]:
+    """Returns what each lane of a rank does, in order."""
+    return tuple(row for row, other in zip(schedule.rows, schedule.rank_of, strict=True) if other == rank)
+
+
+def order_of(schedule: PipelineSchedule, rank: int) -> tuple[int, ...]:
+    """Returns the order in which one thread does what a rank's lanes do: for each action its lane.
 
     Raises:
-        InvalidScheduleError: It has lanes, and no order of them suits both them and the other ranks.
+        InvalidScheduleError: No order suits both the lanes and the other ranks.
     """
-    rows = [row for row, other in enumerate(schedule.rank_of) if other == rank]
-    if len(rows) < 2:
-        return schedule.rows[rows[0]] if rows else ()
-    return _Walk(schedule, rank).run()
+    rows = rows_of_rank(schedule, rank)
+    return _Walk(schedule, rank).run() if len(rows) > 1 else (0,) * sum(map(len, rows))
 
 
 class _Walk:
@@ -38,7 +44,9 @@ class _Walk:
         self.done: set[str] = set()
         self.posting: dict[str, int] = {}
         """For each message of which one end is due the row that stands there."""
-        self.merged: list[str] = []
+        self.merged: list[int] = []
+        ranks = schedule.rank_of
+        self.lane = [ranks[:row].count(ranks[row]) for row in range(len(ranks))]
         home = {
             cell: other
             for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
@@ -51,7 +59,7 @@ class _Walk:
             if home.get(source) == home.get(target):
                 self.needs[target].append(source)
 
-    def run(self) -> tuple[str, ...]:
+    def run(self) -> tuple[int, ...]:
         has_moved = True
         while has_moved:
             has_moved = False
@@ -61,7 +69,7 @@ class _Walk:
         stuck = next((row for row in range(len(rows)) if self.at[row] < len(rows[row])), None)
         if stuck is not None:
             raise InvalidScheduleError(
-                f"rank {self.rank} has lanes, and one thread cannot run them: row {stuck} would wait for ever at "
+                f"rank {self.rank} has lanes that cannot come to their end: row {stuck} would wait for ever at "
                 f"{rows[stuck][self.at[stuck]]}; post both ends of each message at one point, as lower does",
                 grid=self.schedule.text,
             )
@@ -90,4 +98,4 @@ class _Walk:
         self.at[row] += 1
         self.done.add(cell)
         if self.schedule.rank_of[row] == self.rank:
-            self.merged.append(cell)
+            self.merged.append(self.lane[row])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executing.lanes import cells_of
+from mosaic.ranks.pipeline.executing.lanes import order_of, rows_of_rank
 from mosaic.ranks.pipeline.executing.work import Edge, Work
 from mosaic.ranks.pipeline.transports.transport import Message
 from mosaic.schedule import ActionKind
@@ -22,6 +24,8 @@ _POSTED_BY = {"SENT": "SEND", "GOT": "RECV"}
 
 Action = tuple[int, int, Any, tuple["Exit", ...]]
 """Its code; the place of its task or message, or -1; its task or chunk; and where what it makes or gets goes."""
+Row = tuple[Action, ...]
+"""What one lane does, in order."""
 Exit = tuple[TaskName, int, int]
 """Whom an output is for; the place of that task on this rank, or -1, and the message that takes it there, or -1."""
 
@@ -30,10 +34,14 @@ Exit = tuple[TaskName, int, int]
 class Program:
     """What one rank does in one step."""
 
-    cells: tuple[str, ...]
-    """Each action's text, for messages and pictures."""
-    actions: tuple[Action, ...]
+    cells: tuple[tuple[str, ...], ...]
+    """For each lane the text of each action, for messages and pictures."""
+    rows: tuple[Row, ...]
     """The same, as the executor has them."""
+    order: tuple[int, ...]
+    """How one thread does all of it: for each action its lane, whose next one it is."""
+    after: Mapping[int, tuple[int, ...]]
+    """For places of tasks that take something of other lanes of this rank the places of what they come after."""
     inputs: tuple[tuple[TaskName, ...], ...]
     """For each task whose outputs or gradients it is given, in the order of its arguments."""
     messages: tuple[Message, ...]
@@ -61,7 +69,7 @@ def program_of(
 
     Raises:
         InvalidScheduleError: An action comes before what it needs of this rank, or is missing; or lanes of the rank
-            cannot be run by one thread. ``check_pipeline_schedule`` finds more.
+            wait for each other for ever. ``check_pipeline_schedule`` finds more.
     """
     return _Reading(schedule, rank, work, {} if names is None else names).read()
 
@@ -71,19 +79,21 @@ class _Reading:
 
     def __init__(self, schedule: PipelineSchedule, rank: int, work: Work, names: dict[str, TaskName]) -> None:
         self.schedule, self.rank, self.work, self.names = schedule, rank, work, names
-        self.cells = cells_of(schedule, rank)
-        self.home = {
-            cell: other
-            for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
-            for cell in row
-            if cell[-1] != ")"
-        }
-        tasks = dict.fromkeys(cell for cell in self.cells if cell[-1] != ")")
+        self.rows = rows_of_rank(schedule, rank)
+        lanes: Counter[int] = Counter()
+        self.home: dict[str, tuple[int, int]] = {}
+        """For each task its rank, and its lane there."""
+        for other, row in zip(schedule.rank_of, schedule.rows, strict=True):
+            self.home |= dict.fromkeys((cell for cell in row if cell[-1] != ")"), (other, lanes[other]))
+            lanes[other] += 1
+        tasks = dict.fromkeys(cell for row in self.rows for cell in row if cell[-1] != ")")
         self.place = {cell: place for place, cell in enumerate(tasks)}
         self.inputs: list[list[TaskName]] = [[] for _ in self.place]
         self.exits: list[list[Exit]] = [[] for _ in self.place]
         self.before: list[list[str]] = [[] for _ in self.place]
-        """For each task the cells that have to come before it."""
+        """For each task the cells of its lane that have to come before it."""
+        self.after: dict[int, list[int]] = {}
+        """For each task the places of those of other lanes."""
         self.messages: list[Message] = []
         self.number: dict[str, int] = {}
         self.sends: list[bool] = []
@@ -92,27 +102,36 @@ class _Reading:
     def read(self) -> Program:
         for edge in self.schedule.edges:
             source, _, target = edge.partition(">")
-            if source in self.place or target in self.place:
+            if source not in self.home or target not in self.home:
+                raise self._wrong(edge, "no row has one of its tasks; make the schedule again")
+            if self.rank in (self.home[source][0], self.home[target][0]):
                 self._add_edge(edge, source, target)
-        done: set[str] = set()
-        actions = []
-        for cell in self.cells:
-            actions.append(self._action(cell, done))
-            done.add(cell)
+        rows = []
+        for cells in self.rows:
+            done: set[str] = set()
+            actions = []
+            for cell in cells:
+                actions.append(self._action(cell, done))
+                done.add(cell)
+            rows.append(tuple(actions))
+        self._check_awaited()
+        return Program(
+            cells=self.rows,
+            rows=tuple(rows),
+            order=order_of(self.schedule, self.rank),
+            inputs=tuple(map(tuple, self.inputs)),
+            after={place: tuple(found) for place, found in self.after.items()},
+            messages=tuple(self.messages),
+        )
+
+    def _check_awaited(self) -> None:
+        done = {cell for cells in self.rows for cell in cells}
         for message, number in self.number.items():
             awaits = f"{'SENT' if self.sends[number] else 'GOT'}({message})"
             if awaits not in done:
                 raise self._wrong(awaits, "it is missing; both ends of a message are posted and awaited once")
-        return Program(
-            cells=self.cells,
-            actions=tuple(actions),
-            inputs=tuple(map(tuple, self.inputs)),
-            messages=tuple(self.messages),
-        )
 
     def _add_edge(self, edge: str, source: str, target: str) -> None:
-        if source not in self.home or target not in self.home:
-            raise self._wrong(edge, "no row has one of its tasks; make the schedule again")
         place = self.place
         is_here = source in place, target in place
         ends = Edge(self._name(source), self._name(target))
@@ -122,14 +141,17 @@ class _Reading:
         message = -1
         if not all(is_here):
             message = self.number[edge] = len(self.messages)
-            peer = self.home[target if is_here[0] else source]
+            peer, _ = self.home[target if is_here[0] else source]
             is_forward = ends.source.kind is ActionKind.FORWARD
+            lanes = self.home[source][1], self.home[target][1]
             self.sends.append(is_here[0])
-            self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends))))
-        if is_here[1]:
+            self.messages.append(Message(edge, peer, is_forward, tuple(self.work.specs(ends)), lanes))
+        if all(is_here) and self.home[source] != self.home[target]:
+            self.after.setdefault(place[target], []).append(place[source])
+        elif is_here[1]:
             self.before[place[target]].append(source if is_here[0] else f"GOT({edge})")
-            if carries:
-                self.inputs[place[target]].append(ends.source)
+        if is_here[1] and carries:
+            self.inputs[place[target]].append(ends.source)
         if is_here[0] and carries:
             self.exits[place[source]].append((ends.target, place.get(target, -1), message))
 

@@ -3,12 +3,16 @@
 Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
 when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch makes a communicator for each
 pair within them at the pair's first message; made later and in different orders, these would wait for each other.
+
+On GPUs lanes that message each other have communicators of their own, too: NCCL has no tags, and one lane's messages
+would queue behind another's. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -17,7 +21,14 @@ from mosaic.errors import BackendUnavailableError, RankFailedError
 from mosaic.ranks.meeting.alarm import Alarm, GivenUpError
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.transports.transport import Message, Tensors
+from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
+
+_MAX_LANES = 256
+_Directions = tuple[dist.ProcessGroup, dist.ProcessGroup]
+_Communicators = tuple[_Directions, dist.ProcessGroup]
+
+FRAME_BYTES = 1024
+"""What ranks tell each other in one exchange; more takes two others."""
 
 
 class DistributedTransport:
@@ -25,25 +36,45 @@ class DistributedTransport:
 
     Args:
         world: All ranks; those that are killed are found where it watches them.
+        lines: Ranks that send to each other: each rank of the world is in one line, and has its index there as
+            ``rank``. None: all are in one. A rank that fails is heard in all lines.
         name: No other transport of the run has it.
-        others: Communicators of the work, such as those that reduce gradients, that are given up with this one's.
     """
 
-    def __init__(self, world: World, *, name: str = "pipeline", others: Sequence[dist.ProcessGroup] = ()) -> None:
-        self.rank, self.size, self.progress = world.rank, world.size, world.progress
+    def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
+        self._lines = [tuple(line) for line in ([range(world.size)] if lines is None else lines)]
+        self._line = next(line for line in self._lines if world.rank in line)
+        self.rank, self.size, self.progress = self._line.index(world.rank), len(self._line), world.progress
         self._world = world
         self._kind = world.device.type
         with world.groups.lending() as self._loan:
-            everyone = range(world.size)
-            self._groups = world.group(everyone), world.group(everyone)
-            self._agreements = world.group(everyone, backend="gloo")
-        for group in self._groups:
-            self._warm_up(group)
+            own = [self._communicators(line) for line in self._lines if len(line) > 1]
+            self._everyone = world.group(range(world.size), backend="gloo")
+        self._groups, self._agreements = next(
+            (found for line, found in own if line == self._line), ((self._everyone,) * 2, self._everyone)
+        )
+        self._warm_up(self._groups)
+        self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
         self._is_aborted = False
-        groups = [*self._loan.groups, *others]
-        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", groups, world.progress)
+        self._given_up = [*self._loan.groups]
+        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", self._given_up, world.progress)
         self._alarm.__enter__()
         self._explain, self.progress.explain = self.progress.explain, self._explained
+
+    def cover(self, group: dist.ProcessGroup) -> None:
+        """Takes a communicator of the work, such as one that reduces gradients, that is given up with this one's."""
+        if group not in self._given_up:
+            self._given_up.append(group)
+
+    def open_lanes(self, pairs: Iterable[LanePair]) -> None:
+        """Makes communicators for lanes that have none yet, if tags do not tell them apart."""
+        for pair in sorted(set(pairs) - self._of_lanes.keys()) if self._kind == "cuda" else ():
+            with self._world.groups.lending() as loan:
+                made = {line: self._directions(line) for line in self._lines if len(line) > 1}
+            self._loan += loan
+            self._given_up += loan.groups
+            self._of_lanes[pair] = made.get(self._line, self._groups)
+            self._warm_up(self._of_lanes[pair])
 
     def post_send(self, message: Message, tensors: Tensors) -> _Sent:
         """Begins to send; nothing may write to the tensors until that is done."""
@@ -51,28 +82,50 @@ class DistributedTransport:
         held = tuple(tensor.detach().contiguous() for tensor in tensors if tensor.numel())
         if any(tensor.device.type != self._kind for tensor in held):
             raise self._cannot_carry(message, held)
-        group = self._groups[message.is_forward]
+        group, peer, tag = self._channel(message)
         try:
-            return _Sent(self, message, held, [dist.isend(each, message.peer, group) for each in held])
+            return _Sent(self, message, held, [dist.isend(each, peer, group, tag) for each in held])
         except RuntimeError as error:
             raise self.progress.explain(error) from error
 
     def post_receive(self, message: Message) -> _Received:
         """Makes buffers, and begins to receive into them."""
-        device, group = self._world.device, self._groups[message.is_forward]
+        device, (group, peer, tag) = self._world.device, self._channel(message)
         buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in message.specs)
         try:
-            works = [dist.irecv(each, message.peer, group) for each in buffers if each.numel()]
+            works = [dist.irecv(each, peer, group, tag) for each in buffers if each.numel()]
         except RuntimeError as error:
             raise self.progress.explain(error) from error
         return _Received(self, message, buffers, works)
 
     def tell(self, text: str) -> tuple[str, ...]:
         """Returns what each rank told."""
-        found: list[str] = [""] * self.size
+        return self._told(text, self._agreements) if self.size > 1 else (text,)
+
+    def tell_all(self, text: str) -> tuple[str, ...]:
+        """Returns what each rank of the world told; all of them call it."""
+        return self._told(text, self._everyone)
+
+    def _told(self, text: str, group: dist.ProcessGroup) -> tuple[str, ...]:
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.all_gather_object(found, text, group=self._agreements)
-        return tuple(found)
+            return _gathered(text.encode(), dist.get_world_size(group), group)
+
+    def _communicators(self, line: Sequence[int]) -> tuple[tuple[int, ...], _Communicators]:
+        """Returns those of a line: for each direction one, and one for agreements."""
+        return tuple(line), (self._directions(line), self._world.group(line, backend="gloo"))
+
+    def _directions(self, line: Sequence[int]) -> _Directions:
+        return self._world.group(line), self._world.group(line)
+
+    def _channel(self, message: Message) -> tuple[dist.ProcessGroup, int, int]:
+        """Returns what carries a message, to or from whom, and its tag.
+
+        Lanes for which nothing was opened share the first ones' communicators: one thread posts what is on GPUs, in one
+        order at both ends.
+        """
+        groups = self._of_lanes.get(message.lanes, self._groups)
+        tag = _MAX_LANES * message.lanes[0] + message.lanes[1]
+        return groups[message.is_forward], self._line[message.peer], tag
 
     def abort(self, why: str) -> None:
         """Ends the others' waits; the communicators are of no use afterwards."""
@@ -82,19 +135,30 @@ class DistributedTransport:
         except (RuntimeError, OSError):  # whoever holds the store is gone, which is for the watch to say
             self._alarm.free()
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A block in which errors of messages that are not the transport's say which rank has failed, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = self.progress.explain(error)
+            if found is error:
+                raise
+            raise found from error
+
     def close(self) -> None:
         """Listens no more for ranks that failed, and gives the communicators back, unless a rank has failed."""
         self._alarm.__exit__(None, None, None)
         (self._world.groups.destroy if self._is_aborted else self._world.groups.give_back)(self._loan)
 
-    def _warm_up(self, group: dist.ProcessGroup) -> None:
+    def _warm_up(self, groups: _Directions) -> None:
         mark = torch.zeros(1, device=self._world.device)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            for low, high in itertools.combinations(range(self.size), 2):
-                if self.rank == low:
+            for group, (low, high) in itertools.product(groups, itertools.combinations(self._line, 2)):
+                if self._world.rank == low:
                     dist.send(mark, high, group)
                     dist.recv(mark, high, group)
-                elif self.rank == high:
+                elif self._world.rank == high:
                     dist.recv(mark, low, group)
                     dist.send(mark, low, group)
 
@@ -147,3 +211,19 @@ class _Received(_Posted):
     def wait(self) -> Tensors:
         """Returns what was received."""
         return self._await()
+
+
+def _gathered(mine: bytes, size: int, group: dist.ProcessGroup) -> tuple[str, ...]:
+    """Returns the texts of all ranks: of short ones in one exchange, where torch's own takes two."""
+    frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+    head = len(mine).to_bytes(8, "little") + mine[: FRAME_BYTES - 8]
+    frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    frames = list(torch.empty(size, FRAME_BYTES, dtype=torch.uint8))
+    dist.all_gather(frames, frame, group=group)
+    told = [one.numpy().tobytes() for one in frames]
+    lengths = [int.from_bytes(one[:8], "little") for one in told]
+    if max(lengths) <= FRAME_BYTES - 8:
+        return tuple(one[8 : 8 + length].decode() for one, length in zip(told, lengths, strict=True))
+    found: list[bytes] = [b""] * size
+    dist.all_gather_object(found, mine, group=group)
+    return tuple(one.decode() for one in found)

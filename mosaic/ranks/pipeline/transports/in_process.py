@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
 
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
-from mosaic.ranks.pipeline.transports.transport import Message, Tensors
+from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
 
 _Made = TypeVar("_Made")
-_Channel = tuple[int, int, bool]
-"""From which rank to which, and whether forward."""
+_Channel = tuple[int, int, bool, LanePair]
+"""From which rank to which, whether forward, and between which lanes."""
 
 
 class InProcess:
@@ -143,18 +143,21 @@ class InProcessTransport:
         self._ranks = ranks
         self._num_told = 0
 
+    def open_lanes(self, pairs: Iterable[LanePair]) -> None:
+        """Does nothing: each channel has a queue of its own."""
+
     def post_send(self, message: Message, tensors: Tensors) -> _Posted:
         """Hands tensors to the receiver, if that one is ready for them, and lets it fetch them otherwise."""
         message.check(tensors)
         posted = _Posted(self._ranks, message, tensors, is_send=True)
-        self._ranks.post((self.rank, message.peer, message.is_forward), posted)
+        self._ranks.post((self.rank, message.peer, message.is_forward, message.lanes), posted)
         return posted
 
     def post_receive(self, message: Message) -> _Posted:
         """Makes buffers, and fetches what the sender has posted."""
         buffers = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=self._ranks.device) for spec in message.specs)
         posted = _Posted(self._ranks, message, buffers, is_send=False)
-        self._ranks.post((message.peer, self.rank, message.is_forward), posted)
+        self._ranks.post((message.peer, self.rank, message.is_forward, message.lanes), posted)
         return posted
 
     def tell(self, text: str) -> tuple[str, ...]:

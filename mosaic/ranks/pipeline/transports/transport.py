@@ -1,12 +1,14 @@
 """How ranks of a pipeline reach each other: what every transport does, whatever carries its bytes.
 
-A channel is a pair of ranks, a sense, and a direction (activations go forward, gradients backward). Its messages arrive
-in the order in which they were posted, so both ends post them in one order. Posting never waits, and no more may be
-taken for granted than that either end is done once both are posted.
+A channel is a pair of ranks, a lane of each, a sense, and a direction (activations go forward, gradients backward). Its
+messages arrive in the order in which they were posted, so both ends post them in one order; those of other lanes may
+come before or after. Lanes may post and wait at the same time, each on a thread of its own. Posting never waits, and no
+more may be taken for granted than that either end is done once both are posted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +19,8 @@ from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 
 Tensors = tuple[torch.Tensor, ...]
 """What one task hands to another."""
+LanePair = tuple[int, int]
+"""A lane of the sender and one of the receiver, each counted from 0 on its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Message:
     """Its direction."""
     specs: tuple[TensorSpec, ...]
     """What it carries, known to both ends beforehand."""
+    lanes: LanePair = (0, 0)
+    """Whose it is at its two ends."""
 
     @property
     def phase(self) -> SentPhase:
@@ -93,6 +99,9 @@ class Transport(Protocol):
     rank: int
     size: int
     progress: RankProgress
+
+    def open_lanes(self, pairs: Iterable[LanePair]) -> None:
+        """Makes what messages between such lanes need to pass by each other; all ranks call it with the same pairs."""
 
     def post_send(self, message: Message, tensors: Tensors) -> Handle:
         """Begins to send.

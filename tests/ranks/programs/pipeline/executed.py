@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from executor_cases import FaultyWork, NumberWork, chain_step, evaluated, no_caption, step
+from executor_cases import FaultyWork, NumberWork, chain_step, evaluated, no_caption, on_lanes, step
 
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
@@ -26,13 +29,13 @@ def joined(rank: int, size: int, place: Path) -> DistributedTransport:
 
 
 def all_equal(rank: int, size: int, place: Path) -> None:
-    """Steps one after the other, each of another model, all of which make what one thread makes."""
+    """Steps one after the other, each of another model, all of which make what one thread makes; lanes on threads."""
     transport = joined(rank, size, place)
     executor = Executor(transport)
     for seed in SEEDS:
         drawn = step(seed, num_ranks=size)
         work = NumberWork.of(drawn.graph)
-        executor.run(drawn.schedule, work)
+        executor.run(drawn.schedule, work, lanes=on_lanes(transport, drawn.schedule))
         expected = evaluated(drawn.graph)
         assert work.made == {name: expected[name] for name in work.made}, seed
         num_made = sum(map(int, transport.tell(str(len(work.made)))))
@@ -68,6 +71,27 @@ def an_error_in_a_backward(rank: int, size: int, place: Path) -> None:
 
 def an_error_in_a_reduction(rank: int, size: int, place: Path) -> None:
     fails_in("REDUCE(1)", no_caption, rank, size, place)
+
+
+def an_error_on_a_lane(rank: int, size: int, place: Path) -> None:
+    """The other lane waits for rank 1, which waits for the lane that fails."""
+    transport = joined(rank, size, place)
+    rows = (
+        "RECV(2F0>0F0) GOT(2F0>0F0) 0F0",
+        "1F0 1B0 SEND(1F0>2F0) SENT(1F0>2F0)",
+        "RECV(1F0>2F0) GOT(1F0>2F0) 2F0 SEND(2F0>0F0) SENT(2F0>0F0)",
+    )
+    schedule = PipelineSchedule(
+        plan="lanes",
+        num_microbatches=1,
+        rank_of=(0, 0, 1),
+        chunks=("text[0:1/1]", "vision[0:1/1]", "audio[0:1/1]"),
+        rows=tuple(tuple(row.split()) for row in rows),
+        edges={"1F0>2F0": 4, "2F0>0F0": 4},
+    )
+    exits = {TaskName.parse(one): [TaskName.parse(other)] for one, other in (("1F0", "2F0"), ("2F0", "0F0"))}
+    work = FaultyWork(exits=defaultdict(list, exits), at="1B0", act=no_caption)
+    Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
 
 
 def killed_in_a_backward(rank: int, size: int, place: Path) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
 import mosaic
+from mosaic.backends.host import HostBackend
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.handle import Pipeline
@@ -86,12 +89,20 @@ def check_equal(
                 assert parameter.grad is None, name
             else:
                 assert parameter.grad is not None, name
+                want = part_of(want, parameter, pipe)
                 assert (parameter.grad - want).norm() <= 1e-11 * (1e-2 + want.norm()), name
         norm = pipe.clip_grad_norm_(0.1)
         assert torch.allclose(norm, torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1), rtol=1e-10)
         for each in (optimizer, other):
             each.step()
             each.zero_grad()
+
+
+def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Tensor:
+    """What of a tensor is this rank's, where tensor ranks share it."""
+    dim = next((dim for dim in range(own.ndim) if own.shape[dim] != whole.shape[dim]), None)
+    degree = pipe.degrees.tensor
+    return whole if dim is None else whole.chunk(degree, dim)[pipe.world.rank % degree]
 
 
 def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
@@ -106,10 +117,10 @@ def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[P
 def planned_by_default(rank: int, size: int, place: Path) -> None:
     """With the trial, steps of shapes that were not seen before, planned ahead."""
     pipe, model, plain = begin(rank, size, place, llava, options=options())
-    assert set(pipe.trial.step_ms) == {"planned", "1f1b"}
+    assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
     assert "planned" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
-    played = pipe.last_step()
+    played = pipe.timeline()
     for graph, starts in (played.measured, played.simulated):
         assert len(starts) == len(graph.tasks) == len(played.measured[1])
     pipe.remove()
@@ -122,7 +133,7 @@ def in_every_way(rank: int, size: int, place: Path) -> None:
     for chosen, memory in (
         ({"partition": "separated", "weights": "with"}, 0),
         ({"partition": "mixed-v", "weights": "apart"}, 0),
-        ({"partition": "mixed-time", "weights": "with"}, 280_000),
+        ({"partition": "mixed-time", "weights": "apart"}, 420_000),
     ):
         torch.manual_seed(1)
         model = llava()
@@ -130,6 +141,26 @@ def in_every_way(rank: int, size: int, place: Path) -> None:
         pipe = mosaic.pipeline(model, ragged()[0], options=options(**chosen), memory_bytes=memory, trial=False)
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
+    print("equal")
+
+
+def on_lanes(rank: int, size: int, place: Path) -> None:
+    """The vision tower on a lane of both ranks, beside the backbone."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = llava()
+    plain = copy.deepcopy(model)
+    asked = {"options": options(partition="colocated"), "backend": HostBackend(2), "data": 1}
+    pipe = mosaic.pipeline(model, ragged()[0], trial=False, **asked)
+    assert "; lane 1 (50%): vision_tower" in pipe.describe()
+    check_equal(pipe, model, plain, ragged(), ahead=True)
+    played = pipe.timeline()
+    assert len(played.measured[1]) == len(played.measured[0].tasks)
+    pipe.remove()
+    torch.manual_seed(1)
+    tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
+    assert "planned, on lanes" in tried.trial.step_ms
+    tried.remove()
     print("equal")
 
 
@@ -253,3 +284,26 @@ def example(rank: int, size: int, place: Path) -> None:
     os.environ["RANK"] = str(rank)
     sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
     runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")
+
+
+def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
+    """A model without memory, and weights from a file, of which each rank reads its layers."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    plain = llava()
+    if rank == 0:
+        save_file({name: value.clone() for name, value in plain.state_dict().items()}, place / "weights.safetensors")
+    model = copy.deepcopy(plain)
+    for module in model.modules():  # buffers are real, as by accelerate's init_empty_weights(include_buffers=False)
+        for name, one in module._parameters.items():
+            if one is not None:
+                module._parameters[name] = nn.Parameter(torch.empty_like(one, device="meta"))
+    model.tie_weights()
+    pipe = mosaic.pipeline(model, ragged()[0], options=options())
+    assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
+    with pytest.raises(ValueError, match="give it weights by"):
+        pipe.step(ragged()[0])
+    pipe.load_weights(place / "weights.safetensors")
+    check_equal(pipe, model, plain, ragged())
+    pipe.remove()
+    print("equal")

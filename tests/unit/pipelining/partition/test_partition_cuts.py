@@ -290,7 +290,8 @@ def test_a_request_needs_ranks_and_microbatches_that_pass_through_something():
 @given(models(min_layers=4), steps(), st.sampled_from(sorted(PARTITION_METHODS)), st.integers(1, 4))
 def test_every_method_covers_the_model_or_says_why_not(model, microbatches, name: str, num_ranks: int):
     try:
-        partition_by(name, Request(model=model, num_ranks=num_ranks, microbatches=microbatches)).check_covers(model)
+        request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=4)
+        partition_by(name, request).check_covers(model)
     except ValueError:
-        if name not in ("parallel", "lanes", "mixed-v"):
+        if name not in ("parallel", "lanes", "colocated", "mixed-v"):
             raise

@@ -1,31 +1,116 @@
-"""Counted times, fitted to what a step took."""
+"""Counted times, fitted to what steps took."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import pytest
 from pipeline_cases import images, two_encoders
 
+from mosaic.pipelining.fitted_times import HostTimes
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.schedule.action import TaskName
-from mosaic.ranks.pipeline.ways import MeasuredTasks, fit_times
-from mosaic.schedule import ActionKind
+from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
+from mosaic.ranks.pipeline.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
+from mosaic.ranks.pipeline.least_squares import fit_above_zero
+
+STEP = images(2, 3, 6)
+RIGHT = {
+    "vision": ModuleFit(
+        forward=PhaseFit(scale=2.0, layer_ms=0.5, first_ms=3.0),
+        backward=PhaseFit(scale=1.5, layer_ms=0.25),
+        weights=PhaseFit(scale=1.5, layer_ms=0.25),
+    ),
+    "audio": ModuleFit(forward=PhaseFit(layer_ms=2.0), backward=PhaseFit(scale=0.5), weights=PhaseFit(scale=0.5)),
+    "text": ModuleFit(
+        forward=PhaseFit(scale=3.0, last_ms=4.0), backward=PhaseFit(scale=2.0), weights=PhaseFit(scale=2.0)
+    ),
+}
+HOST = HostTimes(task_ns=700_000)
 
 
-def test_scales_and_what_a_cut_forward_takes_more_are_found_again():
-    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(2, 3))
-    planned = plan_step(request, images(2, 3), options=PlannerOptions(partition="separated", weights="with"))
-    right = {"vision": (2.0, 3.0), "audio": (1.0, 0.5), "text": (4.0, 5.0)}
-    taken, whole_ns = {}, 0
-    for task in planned.graph.tasks:
-        forward, backward = right[task.parts[0].module]
-        is_forward = task.kind is ActionKind.FORWARD
-        own = round(task.time_ns * (forward if is_forward else backward))
-        taken[str(TaskName.of(task))] = own + (7_000 if is_forward else 0)
-        whole_ns += own * is_forward
-    measured = MeasuredTasks(start_ns=dict.fromkeys(taken, 0), time_ns=taken)
-    present = {task.parts[0].module for task in planned.graph.tasks}
-    fitted = fit_times(planned, measured, sorted(present), whole_forwards_ns=whole_ns)
-    assert fitted.task_ns == 7_000
-    for name in present:
-        assert fitted.scales[name] == pytest.approx(right[name], rel=1e-3)
+@dataclass(frozen=True)
+class Real:
+    """A module whose layers take what is right, and not what was counted."""
+
+    counted: object
+    fit: ModuleFit
+
+    def __getattr__(self, name: str):
+        return getattr(self.counted, name)
+
+    def layers(self, microbatch, units: int) -> tuple[Layer, ...]:
+        return self.fit.layers(self.counted.layers(microbatch, units))
+
+
+def request_of() -> Request:
+    return Request(model=two_encoders(), num_ranks=2, microbatches=STEP)
+
+
+def measured(graph: TaskGraph) -> MeasuredTasks:
+    """What tasks would take by their own graph."""
+    times = {str(TaskName.of(task)): task.time_ns for task in graph.tasks}
+    return MeasuredTasks(start_ns=dict.fromkeys(times, 0), time_ns=times)
+
+
+def fit_step(sizes: dict[str, int], *, is_apart: bool) -> FitStep:
+    request = request_of()
+    partition = partition_to_fit(request, sizes, is_fine=True)
+    real = replace(request.model, modules=tuple(Real(one, RIGHT[one.name]) for one in request.model.modules))
+    counted = task_graph(request.model, partition, STEP, weights_apart=is_apart)
+    taken = measured(task_graph(real, partition, STEP, weights_apart=is_apart, host=HOST))
+    return FitStep(graph=counted, measured=[taken] * 2, is_apart=is_apart)
+
+
+def test_what_tasks_take_is_found_again_for_other_pieces_and_cuts():
+    names = [module.name for module in request_of().model.modules]
+    steps = [fit_step({}, is_apart=False), fit_step({"vision": 1}, is_apart=False), fit_step({}, is_apart=True)]
+    fitted = fit_times(steps, names)
+    assert fitted.host.task_ns == pytest.approx(HOST.task_ns, rel=0.02)
+    for is_apart, found in ((False, fitted.modules), (True, fitted.apart)):
+        model = request_of().model
+        own = replace(model, modules=tuple(Real(one, found[one.name]) for one in model.modules))
+        right = replace(model, modules=tuple(Real(one, RIGHT[one.name]) for one in model.modules))
+        partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2}, is_fine=False)
+        graphs = [
+            task_graph(one, partition, images(4, 5), weights_apart=is_apart, host=HostTimes(task_ns=task_ns))
+            for one, task_ns in ((own, fitted.host.task_ns), (right, HOST.task_ns))
+        ]
+        times = [[task.time_ns for task in graph.tasks] for graph in graphs]
+        assert times[0] == pytest.approx(times[1], rel=0.03)
+
+
+def test_messages_say_what_posting_them_and_their_way_take():
+    step = fit_step({}, is_apart=False)
+    edge = next(wait for wait in step.graph.waits if step.graph.tasks[wait.source].row == 0)
+    ends = (str(TaskName.of(step.graph.tasks[at])) for at in (edge.source, edge.target))
+    name = ">".join(ends)
+    spans = {
+        f"SEND({name})": (100, 200_100),
+        f"SENT({name})": (900_000, 950_000),
+        f"RECV({name})": (0, 50_000),
+        f"GOT({name})": (50_000, 500_100),
+    }
+    both = [replace_spans(one, spans) for one in step.measured]
+    found = fit_times([replace(step, measured=both)], [module.name for module in request_of().model.modules]).host
+    assert found.post_ns == 150_000
+    assert found.message_ns == 300_000
+
+
+def replace_spans(one: MeasuredTasks, spans: dict[str, tuple[int, int]]) -> MeasuredTasks:
+    return MeasuredTasks(start_ns=one.start_ns, time_ns=one.time_ns, spans=spans)
+
+
+def test_a_partition_to_fit_has_tasks_of_one_layer_and_of_many():
+    partition = partition_to_fit(request_of(), {}, is_fine=True)
+    partition.check_covers(request_of().model)
+    assert all(len(chunk.parts) == 1 for chunk in partition.chunks)
+    assert {chunk.rank for chunk in partition.chunks} == {0, 1}
+
+
+def test_coefficients_are_never_below_zero_and_the_first_of_equal_columns_is_used():
+    rows = [[one, one, 1.0] for one in (1.0, 2.0, 4.0)]
+    assert fit_above_zero(rows, [1.0, 3.0, 7.0]) == pytest.approx([7 / (1 + 4 / 3 + 16 / 7), 0.0, 0.0])

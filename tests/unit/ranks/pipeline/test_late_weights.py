@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from mosaic.ranks.pipeline.late_weights import LateWeights
 
@@ -28,6 +30,7 @@ def test_late_gradients_equal_those_of_one_backward_bit_for_bit(bias: bool):
     late.run()  # nothing is due twice
     for own, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(own.grad, other.grad)
+        assert not own.grad.requires_grad  # else it would keep the forward's activations
 
 
 def test_frozen_weights_and_products_without_gradients_are_left_alone():
@@ -53,3 +56,17 @@ def test_weights_have_their_own_type_under_autocast():
     late.run()
     assert model.weight.grad.dtype is torch.float32
     assert model.bias.grad.dtype is torch.float32
+
+
+def test_weights_of_a_layer_that_is_made_again_have_their_gradients():
+    layer, given = nn.Linear(4, 4), torch.randn(3, 4)
+    plain = copy.deepcopy(layer)
+    late = LateWeights()
+    with late.collecting():
+        output = checkpoint(
+            layer, given, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), late.collecting())
+        )
+    output.square().sum().backward()
+    plain(given).square().sum().backward()
+    late.run()
+    assert torch.equal(layer.weight.grad, plain.weight.grad)

@@ -1,0 +1,94 @@
+"""How even ranks are by each method and by others' rules, and what a rank receives against gathering everything."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from bench.record import Figure, missing_figure
+from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
+from mosaic.context.drawn import DRAWN
+from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
+from mosaic.context.tiles import MaskBlocks, Work
+
+COMPARED = tuple(name for name, one in CONTEXT_METHODS.items() if one.is_compared)
+
+
+def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
+    """Most over the mean of several drawn masks, in visible pairs and in tiles; and in tokens where counts are unequal.
+
+    Ours shares out what ``plan_context`` would, the paper's method pairs, torch's tiles.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for seed in range(masks):
+        blocks = MaskBlocks(mask=DRAWN[kind](tokens, seed))
+        pairs, tiles = blocks.work(), blocks.tile_pairs()
+        ours = tiles if blocks.num_blocks <= MAX_TILED_BLOCKS else pairs
+        shared = [distribute(pairs, ranks, name, seed=seed) for name in COMPARED if name != "lpt"]
+        shared += [distribute(ours, ranks, chunk=1), _ptrr(tiles // blocks.block**2, ranks)]
+        for one in shared:
+            found.setdefault((one.method, "pairs"), []).append(one.imbalance(pairs))
+            found.setdefault((one.method, "tiles"), []).append(one.imbalance(tiles))
+            if one.method == "lpt-paper":
+                counts = np.bincount(one.rank_of, minlength=ranks)
+                found.setdefault((one.method, "tokens"), []).append(float(counts.max() / counts.mean()))
+    for (method, what), values in found.items():
+        yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {what} over mean", values)
+
+
+def others() -> Iterator[Figure]:
+    """Competitors that do not run here, each with its reason, and what its rule is in our table."""
+    if importlib.util.find_spec("magi_attention") is None:
+        yield missing_figure(
+            "MagiAttention's dispatcher: most pairs over mean",
+            "it is not installed (needs Hopper to build); its rule, a heap with equal chunk counts, is lpt-equal",
+            source="predicted",
+        )
+    yield missing_figure(
+        "torch's per-document balancer: most pairs over mean",
+        "it takes documents whose lengths divide by twice the ranks, which those of drawn masks do not",
+        source="predicted",
+    )
+
+
+def _ptrr(tiles: Work, ranks: int) -> Distribution:
+    """Torch's own scheduling, which counts tiles of each row."""
+    from torch.distributed.tensor.experimental._context_parallel._load_balancer import _PTRRLoadBalancer
+
+    rank_of = np.empty(len(tiles), np.int32)
+    for rank, own in enumerate(_PTRRLoadBalancer.ptrr_scheduling(torch.from_numpy(tiles), ranks).numpy()):
+        rank_of[own] = rank
+    return Distribution(rank_of=rank_of, ranks=ranks, chunk=1, method="torch's PTRR")
+
+
+def received(name: str, draw: Callable[[int], MaskBlocks], ranks: int, masks: int) -> Iterator[Figure]:
+    """Keys and values that a rank receives, as a share of gathering all, by chunk and for zigzag."""
+    shares: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(masks):
+        blocks = draw(seed)
+        work = blocks.work()
+        ways = {f"lpt, chunks of {chunk * blocks.block}": ("lpt", chunk) for chunk in (1, 4, 16)}
+        ways |= {"lpt, chunk chosen": ("lpt", None), "zigzag": ("zigzag", 1)}
+        for way, (method, chunk) in ways.items():
+            shared = distribute(work, ranks, method, chunk=chunk)
+            plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=shared)
+            mean = plan.received_blocks(plan.needed()).mean() / plan.received_blocks()[0]
+            shares.setdefault(way, []).append((float(mean), plan.imbalance))
+    for way, values in shares.items():
+        of = f"{name}, {ranks} ranks, {way}"
+        yield _spread(f"{of}: received over gathering all, mean of ranks", [share for share, _ in values])
+        yield _spread(f"{of}: most pairs over mean", [imbalance for _, imbalance in values])
+
+
+def _spread(name: str, values: list[float]) -> Figure:
+    """Mean of several masks, with the least and the worst of them."""
+    return Figure(
+        name=name,
+        source="predicted",
+        value=float(np.mean(values)),
+        samples=tuple(values),
+        labels={"worst": f"{max(values):.6g}", "masks": str(len(values))},
+    )

@@ -1,0 +1,90 @@
+"""The study of pipelines that run: steps, memory and host time, measured on gloo ranks with a core each.
+
+``python -m bench.pipeline.measured [--quick] [--json FILE]``
+
+Models are Hugging Face's from configurations; their parts take 5 to 50 ms. Ways take turns, step by step: our plan,
+1F1B on a mixed partition, interleaved 1F1B and GPipe on one executor, and torch's own ``Schedule1F1B`` where it can run
+the model. What is simulated was fitted to another step. Every part runs in processes of its own that are ended in time.
+``--quick``: one small model, within a minute on two quiet cores; the full study takes eight.
+"""
+
+from __future__ import annotations
+
+import os
+
+# OpenMP reads this once, when torch is loaded; a rank has one thread, and idle ones that spin would take its core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from bench.pipeline import actions
+from bench.pipeline.measured.memory import memory
+from bench.pipeline.measured.models import MODELS
+from bench.pipeline.measured.step_cost import step_cost
+from bench.pipeline.measured.steps import RIVALS, Sizes, cores, steps, too_few_cores
+from bench.ranks.launch import Work, on_ranks
+from bench.record import Study, missing_figure
+from bench.study_parts import PartedStudy, StudyPart
+
+SMALL = Sizes(width=128, layers=4, microbatches=4, steps=1, rounds=2, plan_s=0.2)
+FULL = Sizes()
+ON_GPU = "llava, 2 ranks on one GPU"
+NEEDS_GPU = {
+    f"{ON_GPU}: planned: step, ms": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
+    f"{ON_GPU}: 1f1b: step over the planned one's, ratio": "needs a GPU: python -m bench.gpu --only ranks/pipeline",
+}
+MORE_RANKS = 4
+"""Where each can have a core."""
+
+
+def _ranks(name: str, seconds: float, size: int, work: Work) -> StudyPart:
+    return StudyPart(name=name, make=lambda left: on_ranks(work, size, left), seconds=seconds)
+
+
+def _actions() -> StudyPart:
+    parts = (actions.action_cost, actions.empty_action_cost, partial(actions.new_schedule, "vlm-s", 8))
+    return StudyPart.alone("actions", 30, lambda: chain(*(part() for part in parts)))
+
+
+def quick() -> tuple[StudyPart, ...]:
+    """Returns the parts of the quick form."""
+    return (
+        _actions(),
+        _ranks("a step beside its tasks", 20, 2, partial(step_cost, rounds=2)),
+        _ranks("steps, llama", 40, 2, partial(steps, name="llama", sizes=SMALL)),
+        _ranks("memory, llama", 20, 2, partial(memory, name="llama", baseline="", sizes=SMALL)),
+    )
+
+
+def full() -> tuple[StudyPart, ...]:
+    """Returns all parts."""
+    parts = [_actions(), _ranks("a step beside its tasks", 60, 2, partial(step_cost, rounds=8))]
+    for name in MODELS:
+        parts.append(_ranks(f"steps, {name}", 150, 2, partial(steps, name=name, sizes=FULL)))
+        if cores() >= MORE_RANKS:
+            parts.append(_ranks(f"steps, {name}, {MORE_RANKS}", 150, MORE_RANKS, partial(steps, name=name, sizes=FULL)))
+        else:
+            parts.append(StudyPart.alone(f"steps, {name}, 4", 10, partial(too_few_cores, name, MORE_RANKS)))
+        for baseline in ("", RIVALS[0]):
+            work = partial(memory, name=name, baseline=baseline, sizes=FULL)
+            parts.append(_ranks(f"memory, {name}, {baseline or 'planned'}", 60, 2, work))
+    return tuple(parts)
+
+
+def draw(study: Study, folder: Path) -> None:
+    """Draws nothing."""
+
+
+STUDY = PartedStudy(
+    name="bench_pipeline_measured",
+    quick=quick,
+    quick_seconds=56.0,
+    full=full,
+    full_seconds=480.0,
+    known=[missing_figure(name, reason) for name, reason in NEEDS_GPU.items()],
+)
+
+if __name__ == "__main__":
+    STUDY.main(__doc__, "one small model; within a minute on two cores", draw)

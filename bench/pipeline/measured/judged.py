@@ -1,0 +1,79 @@
+"""One way's steps on the ranks: how long each took, and what was simulated for it beforehand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.pipeline.measured.models import Microbatch
+from mosaic.pipelining.order.simulate import simulate
+from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.tasks import Timed
+from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.ranks.pipeline.fitting import gather_tasks
+from mosaic.ranks.pipeline.trial import Candidates
+from mosaic.ranks.pipeline.ways import Way, WayRunner
+
+
+@dataclass(kw_only=True)
+class JudgedStep:
+    """One step by one way."""
+
+    shared: SharedStep
+    """Its schedule."""
+    simulated_ms: float
+    """From its first task's start to its last one's end, simulated before it ran."""
+    peak_bytes: Sequence[int]
+    """Of each rank, simulated."""
+    step_ms: list[float] = field(default_factory=list)
+    """Each time that it ran: from the call to the losses, on the slowest rank."""
+    tasks_ms: list[float] = field(default_factory=list)
+    """Of that from the first task's start to the last one's end, on all ranks."""
+
+
+def judge(own: Candidates, way: Way, step: Sequence[Microbatch], *, seconds: float | None = None) -> JudgedStep:
+    """Plans a step on rank 0 for all, and simulates it."""
+    counted = [own.counted.microbatch(one) for one in step]
+    shared: SharedStep = own.world.first_says(
+        way.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None
+    )
+    timed = simulated(way, counted, shared)
+    return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
+
+
+def simulated(way: Way, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
+    """Plays a schedule of one replica with the way's times."""
+    (schedule,) = shared.schedules
+    assert schedule is not None
+    graph = replace(way.tasks(counted, schedule), limit_bytes=())
+    at = {str(TaskName.of(task)): index for index, task in enumerate(graph.tasks)}
+    timed = simulate(graph, tuple(tuple(at[cell] for cell in row if cell in at) for row in schedule.rows))
+    assert isinstance(timed, Timed)
+    return timed
+
+
+def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
+    """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
+    own.world.tell("ready")
+    began = time.perf_counter()
+    ran = runner.run(judged.shared, step, shapes=own.shapes(step))
+    judged.step_ms.append(slowest_ms(own, began))
+    drop_gradients(own)
+    tasks = gather_tasks(ran.times, runner.grid.executor)
+    judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
+    return ran.losses.tolist()
+
+
+def slowest_ms(own: Candidates, began: float) -> float:
+    """Returns the time since ``began`` of the rank that has taken longest."""
+    took = 1e3 * (time.perf_counter() - began)
+    return max(float(text) for text in own.world.tell(json.dumps(took)))
+
+
+def drop_gradients(own: Candidates) -> None:
+    """Leaves none for the next step."""
+    for parameter in own.model.parameters():
+        parameter.grad = None

@@ -1,0 +1,201 @@
+"""Steps of a model by our plan, by baselines on the same executor, and by torch's own schedule, in turn.
+
+Counted times are fitted to one step, which also stands for all when layers are put on ranks; other steps are planned,
+simulated and run. Simulated is what tasks take, from the first one's start to the last one's end.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.pipeline.measured.judged import JudgedStep, drop_gradients, judge, slowest_ms, take
+from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
+from bench.pipeline.measured.torch_schedule import TorchSteps, why_not
+from bench.record import Figure, median_figure, missing_figure
+from mosaic.engine.options import RankSettings
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.begin import make_candidates
+from mosaic.ranks.pipeline.given import Given
+from mosaic.ranks.pipeline.trial import Candidates, fit_candidates
+from mosaic.ranks.pipeline.ways import PLANNED, Way
+
+RIVALS = ("1f1b", "megatron", "gpipe")
+"""Baselines, as ``BASELINES`` has them: 1F1B on the mixed partition, interleaved, and all forwards first."""
+TORCH = "torch's Schedule1F1B"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large and how often."""
+
+    width: int = 256
+    """Of the models."""
+    layers: int = 8
+    """Of each of their modules."""
+    microbatches: int = 8
+    """Of a step."""
+    steps: int = 3
+    """That are judged."""
+    rounds: int = 5
+    """Of each step, beside one that warms up."""
+    plan_s: float = 1.0
+    """For each step."""
+
+
+def begun(model: MeasuredModel, sizes: Sizes) -> Candidates:
+    """Returns the model on these ranks, counted."""
+    world = World.join(torch.device("cpu"), watch=RankSettings())
+    whole = model.model(sizes.width, sizes.layers)
+    return make_candidates(whole, model.step(0, sizes.microbatches), world, Given(data=1))
+
+
+def fitted(model: MeasuredModel, sizes: Sizes) -> Candidates:
+    """Returns the same with times fitted to its first step."""
+    return fit_candidates(begun(model, sizes), model.step(0, sizes.microbatches))
+
+
+def ways_of(own: Candidates) -> dict[str, Way | str]:
+    """Returns each way, or why there is none."""
+    return {PLANNED: own.make(PLANNED), **{name: own.make(name, baseline=name) for name in RIVALS}}
+
+
+def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
+    """All ways in turn; a figure for each, and for each baseline over the plan."""
+    model = MODELS[name]
+    began = time.perf_counter()
+    own = fitted(model, sizes)
+    fit_s = slowest_ms(own, began) / 1e3
+    made = ways_of(own)
+    ways = {way: found for way, found in made.items() if isinstance(found, Way)}
+    of = f"{name}, {size} ranks"
+    if PLANNED not in ways:
+        yield missing_figure(f"{of}: all of it", made[PLANNED])
+        return
+    turns = _Turns(own, model, sizes, ways)
+    turns.take()
+    yield Figure(name=f"{of}: counted and fitted, s", source="measured", value=fit_s)
+    yield from _times(of, turns, made)
+    yield from _errors(of, turns.judged)
+
+
+class _Turns:
+    """Steps of all ways, one after the other in each round."""
+
+    def __init__(self, own: Candidates, model: MeasuredModel, sizes: Sizes, ways: dict[str, Way]) -> None:
+        self.own, self.model, self.sizes, self.ways = own, model, sizes, ways
+        self.judged: dict[str, list[JudgedStep]] = {way: [] for way in ways}
+        self.torch_ms: list[list[float]] = []
+        self.torch_reason = ""
+        self._runners = {way: own.runner(found, keeps_all=True) for way, found in ways.items()}
+        self._torch = self._torch_steps()
+
+    def take(self) -> None:
+        """Takes all steps."""
+        for seed in range(1, 1 + self.sizes.steps):
+            step = self.model.step(seed, self.sizes.microbatches)
+            for way, found in self.ways.items():
+                self.judged[way].append(judge(self.own, found, step, seconds=self.sizes.plan_s))
+            self.torch_ms.append([])
+            for _ in range(1 + self.sizes.rounds):
+                self._round(step)
+
+    def _round(self, step: Sequence[Microbatch]) -> None:
+        losses = [0.0] * len(step)
+        for way, runner in self._runners.items():
+            losses = take(self.own, runner, self.judged[way][-1], step)
+        if self._torch is None:
+            return
+        self.own.world.tell("ready")
+        began = time.perf_counter()
+        found = self._torch.run(step)
+        self.torch_ms[-1].append(slowest_ms(self.own, began))
+        drop_gradients(self.own)
+        last = self.own.world.tell(found)[-1]
+        if not torch.allclose(torch.tensor(last), torch.tensor(losses), rtol=1e-4):
+            self.torch_reason = f"it computes other losses: {last} and not {losses}"
+
+    def _torch_steps(self) -> TorchSteps | None:
+        own, rank = self.own, self.own.world.rank
+        way = self.ways.get(RIVALS[0])
+        if self.model.is_ragged or way is None:
+            cut = "model.language_model.layers.0" if self.model.is_ragged else "model.layers.0"
+            step = self.model.step(0, 1)
+            own.world.tell("torch")
+            self.torch_reason = (
+                why_not(own.model, step[0], cut) or "its microbatches differ, and torch takes equal ones"
+            )
+            return None
+        bounds = [0, *(chunk.parts[-1].end for chunk in way.partition.chunks)]
+        return TorchSteps(own.model, bounds, rank, self.sizes.microbatches)
+
+
+def _times(of: str, turns: _Turns, made: dict[str, Way | str]) -> Iterator[Figure]:
+    ours = [judged.step_ms[1:] for judged in turns.judged[PLANNED]]
+    yield _median(f"{of}: planned: step, ms", ours)
+    beside = [
+        whole - tasks
+        for judged in turns.judged[PLANNED]
+        for whole, tasks in zip(judged.step_ms[1:], judged.tasks_ms[1:], strict=True)
+    ]
+    yield median_figure(f"{of}: planned: of it beside tasks, ms", beside, labels={"samples": str(len(beside))})
+    for name in (*RIVALS, TORCH):
+        ratio = f"{of}: {name}: step over the planned one's, ratio"
+        theirs = turns.torch_ms if name == TORCH else [one.step_ms for one in turns.judged.get(name, ())]
+        reason = turns.torch_reason if name == TORCH else made[name]
+        if isinstance(reason, str) and reason:
+            yield from (missing_figure(text, reason) for text in (f"{of}: {name}: step, ms", ratio))
+            continue
+        timed = [each[1:] for each in theirs]
+        yield _median(f"{of}: {name}: step, ms", timed)
+        yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, timed, strict=True)])
+
+
+def _median(name: str, by_step: Sequence[Sequence[float]]) -> Figure:
+    """Returns the median over rounds of all steps."""
+    samples = [one for each in by_step for one in each]
+    return median_figure(name, samples, labels={"samples": str(len(samples)), "steps": str(len(by_step))})
+
+
+def _errors(of: str, by_way: dict[str, list[JudgedStep]]) -> Iterator[Figure]:
+    """How far simulated steps are from measured ones; none of them was fitted to."""
+    errors = []
+    for way, judged in by_way.items():
+        measured = [statistics.median(one.tasks_ms[1:]) for one in judged]
+        own = [100 * (one.simulated_ms / taken - 1) for one, taken in zip(judged, measured, strict=True)]
+        errors += own
+        yield Figure(
+            name=f"{of}: {way}: tasks of a step, ms",
+            source="simulated",
+            value=statistics.median(one.simulated_ms for one in judged),
+            samples=tuple(one.simulated_ms for one in judged),
+        )
+        yield _median(f"{of}: {way}: tasks of a step, ms", [one.tasks_ms[1:] for one in judged])
+        yield Figure(
+            name=f"{of}: {way}: simulated over measured tasks of a step - 1, %",
+            source="measured",
+            value=statistics.median(own),
+            samples=tuple(own),
+        )
+    sizes = [abs(one) for one in errors]
+    yield median_figure(
+        f"{of}: simulated against measured tasks of a step, median error, % (goal: 5)", sizes, labels={}
+    )
+
+
+def cores() -> int:
+    """Returns how many ranks can have a core each."""
+    return len(os.sched_getaffinity(0))
+
+
+def too_few_cores(name: str, size: int) -> Iterator[Figure]:
+    """Says why so many ranks were not measured."""
+    reason = f"this machine has {cores()} cores, and each rank needs one"
+    yield missing_figure(f"{name}, {size} ranks: planned: step, ms", reason)
+    for rival in (*RIVALS, TORCH):
+        yield missing_figure(f"{name}, {size} ranks: {rival}: step over the planned one's, ratio", reason)

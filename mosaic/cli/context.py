@@ -1,0 +1,68 @@
+"""``mosaic plan --context``: one sequence shared out over ranks; needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro.conf import arg
+
+from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, plan_context
+from mosaic.context.drawn import DRAWN
+from mosaic.errors import MosaicError
+from mosaic.report.context_picture import draw_context
+from mosaic.report.context_table import context_table
+from mosaic.user_file import import_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextCommand:
+    """Share one sequence out over ranks by the work of its attention, beside other ways to do so.
+
+    The mask is drawn, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted: tiles in
+    which tokens see each other, or in long sequences pairs of them; nothing here is measured.
+    """
+
+    context: int
+    """Ranks that share the sequence."""
+    mask: Annotated[str, arg(metavar="causal|ep|ee|mp|FILE:FUNCTION")] = "mp"
+    """Encoder outputs prepended (ep), embedded (ee), or documents of them packed (mp), drawn; or a function."""
+    tokens: int = 16384
+    """Of the sequence, where it is drawn."""
+    block: int = 128
+    """Tokens given out together at least."""
+    chunk: int | None = None
+    """Blocks given out together; by default 1, and for lpt as many as keep ranks even."""
+    method: str = "lpt"
+    """Who shares it out."""
+    seed: int = 0
+    """Of what is drawn."""
+    picture: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Also draw it, beside zigzag, as .png or .svg."""
+
+    def execute(self) -> int:
+        """Plans by every method and prints them; returns the exit code."""
+        mask = self._mask()
+        names = dict.fromkeys([self.method, *(name for name, one in CONTEXT_METHODS.items() if one.is_compared)])
+        plans = [self._plan(mask, name) for name in names]
+        Console().print(context_table(plans))
+        if self.picture is not None:
+            draw_context([next(one for one in plans if one.distribution.method == "zigzag"), plans[0]], self.picture)
+        return 0
+
+    def _plan(self, mask: MaskWords, method: str) -> ContextPlan:
+        return plan_context(mask, self.context, block=self.block, method=method, chunk=self.chunk, seed=self.seed)
+
+    def _mask(self) -> MaskWords:
+        if self.mask in DRAWN:
+            return DRAWN[self.mask](self.tokens, self.seed)
+        path, colon, name = self.mask.rpartition(":")
+        made = getattr(import_file(Path(path)), name, None) if colon else None
+        if made is None:
+            raise MosaicError(f"mask={self.mask} names no function; write {', '.join(DRAWN)}, or FILE:FUNCTION")
+        mask = made()
+        if not isinstance(mask, MaskWords):
+            raise MosaicError(f"{self.mask} returned {type(mask).__name__}; return a mosaic.context.MaskWords")
+        return mask

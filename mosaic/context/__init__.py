@@ -1,0 +1,25 @@
+"""Long sequences split over ranks by the work of their attention: masks, tiles, who gets which blocks. No torch.
+
+``mosaic.context.attention`` runs what is planned here, and needs torch.
+"""
+
+from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
+from mosaic.context.items import ItemShare, share_items
+from mosaic.context.plan import ContextPlan, plan_context
+from mosaic.context.words import MaskWords, causal, from_bam, gemma, packed, token_words
+
+__all__ = [
+    "CONTEXT_METHODS",
+    "ContextPlan",
+    "Distribution",
+    "ItemShare",
+    "MaskWords",
+    "causal",
+    "distribute",
+    "from_bam",
+    "gemma",
+    "packed",
+    "plan_context",
+    "share_items",
+    "token_words",
+]

@@ -1,0 +1,13 @@
+"""Attention of one sequence over ranks, as a ``ContextPlan`` says; needs torch.
+
+``Attend`` is the attention itself, ``ContextBatch`` a rank's part of a batch, ``attach`` what has Hugging Face's models
+call it, ``gather_items`` what has each rank encode its share of the images.
+"""
+
+from mosaic.context.attention.attend import Attend
+from mosaic.context.attention.batch import ContextBatch
+from mosaic.context.attention.gradients import sum_gradients
+from mosaic.context.attention.hugging_face import attach
+from mosaic.context.attention.items import gather_items
+
+__all__ = ["Attend", "ContextBatch", "attach", "gather_items", "sum_gradients"]

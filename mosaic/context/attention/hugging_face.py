@@ -1,0 +1,161 @@
+"""Hugging Face's language models under context parallelism, without code for any family.
+
+A registered attention function takes the place of theirs; ``ContextBatch.inputs`` makes what the model is called with.
+What would give other numbers in silence is refused: before the model runs where its configuration says so, otherwise
+in the layer that meets it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.context.attention.attend import Attend
+from mosaic.errors import UnsupportedModelError
+
+NAME = "mosaic_context"
+"""Of the attention function."""
+_FULL = ("full_attention",)
+_BIASES = ("softcap", "s_aux", "position_bias", "sliding_window")
+
+
+def attach(model: nn.Module) -> Attached:
+    """Has a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
+
+    Args:
+        model: A ``PreTrainedModel`` of transformers whose layers all see the whole sequence.
+
+    Raises:
+        UnsupportedModelError: Some layers have windows, chunks or no attention, or attention has dropout.
+    """
+    from transformers import AttentionInterface
+
+    check_config(model)
+    AttentionInterface.register(NAME, attention)
+    return Attached(model)
+
+
+class Attached:
+    """A model that attends over context ranks."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._before, self._calls = model, model.config._attn_implementation, 0
+        model.set_attn_implementation(NAME)
+        self._hooks = (
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._leave, with_kwargs=True),
+        )
+
+    def remove(self) -> None:
+        """Gives the model its own attention back."""
+        for hook in self._hooks:
+            hook.remove()
+        self._model.set_attn_implementation(self._before)
+
+    def _enter(self, model: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]) -> None:
+        _check_call(model, given)
+        self._calls = given["context"].num_calls
+
+    def _leave(self, model: Any, arguments: tuple[Any, ...], given: dict[str, Any], out: object) -> None:
+        layers, called = model.config.get_text_config().num_hidden_layers, given["context"].num_calls - self._calls
+        if called != layers:
+            raise UnsupportedModelError(
+                f"{called} of {layers} layers of {type(model).__name__} attended over context ranks; others saw this "
+                "rank's tokens alone: train it without context parallelism"
+            )
+
+
+def check_config(model: Any) -> None:
+    """Checks that all layers of a model attend to the whole sequence.
+
+    Raises:
+        UnsupportedModelError: Some do not, or attention has dropout.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has an encoder and a decoder; mask words are for decoders alone: attach its "
+            "decoder, or train it without context parallelism"
+        )
+    strange = sorted({kind for kind in getattr(config, "layer_types", None) or _FULL if kind not in _FULL})
+    windows = getattr(config, "sliding_window", None) if getattr(config, "layer_types", None) is None else None
+    if getattr(config, "use_sliding_window", True) is False:
+        windows = None
+    if strange or windows is not None:
+        found = f"layers of {', '.join(strange)}" if strange else f"sliding_window={windows}"
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has {found}; mask words cannot say such layers: build it from a configuration "
+            "with layer_types=['full_attention', ...] and sliding_window=None if it may see everything, or train it "
+            "without context parallelism"
+        )
+    if getattr(config, "output_router_logits", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} adds a loss of its router, which each rank would count over its own tokens: set "
+            "output_router_logits=False"
+        )
+    if getattr(config, "attention_dropout", 0.0):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has attention_dropout={config.attention_dropout}; ranks would drop different "
+            "pairs than one rank does: set it to 0"
+        )
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    context: Attend | None = None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in each layer; ``context`` comes from the model's own call.
+
+    Raises:
+        UnsupportedModelError: The layer asks for dropout, a window, or something added to scores.
+        ValueError: There is no ``context``, or a mask beside it.
+    """
+    if context is None:
+        raise ValueError(
+            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...), "
+            "whose context= it hands to its layers"
+        )
+    asked = {name: given[name] for name in _BIASES if given.get(name) is not None}
+    if dropout or asked:
+        found = ", ".join(f"{name}={value}" for name, value in {"dropout": dropout or None, **asked}.items() if value)
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks for {found}; attention over context ranks has none of it: set it to 0 or "
+            "None in the configuration, or train the model without context parallelism"
+        )
+    if attention_mask is not None:
+        raise ValueError("attention_mask is given beside context; the mask words say who sees whom: leave it out")
+    out = context(query, key, value, scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _check_call(model: nn.Module, given: dict[str, Any]) -> None:
+    if not isinstance(given.get("context"), Attend):
+        raise ValueError(
+            f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)"
+        )
+    if given.get("attention_mask") is not None:
+        raise ValueError("attention_mask is given beside context; the mask words say who sees whom: leave it out")
+    if given.get("past_key_values") is not None or given.get("use_cache") is not False:
+        raise ValueError("a cache of keys and values is not supported; call the model with use_cache=False")
+    if given.get("position_ids") is None:
+        raise ValueError("position_ids are missing, and a rank's tokens are not in a row; take ContextBatch.inputs()")
+    if given.get("labels") is not None and given.get("shift_labels") is None:
+        raise ValueError(
+            "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift "
+            "them on the whole sequence, as ContextBatch.inputs(labels=...) does"
+        )
+    if given.get("shift_labels") is not None and given.get("num_items_in_batch") is None:
+        raise ValueError(
+            "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of "
+            "labels of the whole sequence, as ContextBatch.inputs(labels=...) does"
+        )

@@ -1,0 +1,227 @@
+"""Masks of multimodal sequences: one word and one document number a token, in place of a matrix of all pairs.
+
+A word says which streams of its document a token may see, which stream it is of, and whether it sees that stream in
+both directions::
+
+    bit   63       62      61 .. 56      55 .. 0
+          unused   both    own stream    streams that it may see
+
+    sees(q, k) = document[q] == document[k] >= 0  and  q attends stream of k
+                 and  (k <= q  or  (both[q]  and  stream of q == stream of k))
+
+Streams are numbered within each document, so every document may have 55 images beside its text. This holds causal
+masks, packed documents, Gemma's images that see themselves and what came before, and Cornstarch's bitfields (section
+4.3.1). Sliding windows cannot be said in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int64]
+Documents = npt.NDArray[np.int32]
+
+MAX_STREAMS = 56
+"""Streams of a document, numbered from 0."""
+STREAM_SHIFT = 56
+"""Bit at which a token's own stream begins."""
+BOTH = 1 << 62
+"""Bit of a token that sees its own stream in both directions."""
+EVERY_STREAM = (1 << MAX_STREAMS) - 1
+"""Bits of a token that may see all streams."""
+PADDING = -1
+"""Document of tokens that see nothing and are seen by none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MaskWords:
+    """Who sees whom in one sequence. The arrays are read, never written.
+
+    Raises:
+        TypeError: Words are not int64, or documents not int32.
+        ValueError: Their shapes differ or are empty, a word has a stream above 55 or uses bit 63, a token sees a
+            stream both ways that it does not attend, or a document's tokens are interrupted by another's.
+    """
+
+    words: Words
+    """Shape (tokens,)."""
+    documents: Documents
+    """Shape (tokens,): 0 or more, equal for tokens of one document, which lie together; -1 for padding."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("words", np.int64), ("documents", np.int32)):
+            given = getattr(self, name)
+            if not isinstance(given, np.ndarray) or given.dtype != kind:
+                found = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
+                raise TypeError(f"{name} are {found}; use a numpy array of {np.dtype(kind).name}")
+            view = np.ascontiguousarray(given).view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
+        if self.words.ndim != 1 or self.words.shape != self.documents.shape or not len(self.words):
+            raise ValueError(
+                f"words have shape {self.words.shape} and documents {self.documents.shape}; "
+                "give one of each for every token of one sequence"
+            )
+        _check(self.words, self.documents)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, padding included."""
+        return len(self.words)
+
+    def sees(self, query: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Tells whether tokens see others; positions of shapes that broadcast, from 0."""
+        q, k = np.asarray(query), np.asarray(key)
+        stream = self.words >> STREAM_SHIFT & 63
+        own = (self.words & BOTH != 0)[q] & (stream[q] == stream[k])
+        attends = (self.words[q] >> stream[k] & 1).astype(bool)
+        same = (self.documents[q] == self.documents[k]) & (self.documents[q] >= 0)
+        found: npt.NDArray[np.bool_] = same & attends & ((k <= q) | own)
+        return found
+
+    def dense(self) -> npt.NDArray[np.bool_]:
+        """Returns the matrix of all pairs, for small examples: shape (tokens, tokens), queries first."""
+        every = np.arange(self.num_tokens)
+        return self.sees(every[:, None], every[None, :])
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Returns each token's place in its document, from 0, counting no padding; shape (tokens,)."""
+        is_token = self.documents >= 0
+        places = np.cumsum(is_token) - 1
+        first = np.flatnonzero(is_token)
+        first = first[np.r_[True, np.diff(self.documents[first]) != 0]] if len(first) else first
+        begins = np.zeros(self.num_tokens, np.int64)
+        begins[first] = np.diff(places[first], prepend=0)
+        return np.where(is_token, places - np.cumsum(begins), 0)
+
+    def digest(self) -> str:
+        """Returns a hash of the whole mask, equal for equal masks only."""
+        made = hashlib.sha256(self.words.data)
+        made.update(self.documents.data)
+        return made.hexdigest()
+
+
+def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, both: npt.ArrayLike = False) -> Words:
+    """Makes words from streams, bits of the streams that may be seen, and flags; shapes broadcast.
+
+    Raises:
+        ValueError: A stream is not within 0 to 55.
+    """
+    streams = np.asarray(stream, np.int64)
+    if streams.size and (streams.min() < 0 or streams.max() >= MAX_STREAMS):
+        raise ValueError(
+            f"a document has stream {streams.max() if streams.min() >= 0 else streams.min()}; "
+            f"streams are 0 to {MAX_STREAMS - 1}: pack fewer images into one document, or give several one stream"
+        )
+    flags = np.where(np.asarray(both, bool), np.int64(BOTH), np.int64(0))
+    made: Words = flags | streams << STREAM_SHIFT | (np.asarray(attends, np.int64) & EVERY_STREAM)
+    return made
+
+
+def causal(num_tokens: int) -> MaskWords:
+    """Makes the mask of one document in which each token sees itself and what came before."""
+    return MaskWords(words=np.full(num_tokens, token_words(0)), documents=np.zeros(num_tokens, np.int32))
+
+
+def gemma(images: npt.ArrayLike) -> MaskWords:
+    """Makes Gemma 3's mask of one document: causal, and images see all of themselves.
+
+    Args:
+        images: Shape (tokens,): -1 for text, otherwise a number that the tokens of one image share; as
+            ``block_sequence_ids`` of transformers.
+
+    Raises:
+        ValueError: There are more than 55 images.
+    """
+    given = np.asarray(images)
+    if given.ndim != 1:
+        raise ValueError(f"images have shape {given.shape}; give one number for each token of one document")
+    is_image = given >= 0
+    streams = np.zeros(len(given), np.int64)
+    streams[is_image] = np.unique(given[is_image], return_inverse=True)[1] + 1
+    return MaskWords(words=token_words(streams, both=is_image), documents=np.zeros(len(given), np.int32))
+
+
+def from_bam(bitfield: npt.ArrayLike) -> MaskWords:
+    """Reads Cornstarch's bitfield attention mask of one document.
+
+    A token with bit 0 is text: it sees, of what came before, all tokens that share one of its bits 0 to 61. Every
+    other token sees exactly the tokens with its own bits. Those with none of these bits are padding.
+
+    Raises:
+        ValueError: There are more than 55 different words of tokens that are not text.
+    """
+    bits = np.asarray(bitfield, np.int64) & (1 << 62) - 1
+    if bits.ndim != 1:
+        raise ValueError(f"the bitfield has shape {bits.shape}; give one word for each token of one document")
+    is_text = bits & 1 != 0
+    patterns, inverse = np.unique(np.where(is_text, 0, bits), return_inverse=True)
+    patterns, streams = (patterns, inverse) if patterns[0] == 0 else (np.r_[0, patterns], inverse + 1)
+    words = token_words(np.where(is_text, 0, streams))  # refuses too many before bits are shifted
+    attends = np.where(is_text, 1, np.int64(1) << streams)
+    for stream, pattern in enumerate(patterns[1:], start=1):
+        attends |= np.where(is_text & (bits & pattern != 0), np.int64(1) << stream, 0)
+    words = token_words(np.where(is_text, 0, streams), attends, ~is_text)
+    return MaskWords(words=words, documents=np.where(bits == 0, PADDING, 0).astype(np.int32))
+
+
+def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWords:
+    """Packs sequences one after the other; none sees anything of another.
+
+    Args:
+        masks: Whose documents are numbered anew, in order.
+        num_tokens: Up to which the sequence is filled with padding; None adds none.
+
+    Raises:
+        ValueError: There are no masks, or they have more tokens than that.
+    """
+    if not masks:
+        raise ValueError("there are no masks to pack; give one at least")
+    count = sum(mask.num_tokens for mask in masks)
+    rest = 0 if num_tokens is None else num_tokens - count
+    if rest < 0:
+        raise ValueError(f"{count} tokens are packed into num_tokens={num_tokens}; use {count} or more")
+    documents, known = [], 0
+    for mask in masks:
+        numbers, inverse = np.unique(mask.documents, return_inverse=True)
+        is_padding = numbers < 0
+        renumbered = np.where(is_padding, PADDING, known + np.cumsum(~is_padding) - 1)
+        documents.append(renumbered[inverse].astype(np.int32))
+        known += int((~is_padding).sum())
+    return MaskWords(
+        words=np.concatenate([*(mask.words for mask in masks), np.full(rest, token_words(0))]),
+        documents=np.concatenate([*documents, np.full(rest, PADDING, np.int32)]),
+    )
+
+
+def _check(words: Words, documents: Documents) -> None:
+    first = np.flatnonzero((words[1:] != words[:-1]) | (documents[1:] != documents[:-1])) + 1
+    starts = np.r_[0, first]  # what holds for the first token of a stretch of equal ones holds for all
+    word, document = words[starts], documents[starts]
+    stream = word >> STREAM_SHIFT & 63
+    refuse = functools.partial(_refuse, starts)
+    refuse(word < 0, "uses bit 63 of its word; leave it 0")
+    refuse(stream >= MAX_STREAMS, f"is of a stream above {MAX_STREAMS - 1}; number the streams of each document from 0")
+    unseen = (word & BOTH != 0) & (word >> stream & 1 == 0)
+    refuse(unseen, "sees its own stream both ways and does not attend it; set that stream's bit, or clear bit 62")
+    refuse(document < PADDING, "has a document below -1; number documents from 0, padding is -1")
+    tokens = np.flatnonzero(document >= 0)
+    begins = tokens[np.r_[True, np.diff(document[tokens]) != 0]] if len(tokens) else tokens
+    _, first_of = np.unique(document[begins], return_index=True)
+    again = np.setdiff1d(begins, begins[first_of])
+    if len(again):
+        raise ValueError(
+            f"document {document[again[0]]} goes on at token {starts[again[0]]} after another one; "
+            "lay the tokens of each document together"
+        )
+
+
+def _refuse(starts: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_], why: str) -> None:
+    if wrong.any():
+        raise ValueError(f"token {starts[np.argmax(wrong)]} {why}")

@@ -1,0 +1,136 @@
+"""What one call read, and what a tensor is made of."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mosaic.parts.hooked import HookedCall
+from mosaic.parts.split import Value
+
+
+@dataclass(kw_only=True, eq=False)
+class SeenCall:
+    """One call of a layer or another module, and what it read."""
+
+    path: str
+    """The module's name."""
+    call: int
+    """How many calls of it came before."""
+    line: str
+    """File and line that called it."""
+    values: set[Value] = field(default_factory=set)
+    """Values of earlier calls that it read."""
+    parameters: set[str] = field(default_factory=set)
+    """Parameters that it read, or that operations before it did."""
+    inputs: set[str] = field(default_factory=set)
+    """Tensors of the sample that it read."""
+    random: set[str] = field(default_factory=set)
+    """Lines of operations between calls that drew random numbers for what it read."""
+    rows: set[str] = field(default_factory=set)
+    """Lines of operations between calls by which the shape of what it read follows from values of other calls."""
+    outputs: set[str] = field(default_factory=set)
+    """Where what it read stands in the model's output; the loss alone reads that."""
+    kept: set[SeenCall] = field(default_factory=set)
+    """Calls inside of which something was made that it read, and that did not return it."""
+    hooked: tuple[HookedCall, ...] = ()
+    """Calls of modules inside of it whose results hooks see."""
+    form: tuple[list[Any], Any] | None = None
+    """What it returned, without its tensors."""
+    writes_arguments: bool = False
+    """Whether it writes into what it is given."""
+    keeps_shape: bool = False
+    """Whether its first result has the shape of its first input."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Of how many leaves what it returned consists."""
+        return 0 if self.form is None else len(self.form[0])
+
+    def read(self, sources: Sources) -> None:
+        """Adds what was read."""
+        self.values |= sources.values
+        self.parameters |= sources.parameters
+        self.inputs |= sources.inputs
+        self.random |= sources.random
+        self.kept |= {one for one in sources.inside if one.path != self.path}
+        self.rows |= sources.rows
+        self.outputs |= sources.outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a tensor is made of."""
+
+    values: frozenset[Value] = frozenset()
+    """What calls returned."""
+    parameters: frozenset[str] = frozenset()
+    """Parameters that operations between calls read."""
+    inputs: frozenset[str] = frozenset()
+    """Tensors of the sample."""
+    random: frozenset[str] = frozenset()
+    """Lines that drew random numbers between calls."""
+    rows: frozenset[str] = frozenset()
+    """Lines by which its shape follows from values of calls."""
+    outputs: frozenset[str] = frozenset()
+    """Where it stands in the model's output."""
+    inside: frozenset[SeenCall] = frozenset()
+    """Calls inside of which it was made, and that did not return it."""
+
+    def __or__(self, other: Sources) -> Sources:
+        if not other or self is other:
+            return self
+        if not self:
+            return other
+        return Sources(
+            values=self.values | other.values,
+            parameters=self.parameters | other.parameters,
+            inputs=self.inputs | other.inputs,
+            random=self.random | other.random,
+            rows=self.rows | other.rows,
+            outputs=self.outputs | other.outputs,
+            inside=self.inside | other.inside,
+        )
+
+    def __bool__(self) -> bool:
+        return any((self.values, self.parameters, self.inputs, self.random, self.rows, self.outputs, self.inside))
+
+
+NOTHING = Sources()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in nested containers."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def caller() -> str:
+    """Returns file and line of the user's code that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.parts", "torch.")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_checkpointed() -> bool:
+    """Whether what runs is called within ``torch.utils.checkpoint``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
+
+
+def line_of(error: BaseException) -> str:
+    """Returns file and line of the user's code that raised an error."""
+    lines = [
+        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    own = [(file, line) for name, file, line in lines if not name.startswith(("mosaic.", "torch."))]
+    return ":".join(map(str, own[-1])) if own else "in torch"

@@ -1,0 +1,73 @@
+"""What layers of one module take, as a line through measured times: counted times alone say little on a given machine.
+
+Small pieces cost more than their share: operators are launched, and gradients are added to those of whole weights,
+however few rows there are. So a layer takes a part of its own beside what grows with its data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mosaic.pipelining.workload.layers import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFit:
+    """One phase of a module's layers; by default as counted."""
+
+    scale: float = 1.0
+    """Measured over counted time."""
+    layer_ms: float = 0.0
+    """Of each layer, whatever its data."""
+    first_ms: float = 0.0
+    """Of the first layer beside that: what comes before the layers."""
+    last_ms: float = 0.0
+    """Of the last layer beside that: what comes behind them, such as a loss."""
+
+    def ms(self, counted_ms: float, at: int, count: int) -> float:
+        """Returns the time of layer ``at`` of ``count``."""
+        ends_ms = (0.0 if at else self.first_ms) + (self.last_ms if at == count - 1 else 0.0)
+        return self.scale * counted_ms + self.layer_ms + ends_ms
+
+
+_AS_COUNTED = PhaseFit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFit:
+    """All phases of a module's layers."""
+
+    forward: PhaseFit = _AS_COUNTED
+    """Forward."""
+    backward: PhaseFit = _AS_COUNTED
+    """Backward for inputs."""
+    weights: PhaseFit = _AS_COUNTED
+    """Backward for weights."""
+
+    def layers(self, counted: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Returns all layers of the module with fitted times; what is computed again takes a forward's."""
+        if self == AS_COUNTED:
+            return counted
+        return tuple(self._layer(layer, at, len(counted)) for at, layer in enumerate(counted))
+
+    def _layer(self, layer: Layer, at: int, count: int) -> Layer:
+        forward_ms = self.forward.ms(layer.forward_ms, at, count)
+        again = forward_ms / layer.forward_ms if layer.forward_ms else 1.0
+        return replace(
+            layer,
+            forward_ms=forward_ms,
+            backward_ms=self.backward.ms(layer.backward_ms, at, count),
+            weights_ms=self.weights.ms(layer.weights_ms, at, count),
+            strategies=tuple(
+                replace(
+                    one,
+                    extra_forward_ms=one.extra_forward_ms * again,
+                    extra_backward_ms=one.extra_backward_ms * again,
+                )
+                for one in layer.strategies
+            ),
+        )
+
+
+AS_COUNTED = ModuleFit()
+"""Nothing was measured."""

@@ -1,0 +1,121 @@
+"""Given for a pipeline, and made sure of: equal weights on all ranks, plans, numbers of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mosaic.artifact import fingerprint, load
+from mosaic.backends.base import Backend
+from mosaic.engine.options import RankSettings
+from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.schedule.partition import partition_of_schedule
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.tensor.styles import TensorPlan
+
+Plan = Partition | PipelineSchedule | KeptWay | str | Path
+DEFAULT_RANKS = RankSettings()
+DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The arguments of ``mosaic.pipeline`` beside model and sample; it says what they are."""
+
+    loss: Loss | None = None
+    """Makes a number of the model's output."""
+    modules: Mapping[str, str] | None = None
+    """Names for lists of layers."""
+    plan: Plan | None = None
+    """Where layers are."""
+    data: int | None = None
+    """Replicas."""
+    tensor: int = 1
+    """Ranks that share each layer."""
+    tp_plan: TensorPlan | None = None
+    """How they are shared."""
+    options: PlannerOptions = DEFAULT_OPTIONS
+    """How steps are planned."""
+    memory_bytes: int = 0
+    """Of a rank's device."""
+    backend: Backend | None = None
+    """What a rank runs on."""
+    ranks: RankSettings = DEFAULT_RANKS
+    """How ranks watch each other."""
+
+
+def partition_of(plan: Plan, request: Request) -> Partition:
+    """Returns where a plan has a model's layers.
+
+    Raises:
+        InvalidScheduleError: It is of another model; names both.
+        InvalidFileError: The file is no schedule.
+    """
+    if isinstance(plan, str | Path):
+        plan = load(PipelineSchedule, Path(plan))
+    plan = plan.partition if isinstance(plan, KeptWay) else plan
+    partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
+    try:
+        partition.check_covers(request.model)
+    except ValueError as error:
+        raise InvalidScheduleError(f"the plan is of another model: {error}") from None
+    return partition
+
+
+def degrees_of(num_ranks: int, *, data: int | None, tensor: int, partition: Partition | None) -> Degrees:
+    """Returns how ranks are laid out: as many replicas as were asked for, or as a partition leaves ranks for.
+
+    Raises:
+        ValueError: They cannot be.
+    """
+    if tensor < 1 or (data is not None and data < 1) or num_ranks % (tensor * (data or 1)):
+        raise ValueError(
+            f"data={data}, tensor={tensor}, and there are {num_ranks} ranks; use numbers whose product divides them"
+        )
+    places = num_ranks // (tensor * (data or 1)) if partition is None else partition.num_ranks
+    replicas = data or (1 if partition is None else max(1, num_ranks // (tensor * places)))
+    if replicas * places * tensor != num_ranks:
+        raise ValueError(
+            f"the plan is for {places} ranks, and {num_ranks} with data={data}, tensor={tensor} are not {places} each; "
+            f"start {replicas * places * tensor} ranks, or give another plan"
+        )
+    return Degrees(data=replicas, pipeline=places, tensor=tensor)
+
+
+def check_same_weights(model: nn.Module, world: World) -> None:
+    """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
+    tensors = (*model.parameters(), *model.buffers())
+    values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
+    told = world.tell(fingerprint(torch.stack(values).tolist() if values else []))
+    other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
+    if other is not None:
+        raise BackendUnavailableError(
+            "the ranks' models have other weights; seed all ranks alike before the model is made, or load one file",
+            found=f"{told[other][:8]} on rank {other}",
+            needed=f"{told[0][:8]} as on rank 0",
+        )
+
+
+def check_same_split(split: ModelSplit, world: World) -> None:
+    """Raises BackendUnavailableError, on all ranks, unless they cut their models alike."""
+    told = world.tell([f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules])
+    other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
+    if other is not None:
+        raise BackendUnavailableError(
+            "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
+            found=f"{', '.join(told[other])} on rank {other}",
+            needed=f"{', '.join(told[0])} as on rank 0",
+        )

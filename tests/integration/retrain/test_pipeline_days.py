@@ -1,0 +1,54 @@
+"""A day whose model is divided over two ranks by its layers: judged, verified, and the same bits after kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+SCRIPT = TESTS / "cases" / "retraining" / "retraining_pipeline.py"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ``retraining_pipeline.py`` tells, from a process of its own, which makes forks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("pipeline"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return {"said": done.stdout, **{name: value for line in lines for name, value in json.loads(line).items()}}
+
+
+def test_a_day_killed_while_its_ranks_train_ends_with_the_bits_of_an_undisturbed_one(told: dict[str, Any]):
+    assert told["launcher_killed"]["nobody_left"]
+    assert (told["quiet"], told["killed"]) == (0, 0)
+    assert told["differs"] == []
+    assert told["same_bits"]
+    assert told["starts"] == ["launcher killed", "killed (SIGKILL)", "done"]
+    assert (told["outcome"], told["steps"]) == ("promoted", 40)
+
+
+def test_the_layers_of_a_day_are_on_both_ranks_and_its_report_says_which(told: dict[str, Any]):
+    assert "rank 0: left[0:2/2]" in told["plan"]
+    assert "not tried: data parallel" in told["plan"]
+
+
+def test_steps_of_a_divided_day_are_repeated_with_the_same_bits(told: dict[str, Any]):
+    assert told["verify"] == {"outcome": None, "reason": ""}
+    assert "have the same losses to the last bit, and the parameters after step 40 too" in told["said"]
+
+
+def test_check_takes_steps_of_a_divided_model_and_names_what_cannot_be_cut(told: dict[str, Any]):
+    assert told["check"] == {"outcome": None, "reason": ""}
+    assert "plan: rank 1: " in told["said"]
+    refused = told["check of BatchNorm"]
+    assert refused["outcome"] == "failed"
+    assert "model.left.1 is a BatchNorm1d: its statistics are of a whole batch" in refused["reason"]
+    assert "or set pipeline = false in [budget]" in refused["reason"]

@@ -1,0 +1,213 @@
+"""Laws of masks in blocks and of who gets which: a dense matrix, a heap and CP-SAT are the judges."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_matrices import blocked, odd_mask
+
+from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
+from mosaic.context.drawn import DRAWN
+from mosaic.context.layout import Layout
+from mosaic.context.plan import plan_context
+from mosaic.context.tiles import MaskBlocks, Tiles
+from mosaic.context.words import MaskWords, from_bam
+from mosaic.search_extension import load_search
+
+WORKS = st.lists(st.integers(0, 10_000), min_size=8, max_size=60)
+
+
+def matrix_of(tiles: Tiles, columns: int) -> np.ndarray:
+    """0 for no tile, 1 for a part of one, 2 for a full one."""
+    made = np.zeros((tiles.num_rows, columns), int)
+    made[np.repeat(np.arange(tiles.num_rows), np.diff(tiles.offsets)), tiles.columns] = 1 + tiles.is_full
+    return made
+
+
+def check_blocks(mask: MaskWords, block: int, key_block: int) -> None:
+    blocks, counted = MaskBlocks(mask=mask, block=block), blocked(mask, block)
+    assert np.array_equal(blocks.work(), counted.sum(axis=1))
+    expected = (counted > 0).astype(int) + (counted == block * block)
+    rows = np.random.RandomState(0).permutation(blocks.num_blocks)
+    tiles = blocks.tiles(rows)
+    assert np.array_equal(matrix_of(tiles, blocks.num_blocks), expected[rows])
+    assert all(np.all(np.diff(tiles.columns[a:b]) > 0) for a, b in zip(tiles.offsets, tiles.offsets[1:], strict=False))
+    assert np.array_equal(matrix_of(tiles.turned(blocks.num_blocks), len(rows)), expected[rows].T)
+    assert np.array_equal(blocks.tile_pairs(at_once=3), (counted > 0).sum(axis=1) * block**2)
+    assert np.array_equal(blocks.seen(rows[:3], at_once=2), (counted[rows[:3]] > 0).any(axis=0))
+    check_unequal_blocks(blocks, block, key_block)
+
+
+def check_unequal_blocks(blocks: MaskBlocks, query: int, key: int) -> None:
+    mask = blocks.mask
+    rows, columns = -(-mask.num_tokens // query), -(-mask.num_tokens // key)
+    filled = np.zeros((rows * query, columns * key), np.int64)
+    filled[: mask.num_tokens, : mask.num_tokens] = mask.dense()
+    counted = filled.reshape(rows, query, columns, key).sum(axis=(1, 3))
+    offsets, found, is_full, pairs = blocks.runs.tiles(np.arange(rows), query, key)
+    made = np.zeros_like(counted)
+    made[np.repeat(np.arange(rows), np.diff(offsets)), found] = pairs
+    assert np.array_equal(made, counted)
+    assert np.array_equal(is_full, pairs == query * key)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    num_tokens=st.integers(1, 180),
+    block=st.sampled_from([1, 3, 16, 64]),
+    key_block=st.sampled_from([2, 5, 16, 100]),
+)
+def test_work_and_tiles_are_those_of_the_dense_matrix(seed: int, num_tokens: int, block: int, key_block: int):
+    check_blocks(odd_mask(seed, num_tokens), block, key_block)
+
+
+@pytest.mark.parametrize("kind", sorted(DRAWN))
+@pytest.mark.parametrize(("num_tokens", "block"), [(700, 16), (1000, 128)])
+def test_work_and_tiles_of_drawn_masks_are_those_of_the_dense_matrix(kind: str, num_tokens: int, block: int):
+    check_blocks(DRAWN[kind](num_tokens, 5), block, 48)
+
+
+def test_work_and_tiles_of_cornstarchs_masks_are_those_of_the_dense_matrix():
+    text = 1 << 62 | 1 | 1 << 1 | 1 << 2
+    choices = np.array([text, 1, 1 << 1, 1 << 2, 1 << 1 | 1 << 2, 0])
+    check_blocks(from_bam(np.repeat(choices[np.random.RandomState(1).randint(0, 6, 40)], 9)), 16, 24)
+
+
+def test_padding_alone_has_no_work_and_no_tiles():
+    mask = MaskWords(words=np.ones(40, np.int64), documents=np.full(40, -1, np.int32))
+    check_blocks(mask, 16, 8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(work=WORKS, ranks=st.integers(1, 8), seed=st.integers(0, 5), name=st.sampled_from(sorted(CONTEXT_METHODS)))
+def test_every_method_gives_every_block_to_one_rank_and_every_rank_a_block(
+    work: list[int], ranks: int, seed: int, name: str
+):
+    if name == "exact":
+        work, ranks = work[:8], min(ranks, 3)
+    found = distribute(work, ranks, name, seed=seed)
+    again = distribute(np.array(work), ranks, name, seed=seed)
+    assert np.array_equal(found.rank_of, again.rank_of)
+    counts = np.bincount(found.rank_of, minlength=ranks)
+    assert sum(len(found.blocks_of(rank)) for rank in range(ranks)) == len(work)
+    assert counts.max() == found.slots
+    if name != "lpt-paper":
+        assert counts.max() <= -(-len(work) // ranks) + (name in ("zigzag", "ring"))
+    if name not in ("lpt-paper", "lpt", "lpt-equal"):
+        assert counts.min() >= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(work=WORKS, ranks=st.integers(1, 8))
+def test_longest_first_is_a_heaps_and_within_its_bounds(work: list[int], ranks: int):
+    heap = [(0, rank) for rank in range(ranks)]
+    expected = np.zeros(len(work), int)
+    for piece in sorted(range(len(work)), key=lambda piece: -work[piece]):
+        total, rank = heapq.heappop(heap)
+        expected[piece] = rank
+        heapq.heappush(heap, (total + work[piece], rank))
+    found = distribute(work, ranks, "lpt-paper")
+    assert np.array_equal(found.rank_of, expected)
+    assert found.sums(np.array(work)).max() <= sum(work) / ranks + max(work)
+
+
+@settings(deadline=None, max_examples=60)
+@given(work=WORKS, ranks=st.integers(1, 8))
+def test_trades_never_add_to_the_rank_with_most_and_keep_counts(work: list[int], ranks: int):
+    given = np.array(work)
+    before = distribute(given, ranks, "lpt-equal", chunk=1)
+    after = distribute(given, ranks, "lpt", chunk=1)
+    assert after.sums(given).max() <= before.sums(given).max()
+    assert np.array_equal(np.bincount(after.rank_of, minlength=ranks), np.bincount(before.rank_of, minlength=ranks))
+    left = sorted(after.sums(given))
+    if left[-1] > np.ceil(given.sum() / ranks) * 1.0001:  # no single trade of the heaviest would have won anything
+        assert not any_trade_wins(given, after.rank_of, ranks)
+
+
+def any_trade_wins(work: np.ndarray, rank_of: np.ndarray, ranks: int) -> bool:
+    sums = sums_by_rank(work, rank_of, ranks)
+    heaviest = int(np.argmax(sums))
+    mean = -(-int(work.sum()) // ranks)
+    return any(
+        sums[heaviest] > max(sums[heaviest] - work[i] + work[j], sums[rank_of[j]] + work[i] - work[j])
+        for i in np.flatnonzero(rank_of == heaviest)
+        for j in np.flatnonzero((rank_of != heaviest) & (sums[rank_of] < mean))
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_methods_are_near_the_best_distribution(seed: int):
+    work = np.random.RandomState(seed).randint(1, 1000, 12)
+    ranks = 3
+    best = distribute(work, ranks, "exact").sums(work).max()
+    for name in ("lpt", "lpt-equal", "zigzag", "ring", "striped", "random"):
+        assert distribute(work, ranks, name, chunk=1).sums(work).max() >= best
+    # Graham's bound holds against the best of all counts, which is no more than the best of equal ones.
+    assert distribute(work, ranks, "lpt-paper").sums(work).max() <= (4 / 3 - 1 / (3 * ranks)) * best
+    assert distribute(work, ranks, "lpt", chunk=1).sums(work).max() <= 1.05 * best
+
+
+@settings(deadline=None, max_examples=40)
+@given(work=WORKS, ranks=st.integers(1, 8))
+def test_coarse_chunks_cost_no_padding_and_little_balance(work: list[int], ranks: int):
+    found, fine = distribute(work, ranks), distribute(work, ranks, chunk=1)
+    assert found.slots == fine.slots
+    if found.chunk > 1:
+        assert found.imbalance(np.array(work)) <= 1.01
+        assert all(len(set(found.rank_of[at : at + found.chunk])) == 1 for at in range(0, len(work), found.chunk))
+
+
+@settings(deadline=None, max_examples=40)
+@given(num_tokens=st.integers(8, 200), ranks=st.integers(1, 4), name=st.sampled_from(["lpt", "zigzag", "lpt-paper"]))
+def test_a_layout_and_its_inverse_undo_each_other(num_tokens: int, ranks: int, name: str):
+    block = 2
+    work = np.random.RandomState(num_tokens).randint(0, 50, -(-num_tokens // block))
+    layout = Layout(num_tokens=num_tokens, block=block, distribution=distribute(work, ranks, name))
+    order, inverse = layout.order(), layout.inverse()
+    assert np.array_equal(order[inverse], np.arange(num_tokens))
+    assert (order >= 0).sum() == num_tokens == len(order) - layout.padding
+    assert len(order) == ranks * layout.local_tokens
+    values = np.arange(num_tokens) * 10
+    parts = [layout.take(values, rank, fill=-7) for rank in range(ranks)]
+    assert np.array_equal(np.concatenate(parts)[inverse], values)
+    assert np.count_nonzero(np.concatenate(parts) == -7) == layout.padding
+    for rank in range(ranks):
+        own = layout.order_of(rank)
+        assert np.all(np.diff(own[own >= 0]) > 0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), num_tokens=st.integers(40, 160), ranks=st.integers(1, 4))
+def test_a_plan_says_who_reads_whose_blocks(seed: int, num_tokens: int, ranks: int):
+    mask = odd_mask(seed, num_tokens)
+    plan = plan_context(mask, ranks, block=8)
+    counted = blocked(mask, 8)
+    needed = plan.needed()
+    for rank in range(ranks):
+        own = plan.distribution.blocks_of(rank)
+        assert np.array_equal(needed[rank], (counted[own] > 0).any(axis=0))
+        assert plan.pairs[rank] == counted[own].sum()
+        remote = [block for block in np.flatnonzero(needed[rank]) if block not in own]
+        assert plan.received_blocks(needed)[rank] == len(remote)
+        assert plan.received_bytes(12, needed)[rank] == len(remote) * 8 * 12
+    assert plan.received_blocks(needed).max() <= plan.received_blocks()[0] == (ranks - 1) * plan.distribution.slots
+
+
+def test_the_extension_refuses_arrays_of_other_types_and_lengths():
+    search = load_search()
+    with pytest.raises(TypeError):
+        search.MaskRuns(np.zeros(3, np.int32), np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="one length"):
+        search.MaskRuns(np.zeros(3, np.int64), np.zeros(2, np.int32))
+    runs = search.MaskRuns(np.zeros(3, np.int64), np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="row 2 is not in the sequence"):
+        runs.tiles(np.array([2]), 2, 2)
+    with pytest.raises(ValueError, match="no room"):
+        search.longest_first(np.ones(5, np.int64), ranks=2, cap=2)
+    with pytest.raises(ValueError, match="a piece has no rank"):
+        search.traded(np.ones(2, np.int64), np.array([0, 2], np.int32), ranks=2, fineness=10)

@@ -1,0 +1,1 @@
+"""What ranks run that share a sequence."""

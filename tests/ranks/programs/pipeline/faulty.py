@@ -1,0 +1,205 @@
+"""What goes wrong in pipelines of the user's models; each function is one rank's program."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.engine.options import RankSettings
+from mosaic.errors import (
+    BackendUnavailableError,
+    InvalidPlanError,
+    InvalidScheduleError,
+    MosaicError,
+    UnsplittableError,
+)
+from mosaic.graph import Part
+from mosaic.pipelining.partition.partition import Chunk, Partition
+from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.pipeline.handle import Pipeline
+from ranks.begun import SHORT_S, TIMEOUT_S, WATCH, join, kill_this_process
+from ranks.programs.pipeline.trained import llama, llava, microbatch, options, ragged, train, words
+
+
+def begun(make: Callable[[], nn.Module] = llama, **asked: Any) -> tuple[Pipeline, nn.Module]:
+    torch.manual_seed(1)
+    model = make()
+    sample = ragged()[0] if make is llava else words(0)
+    plan = {"plan": halves(2)} if make is llama else {}
+    watch = RankSettings(**{"timeout_s": TIMEOUT_S, **WATCH, **asked.pop("watch", {})})
+    return mosaic.pipeline(
+        model, sample, **{"trial": False, "options": options(), "ranks": watch, **plan, **asked}
+    ), model
+
+
+# Refused on all ranks; the same pipeline, or another one, goes on.
+
+
+def refused_steps(rank: int, size: int, place: Path) -> None:
+    """Microbatches that were not foreseen, or differ between ranks, are refused; the next step is right."""
+    join(rank, size, place)
+    pipe, model = begun()
+    expected = pipe.step(words(1))
+    one = words(0)[0]
+    ids = one["input_ids"]
+    for wrong, kind, said in (
+        ([], ValueError, "a step has at least one"),
+        ([{**one, "use_cache": rank == 0}], InvalidScheduleError, "microbatches of rank 1 have other values"),
+        ([{**one, "input_ids": ids + rank}], InvalidScheduleError, "microbatches of rank 1 have other values"),
+        ([one] * (2 + rank), InvalidScheduleError, "microbatches of rank 1 have other shapes"),
+        ([{**one, "input_ids": ids[0]}], IndexError, "dimension"),  # the model's own words
+    ):
+        with pytest.raises(kind, match=said) as caught:
+            pipe.step(wrong)
+        if kind is IndexError:
+            assert caught.value.__notes__ == [
+                "the model cannot take microbatch 0 of 1: "
+                "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]"
+            ]
+    model.zero_grad()
+    same = [{name: value.int() if name != "labels" else value for name, value in one.items()} for one in words(1)]
+    for step in (words(1), same):  # other types of whole numbers mean the same here
+        assert torch.equal(pipe.step(step), expected)
+    pipe.remove()
+    print("refused")
+
+
+def refused_starts(rank: int, size: int, place: Path) -> None:
+    """Other plans and lists of layers on some ranks, plans that do not fit, a sample without what comes later."""
+    join(rank, size, place)
+    cuts = (1, 2) if rank == 0 else (1, 3)
+    with pytest.raises(InvalidPlanError, match="the ranks were given different plans"):
+        begun(plan=halves(cuts[rank]))
+    with pytest.raises(ValueError, match="data=3, tensor=1, and there are 2 ranks"):
+        begun(data=3)
+    with pytest.raises(MosaicError, match="the plan is of another model"):
+        begun(llava, plan=halves(2))
+    with pytest.raises(
+        BackendUnavailableError, match=r"found: text = model.layers of 4 layers on rank 1; needed: model ="
+    ):
+        begun(modules={"text": "model.layers"} if rank == 1 else None, plan=None)
+    torch.manual_seed(1)
+    pipe = mosaic.pipeline(llava(), [microbatch(0, 6)], trial=False, options=options())
+    with pytest.raises(UnsplittableError, match=r"model.vision_tower\S* is called with this microbatch, and was not"):
+        pipe.step([microbatch(2, 6)])
+    pipe.remove()
+    pipe, _ = begun(plan=halves(2))
+    train(pipe, torch.optim.SGD(pipe.parameters(), 0.1), 1)
+    pipe.remove()
+    print("refused")
+
+
+def halves(first: int) -> Partition:
+    """The first layers on one rank, the rest on the other."""
+    return Partition(
+        chunks=(
+            Chunk(rank=0, parts=(Part(module="model", first=0, count=first, total=4),)),
+            Chunk(rank=1, parts=(Part(module="model", first=first, count=4 - first, total=4),)),
+        ),
+        num_ranks=2,
+    )
+
+
+# What ends all ranks.
+
+
+def a_modality_that_the_loss_needs(rank: int, size: int, place: Path) -> None:
+    join(rank, size, place)
+    pipe, _ = begun(llava, loss=lambda output, given: output.loss * given["pixel_values"].sum(), watch={})
+    pipe.step(ragged()[0])
+
+
+def no_loss(rank: int, size: int, place: Path) -> None:
+    """The sample has no labels."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    mosaic.pipeline(llama(), [{"input_ids": words(0)[0]["input_ids"]}], options=options())
+
+
+def killed_in_a_reduction(rank: int, size: int, place: Path) -> None:
+    """Of tied weights, which both ranks have."""
+    join(rank, size, place)
+    pipe, _ = begun()
+    pipe.step(words(0))
+    if rank == 1:
+        GradientReducer.finish = lambda _: kill_this_process()  # type: ignore[method-assign]
+    pipe.step(words(0))
+
+
+def killed_in_a_save(rank: int, size: int, place: Path) -> None:
+    """One rank is killed when it has written a part of its file of the second checkpoint."""
+    join(rank, size, place)
+    pipe, model = begun()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    train(pipe, optimizer, 1)
+    pipe.save(place / "kept", step=1, optimizer=optimizer)
+    pipe.finish_saving()
+    train(pipe, optimizer, 1, first=1)
+    if rank == 1:
+        writing = sys.modules["mosaic.checkpoint.writing"]
+
+        def write_and_die(path: Path, *_: object, **__: object) -> None:
+            path.write_bytes(b"\0" * 100)
+            kill_this_process()
+
+        writing.write_tensors = write_and_die  # type: ignore[attr-defined]
+    pipe.save(place / "kept", step=2, optimizer=optimizer)
+    pipe.finish_saving()
+
+
+def resumed(rank: int, size: int, place: Path) -> None:
+    """From the checkpoint before; as a run that was never cut."""
+    join(rank, size, place)
+    digests = []
+    for kept in (True, False):
+        pipe, model = begun()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        first = pipe.load(place.parent / "killed_in_a_save" / "kept", optimizer=optimizer).step if kept else 0
+        assert first == kept
+        train(pipe, optimizer, 3 - first, first=first)
+        digests.append(pipe.digest())
+        pipe.remove()
+    assert digests[0] == digests[1]
+    print("equal")
+
+
+def busy(rank: int, size: int, place: Path) -> None:
+    """One rank does not come to the next step."""
+    join(rank, size, place)
+    pipe, _ = begun(watch={"timeout_s": SHORT_S})
+    pipe.step(words(0))
+    if rank == 1:
+        threading.Event().wait()
+    pipe.step(words(0))
+
+
+def hangs_in_a_forward(rank: int, size: int, place: Path) -> None:
+    join(rank, size, place)
+    pipe, model = begun(watch={"timeout_s": SHORT_S})
+    pipe.step(words(0))
+    if rank == 1:
+        model.model.layers[3].register_forward_hook(lambda *_: threading.Event().wait())
+    pipe.step(words(0))
+
+
+def slow_rank(rank: int, size: int, place: Path) -> None:
+    """Layers of one rank take much longer than planned, those of the other do not."""
+    join(rank, size, place)
+    pipe, model = begun()
+    if rank == 1:
+        heavy = torch.randn(400, 400)
+        model.model.layers[3].register_forward_hook(lambda *_: [heavy @ heavy for _ in range(20)] and None)
+    train(pipe, torch.optim.SGD(model.parameters(), 0.1), 6)
+    pipe.write_trace(place)
+    metrics = pipe.metrics()
+    assert (metrics["waiting_ms"] > metrics["computing_ms"]) == (rank == 0), metrics
+    pipe.remove()
+    print("slow")

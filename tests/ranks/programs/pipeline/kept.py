@@ -1,0 +1,135 @@
+"""Ways kept for a later start, and a user's loss and score around a model; each function is one rank's program."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mosaic.artifact import load, save
+from mosaic.errors import MosaicError
+from mosaic.pipelining.kept_way import KeptWay
+from mosaic.train.pipelined import PipelinedModel, PipelinedScores
+from ranks.begun import join
+
+TOO_LITTLE = 1200
+"""Bytes; for all layers on each rank."""
+
+
+def layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+
+
+class Layered(nn.Module):
+    """A tower and a backbone, with dropout."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.tower, self.backbone = (nn.ModuleList(layer() for _ in range(2)) for _ in range(2))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        for layer in self.tower:
+            left = layer(left).tanh()
+        x = left + right
+        for layer in self.backbone:
+            x = layer(x).tanh()
+        return x
+
+
+def batch_of(rows: int) -> dict[str, Any]:
+    inputs = {"left": torch.randn(rows, 4), "right": torch.randn(rows, 4)}
+    return {"inputs": inputs, "label": torch.arange(rows) % 4, "names": ["row"] * rows}
+
+
+def score(model: nn.Module, batch: Any) -> dict[str, Any]:
+    found = model(**batch["inputs"])
+    return {"value": found.sum(1), "right": (found.argmax(1) == batch["label"]).tolist(), "names": batch["names"]}
+
+
+def score_of_tower(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Reads inside of the model what one rank alone has."""
+    seen: list[Tensor] = []
+    hook = model.tower[0].register_forward_hook(lambda module, given, result: seen.append(result))
+    found = model(**batch["inputs"])
+    hook.remove()
+    return {"value": (found.sum(1) + seen[0].sum(1)).tolist()}
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(**batch["inputs"]), batch["label"])
+
+
+def around(rank: int, size: int, place: Path) -> None:
+    """Scores are those of the plain model; what ranks would do otherwise than one device is refused."""
+    join(rank, size, place)
+    torch.manual_seed(3)
+    model, batches = Layered().eval(), [batch_of(rows) for rows in (3, 3, 2)]
+    with torch.no_grad():
+        expected = [{**score(model, one), "value": score(model, one)["value"].tolist()} for one in batches]
+    scores = PipelinedScores(model, score, micro_batches=3, memory_bytes=0)
+    assert scores.scores(batches) == expected
+    assert any(one.is_meta for one in model.parameters())
+    scores.remove()
+    with pytest.raises(MosaicError, match="score gives other values of 'value' in a pipeline"):
+        PipelinedScores(Layered().eval(), score_of_tower, micro_batches=1, memory_bytes=0).scores(batches)
+    own = Layered()
+    own.noise = torch.Generator()  # type: ignore[assignment]
+    with pytest.raises(MosaicError, match="has random generators of its own"):
+        PipelinedModel(own, loss, batches, way=None, memory_bytes=0)
+    drawing = PipelinedModel(Layered(), drawn_loss, batches, way=None, memory_bytes=0)
+    with pytest.raises(MosaicError, match="draws random numbers from Python or NumPy"):
+        drawing.add_gradients(batches, None)
+    drawing.remove()
+    print("equal")
+
+
+def again(rank: int, size: int, place: Path) -> None:
+    """What a trial chose, and its rival, give the same bits once they were in a file."""
+    join(rank, size, place)
+    torch.manual_seed(3)
+    steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
+
+    def begun(way: KeptWay | None) -> PipelinedModel:
+        return PipelinedModel(Layered(), loss, steps[0], way=way, memory_bytes=TOO_LITTLE)
+
+    tried = begun(None)
+    first, way = gradients_of(tried, steps), tried.way
+    path = place / f"kept{rank}.json"
+    save(way, path)
+    assert load(KeptWay, path) == way
+    assert way.degrees.pipeline == size
+    check_equal(first, gradients_of(begun(load(KeptWay, path)), steps))
+    rival = replace(way, baseline="" if way.baseline else "1f1b")
+    check_equal(*(gradients_of(begun(rival), steps) for _ in range(2)))
+    print("equal")
+
+
+def gradients_of(model: PipelinedModel, steps: Any) -> list[Tensor]:
+    """Runs steps of shapes of their own."""
+    for step in steps:
+        torch.manual_seed(7)
+        model.add_gradients(step, None)
+    model.remove()
+    return [one.grad for one in model.model.parameters() if one.grad is not None]
+
+
+def check_equal(one: list[Tensor], other: list[Tensor]) -> None:
+    assert len(one) > 0
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def drawn_loss(model: nn.Module, batch: Any) -> Tensor:
+    return loss(model, batch) * random.random()
+
+
+def by_rows(rank: int, size: int, place: Path) -> None:
+    """A loss that is no scalar ends all ranks."""
+    join(rank, size, place)
+    torch.manual_seed(3)
+    PipelinedModel(Layered(), lambda model, one: model(**one["inputs"]).sum(1), [batch_of(3)], way=None, memory_bytes=0)

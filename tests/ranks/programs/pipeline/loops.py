@@ -1,0 +1,239 @@
+"""What loops do beside steps, beside the plain loop; each function is one rank's program."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import mosaic
+from mosaic.errors import ModuleContractError, UnsplittableError
+from mosaic.ranks.pipeline.handle import Pipeline
+from ranks.begun import join
+from ranks.graphs import colocated
+from ranks.programs.pipeline.trained import llama, llava, options, ragged, words
+
+
+def begun(make: Any, sample: list[dict[str, Any]], **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    model = make()
+    plain = copy.deepcopy(model)
+    return mosaic.pipeline(model, sample, **{"trial": False, "options": options(), **asked}), model, plain
+
+
+def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool = True) -> torch.Tensor:
+    losses = []
+    for one in step:
+        loss = plain(**one).loss
+        if backward:
+            (loss / len(step)).backward()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+def under_autocast(rank: int, size: int, place: Path) -> None:
+    """Steps in bfloat16, gradients of weights apart, and an evaluation in full precision between them."""
+    join(rank, size, place)
+    pipe, model, plain = begun(lambda: llama().float(), words(0), options=options(partition="mixed-v", weights="apart"))
+    for step in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = pipe.step(words(step))
+            wanted = plain_losses(plain, words(step))
+        assert torch.allclose(losses, wanted, rtol=1e-2)
+        exact = pipe.evaluate(words(step))
+        assert torch.allclose(exact, plain_losses(plain, words(step), backward=False), rtol=1e-5)
+        assert not torch.equal(exact, losses)
+    named = dict(plain.named_parameters())
+    for name, one in model.named_parameters():
+        if not one.is_meta:
+            assert (one.grad - named[name].grad).norm() <= 0.03 * named[name].grad.norm(), name
+    pipe.remove()
+    print("equal")
+
+
+def with_averages(rank: int, size: int, place: Path) -> None:
+    """An optimizer from before, a schedule of rates, sums of gradients, averages of weights, and the whole model."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = llava()
+    plain = copy.deepcopy(model)
+    loops = []
+    for network in (model, plain):
+        optimizer = torch.optim.AdamW(network.parameters(), 0.01)
+        if network is model:  # an optimizer may be there before the pipeline
+            pipe = mosaic.pipeline(model, ragged()[0], trial=False, options=options())
+        average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+        by_hand = [one.detach().clone() for one in network.parameters()]
+        loops.append((network, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), average, by_hand))
+    for _ in range(3):
+        for step in ragged():  # two of them before the optimizer's
+            pipe.step(step)
+            plain_losses(plain, step)
+        for network, optimizer, rates, average, by_hand in loops:
+            optimizer.step()
+            optimizer.zero_grad()
+            rates.step()
+            average.update_parameters(network)
+            with torch.no_grad():
+                for kept, one in zip(by_hand, network.parameters(), strict=True):
+                    kept.lerp_(one, 0.2)
+    assert loops[0][2].get_last_lr() == loops[1][2].get_last_lr()
+    check_alike(loops[0][3].module, loops[1][3].module)
+    for own, other in zip(loops[0][4], loops[1][4], strict=True):
+        assert own.is_meta or torch.allclose(own, other, rtol=1e-9)
+    with pytest.raises(ModuleContractError, match=r"pickle\(\) needs values of .*pipe.save"):
+        torch.save(model.state_dict(), io.BytesIO())
+    with pytest.raises(ModuleContractError, match=r"weights are on other ranks.*pipe.evaluate"):
+        loops[0][3](**ragged()[0][0])
+    pipe.save(place / "kept", step=3, optimizer=loops[0][1], companions={"average": loops[0][3]})
+    pipe.remove(gather=True)
+    pipe.remove()
+    assert not any(one.is_meta for one in model.state_dict().values())
+    check_alike(model, plain)
+    check_alike_losses(model, plain)
+    print("equal")
+
+
+def check_alike(model: nn.Module, plain: nn.Module) -> None:
+    named = dict(plain.named_parameters())
+    for name, one in model.named_parameters():
+        assert one.is_meta or (one - named[name]).norm() <= 1e-9 * (1e-3 + named[name].norm()), name
+
+
+def check_alike_losses(model: nn.Module, plain: nn.Module) -> None:
+    one = ragged()[0][0]
+    assert torch.allclose(model(**one).loss, plain(**one).loss, rtol=1e-9)
+
+
+def evaluated(rank: int, size: int, place: Path) -> None:
+    """Losses without gradients between steps that are planned ahead, of more microbatches and in evaluation mode."""
+    join(rank, size, place)
+    pipe, model, plain = begun(lambda: llava(dropout=0.2), ragged()[0])
+    with pytest.raises(ValueError, match="no step has run"):
+        pipe.timeline()
+    for step in pipe.ahead(ragged()):
+        torch.manual_seed(3)
+        pipe.step(step)
+        torch.manual_seed(3)
+        plain_losses(plain, step)
+        for network in (model, plain):
+            network.eval()
+        more = [*ragged()[0], *ragged()[1]]
+        assert torch.allclose(pipe.evaluate(more), plain_losses(plain, more, backward=False), rtol=1e-6)
+        for network in (model, plain):
+            network.train()
+    named = dict(plain.named_parameters())
+    for name, one in model.named_parameters():
+        if one.grad is not None:
+            assert (one.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
+    assert pipe.metrics()["computing_ms"] > 0
+    assert pipe.metrics()["failed_ahead"] == 0
+    with pytest.raises(ModuleContractError, match=r"weights are on other ranks.*pipe.evaluate"):
+        model(**ragged()[0][0])
+    pipe.remove()
+    with pytest.raises(ModuleContractError, match="weights are on other ranks"):
+        model(**ragged()[0][0])
+    print("equal")
+
+
+def exchanged(rank: int, size: int, place: Path) -> None:
+    """Checkpoints of a pipeline are gone on from by a colocated model, and back again."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    plain = llava()
+    models = [copy.deepcopy(plain) for _ in range(3)]
+    other = momentum(plain.parameters())
+    pipe = mosaic.pipeline(models[0], ragged()[0], trial=False, options=options())
+    optimizer = momentum(models[0].parameters())
+    in_pipeline(pipe, optimizer)
+    pipe.save(place / "kept", step=1, optimizer=optimizer)
+    pipe.remove()
+
+    one = ragged()[0][0]
+    places = {"model.vision_tower": (0,), "model.multi_modal_projector": (size - 1,)}
+    handle = colocated(models[1], one, places, size)
+    optimizer = momentum(models[1].parameters())
+    assert handle.load(place / "kept", optimizer=optimizer).step == 1
+    models[1](**one).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    handle.save(place / "kept", step=2, optimizer=optimizer)
+    handle.remove()
+
+    pipe = mosaic.pipeline(models[2], ragged()[0], trial=False, options=options(partition="mixed-time"))
+    optimizer = momentum(models[2].parameters())
+    assert pipe.load(place / "kept", optimizer=optimizer).step == 2
+    in_pipeline(pipe, optimizer)
+
+    for step in (ragged()[0], [one], ragged()[0]):
+        plain_losses(plain, step)
+        other.step()
+        other.zero_grad()
+    check_alike(models[2], plain)
+    pipe.remove()
+    print("equal")
+
+
+def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam would make much of gradients that are nothing but rounding."""
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def in_pipeline(pipe: Pipeline, optimizer: torch.optim.Optimizer) -> None:
+    pipe.step(ragged()[0])
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def with_what_is_not_a_number(rank: int, size: int, place: Path) -> None:
+    """All ranks see a loss that is no number, and gradients that are none; nobody ends."""
+    join(rank, size, place)
+
+    def loss(output: Any, microbatch: Any) -> torch.Tensor:
+        return output.loss * (torch.nan if len(microbatch["input_ids"][0]) == 9 else 1.0)
+
+    pipe, model, _ = begun(llama, words(0), loss=loss)
+    losses = pipe.step(words(0))  # of 5, 9 and 6 tokens
+    assert losses.isnan().tolist() == [False, True, False]
+    with pytest.raises(RuntimeError, match="gradients of all ranks is non-finite"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    before, scaler = pipe.digest(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for each in range(2):
+        optimizer.zero_grad()
+        pipe.step(words(0) if each == 0 else words(0)[:1], scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (pipe.digest() == before) == (each == 0)
+    pipe.remove()
+    print("equal")
+
+
+def with_normalized_batches(rank: int, size: int, place: Path) -> None:
+    """Frozen normalization over batches is run; in training it is refused, whenever it is switched."""
+    join(rank, size, place)
+
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 2)).double()
+        model[1].eval()
+        return model
+
+    torch.manual_seed(1)
+    model = make()
+    plain = copy.deepcopy(model)
+    step = [{"input": torch.randn(3, 4, dtype=torch.float64)} for _ in range(3)]
+    pipe = mosaic.pipeline(model, step, loss=lambda output, _: output.square().sum(), trial=False, options=options())
+    losses = pipe.step(step)
+    assert torch.allclose(losses, torch.tensor([plain(**one).square().sum().item() for one in step]))
+    model.train()
+    with pytest.raises(UnsplittableError, match=r"1 is a BatchNorm1d.*eval\(\) after each"):
+        pipe.step(step)
+    pipe.remove()
+    print("equal")

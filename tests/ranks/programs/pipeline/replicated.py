@@ -1,0 +1,142 @@
+"""Replicas of a pipeline beside the plain loop; each function is one rank's program."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_cases import images
+from pipeline_cases import plain as plain_module
+from torch import nn
+
+import mosaic
+from mosaic.artifact import save
+from mosaic.errors import ModuleContractError
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import plan_step
+from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.ranks.pipeline.chunk_work import ChunkWork
+from mosaic.ranks.pipeline.handle import Pipeline
+from ranks.begun import join
+from ranks.programs.pipeline.trained import begin, check_equal, llama, llava, microbatch, options, ragged, train, words
+
+
+def begun(place: Path, make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
+    """A pipeline on ranks that have met."""
+    torch.manual_seed(1)
+    model = make()
+    plain = copy.deepcopy(model)
+    sample = ragged()[0] if make is not llama else [microbatch(0, 6)]
+    return mosaic.pipeline(model, sample, trial=False, **asked), model, plain
+
+
+def dropping_and_frozen_in_part() -> nn.Module:
+    """The first layers of the vision tower train no more."""
+    model = llava(dropout=0.2)
+    for parameter in model.model.vision_tower.encoder.layers[:2].parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def two_of_two(rank: int, size: int, place: Path) -> None:
+    """Two replicas of two ranks: tied weights, late weights, dropout, what is frozen, and few microbatches."""
+    join(rank, size, place)
+    asked = options(partition="mixed-v", weights="apart")
+    pipe, model, plain = begun(place, dropping_and_frozen_in_part, options=asked, data=2)
+    assert "2 replicas of 2" in pipe.describe()
+    steps = [*ragged(), ragged()[0][:1]]  # the last one has nothing for a replica
+    check_equal(pipe, model, plain, steps, ahead=True)
+    check_accumulated(pipe, model, plain)
+    model.model.vision_tower.encoder.layers[0].requires_grad_(True)
+    with pytest.raises(ModuleContractError, match="requires_grad was False when the pipeline was made"):
+        pipe.step(ragged()[0])
+    pipe.remove()
+    print("equal")
+
+
+def check_accumulated(pipe: Pipeline, model: nn.Module, plain: nn.Module) -> None:
+    """Two steps before the optimizer's: gradients are the sums of both, tied weights' too."""
+    plain.eval(), model.eval()
+    for step in ragged():
+        pipe.step(step)
+        for one in step:
+            (plain(**one).loss / len(step)).backward()
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert (parameter.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
+
+
+def of_whole_models(rank: int, size: int, place: Path) -> None:
+    """Data parallelism alone, by a schedule for one rank; a checkpoint of it is gone on from in a pipeline."""
+    join(rank, size, place)
+    modules = (plain_module("vision_tower", 4), plain_module("language_model", 4, counts="all"))
+    chain = PipelineModel(modules=modules, feeds=(Feed(source="vision_tower", target="language_model"),))
+    request = Request(model=chain, num_ranks=1, microbatches=images(2, 3), sizes={"vision_tower": 2})
+    planned = plan_step(request, images(2, 3), options=options(partition="separated"))
+    if rank == 0:
+        save(planned.schedule(), place / "schedule.json")
+    dist.barrier()
+    pipe, model, plain = begun(place, plan=place / "schedule.json", options=options())
+    assert pipe.degrees.data == size
+    assert [chunk.parts for chunk in pipe.partition.chunks] == [chunk.parts for chunk in planned.partition.chunks]
+    check_equal(pipe, model, plain, ragged())
+    pipe.remove()
+    pipe, model, plain = begun(place, llama, data=size, options=options())
+    optimizer, other = (torch.optim.AdamW(each.parameters(), 0.01) for each in (model, plain))
+    train(pipe, optimizer, 2)
+    pipe.save(place / "kept", step=2, optimizer=optimizer)
+    pipe.finish_saving()
+    pipe.remove()
+    pipe, model, _ = begun(place, llama, options=options())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    assert pipe.load(place / "kept", optimizer=optimizer).step == 2
+    train(pipe, optimizer, 1, first=2)
+    for step in range(3):
+        for one in words(step):
+            (plain(**one).loss / 3).backward()
+        other.step()
+        other.zero_grad()
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
+    pipe.remove()
+    print("equal")
+
+
+def tried(rank: int, size: int, place: Path) -> None:
+    """On four ranks all grids are looked at; what does not fit, or is predicted to be slower, is named."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = llama()
+    model.config.use_cache = False
+    pipe = mosaic.pipeline(model, words(0), options=options(), memory_bytes=130_000)
+    looked_at = pipe.trial.step_ms.keys() | pipe.trial.reasons.keys()
+    assert looked_at == {"planned", "1f1b", "data parallel", "planned, data=2"}, pipe.describe()
+    assert "not tried: data parallel: " in pipe.describe()
+    pipe.remove()
+    print("equal")
+
+
+def an_error_in_one_replica(rank: int, size: int, place: Path) -> None:
+    """Rank 1 fails in a backward; the other replica hears of it."""
+    pipe, *_ = begin(rank, size, place, llama, options=options(), trial=False, data=2)
+    pipe.step(words(0))
+    if rank == 1:
+        ChunkWork.backward = fails  # type: ignore[method-assign]
+    for step in range(1, 4):
+        pipe.step(words(step))
+
+
+def fails(*_: object) -> None:
+    raise ValueError("no such caption")
+
+
+def with_other_weights(rank: int, size: int, place: Path) -> None:
+    join(rank, size, place)
+    torch.manual_seed(rank)
+    mosaic.pipeline(llama(), [microbatch(0, 6)], data=2, trial=False, options=options())

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import BLOCK, MASKS, attended, dense, inputs_of
+
+from mosaic.context.attention import Attend, attend, room
+from mosaic.context.attention.exchange import Alone, Pending
+from mosaic.context.plan import plan_context
+from mosaic.errors import InfeasibleError
+
+MASK = MASKS["gemma, packed, padded"]
+
+
+def alone(**given: Any) -> Attend:
+    return Attend(plan_context(MASK, 1, block=BLOCK), **given)
+
+
+def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    tokens = alone().plan.layout.local_tokens if tokens is None else tokens
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(1, count, tokens, 8, generator=draw).to(dtype) for count in (q, heads, heads)]
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 0.03), (torch.float32, 1e-5)])
+def test_shorter_types_are_dense_attention_within_their_precision(dtype: torch.dtype, within: float):
+    given = inputs_of(MASK, torch.float64)
+    found = attended(alone(), tuple(one.to(dtype) for one in given))
+    for own, other in zip(found, dense(MASK, tuple(one.to(dtype).double() for one in given)), strict=True):
+        assert own.dtype == dtype
+        assert float((own.double() - other).norm() / other.norm()) < within
+
+
+def test_the_scale_of_scores_can_be_given():
+    q, k, v = tensors(dtype=torch.float64)
+    assert torch.allclose(alone()(q, k, v, scale=0.5), alone()(q * 0.5 * 8**0.5, k, v))
+
+
+def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.MonkeyPatch):
+    alive: dict[str, weakref.WeakSet[torch.Tensor]] = {"fetched": weakref.WeakSet(), "sums": weakref.WeakSet()}
+    most = {"fetched": 0, "sums": 0}
+
+    class Counted(Alone):
+        def fetch(self, own: torch.Tensor) -> Pending:
+            return self._noted("fetched", own.clone())
+
+        def give_back(self, gradient: torch.Tensor) -> Pending:
+            return self._noted("sums", gradient)
+
+        def _noted(self, what: str, made: torch.Tensor) -> Pending:
+            alive[what].add(made)
+            most[what] = max(most[what], len(alive[what]))
+            return Pending(None, lambda: made)
+
+    monkeypatch.setattr(attend, "make_exchange", lambda name, plan, *_: Counted(plan))
+    q, k, v = (one.requires_grad_() for one in tensors(6, q=12))
+    gc.disable()  # what is no longer needed is let go of at once, not when there is time
+    try:
+        out = alone()(q, k, v)
+        assert (most, len(alive["fetched"])) == ({"fetched": 2, "sums": 0}, 0)
+        out.sum().backward()
+    finally:
+        gc.enable()
+    assert most == {"fetched": 2, "sums": 2}
+    assert len(alive["fetched"]) == len(alive["sums"]) == 0
+
+
+def test_local_tensors_alone_are_kept_for_the_backward_pass():
+    q, k, v = (one.requires_grad_() for one in tensors())
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        out = alone()(q, k, v)
+    assert {one.data_ptr() for one in kept} == {one.data_ptr() for one in (q, k, v, out)}
+
+
+def test_a_second_backward_pass_over_a_kept_graph_gives_the_same():
+    given = [one.requires_grad_() for one in tensors()]
+    out = alone()(*given).square().sum()
+    first = torch.autograd.grad(out, given, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(out, given), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "says"),
+    [
+        ({"heads": 3}, {}, r"heads=3 does not divide 4 heads of keys; use one of \[1, 2, 4\]"),
+        ({"heads": 0}, {}, "heads=0 are fetched together; use 1 or more"),
+        ({}, {"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
+        ({}, {"q": 6}, "6 query heads are no multiple of 4 heads of keys"),
+        (
+            {"exchange": "ring"},
+            {},
+            "exchange='ring' is no way for keys and values to travel; use one of gather, needed",
+        ),
+        ({"kernel": "flex"}, {}, "block=32 is no multiple of the 128 tokens .*; plan with block=128, or 256"),
+        ({"kernel": "dense"}, {}, "kernel='dense' computes no attention; use one of block_rows, flex"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_way_out(arguments: Any, given: Any, says: str):
+    with pytest.raises(ValueError, match=says):
+        alone(**arguments)(*tensors(**given))
+
+
+def test_tensors_of_other_shapes_and_types_are_refused():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="widths of queries and keys are equal"):
+        alone()(q, k[..., :4], v)
+    with pytest.raises(ValueError, match="batches, heads of keys and values"):
+        alone()(q, k, v[:, :2])
+    with pytest.raises(TypeError, match=r"q, k, v are torch.float32, torch.float64, torch.float32; use one type"):
+        alone()(q, k.double(), v)
+
+
+def test_too_little_room_for_fetched_heads_is_refused(monkeypatch: pytest.MonkeyPatch):
+    q, k, v = tensors()
+    needed = 288 * 2 * 16 * (2 * 4)
+    monkeypatch.setattr(room, "free_bytes", lambda device: needed)
+    assert alone(heads=2)(q, k, v).shape == q.shape
+    with pytest.raises(InfeasibleError, match=f"heads take {2 * needed} bytes and cpu has {needed} free") as raised:
+        alone(heads=2)(q, k.requires_grad_(), v)
+    assert "fetch fewer heads together than heads=2, use exchange='needed'" in raised.value.reasons[0]
+    with pytest.raises(InfeasibleError) as raised:
+        alone()(*(one.repeat(4, 1, 1, 1) for one in (q, k, v)))
+    assert "fewer heads" not in raised.value.reasons[0]
+
+
+def test_free_memory_of_the_host_is_what_its_kernel_says():
+    assert 2**20 < room.free_bytes(torch.device("cpu")) < 2**50

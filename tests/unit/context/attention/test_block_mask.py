@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import BLOCK, MASKS, attended, inputs_of
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from mosaic.context.attention import Attend, ContextBatch, flex
+from mosaic.context.attention.block_mask import block_mask
+from mosaic.context.attention.flex import FlexKernel
+from mosaic.context.plan import ContextPlan, plan_context
+
+KINDS = ("kv", "full_kv", "q", "full_q")
+
+
+def made(plan: ContextPlan, rank: int) -> BlockMask:
+    columns = plan.ranks * plan.distribution.slots
+    return block_mask(plan, rank, plan.layout.column_of(), columns, torch.device("cpu"))
+
+
+def torchs(own: BlockMask) -> BlockMask:
+    return create_block_mask(own.mask_mod, None, None, *own.seq_lengths, device="cpu", BLOCK_SIZE=own.BLOCK_SIZE)
+
+
+def lists(mask: BlockMask, kind: str) -> list[list[int]]:
+    counts, indices = getattr(mask, f"{kind}_num_blocks")[0, 0], getattr(mask, f"{kind}_indices")[0, 0]
+    return [row[:count].tolist() for row, count in zip(indices, counts.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+def test_it_is_the_mask_that_torch_finds_pair_by_pair(name: str):
+    own = made(plan_context(MASKS[name], 1, block=BLOCK), 0)
+    theirs = torchs(own)
+    assert own.shape == theirs.shape
+    for kind in KINDS:
+        assert lists(own, kind) == lists(theirs, kind)
+    assert own.sparsity() == theirs.sparsity()
+
+
+@pytest.mark.parametrize("method", ["lpt", "lpt-paper", "zigzag"])
+@pytest.mark.parametrize("name", list(MASKS))
+def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: str, method: str):
+    plan = plan_context(MASKS[name], 3, block=BLOCK, method=method)
+    for rank in range(plan.ranks):
+        own = made(plan, rank)
+        theirs = torchs(own)
+        for kind in KINDS:
+            assert [sorted(row) for row in lists(own, kind)] == lists(theirs, kind)
+        block_at = np.argsort(plan.layout.column_of())
+        places = {int(place): block for block, place in enumerate(plan.layout.column_of())}
+        assert len(block_at) == len(places)
+        for row in lists(own, "kv"):
+            assert [places[one] for one in row] == sorted(places[one] for one in row)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ["odd"])
+def test_flex_attention_with_it_is_block_rows(name: str):
+    plan = plan_context(MASKS[name], 1, block=BLOCK)
+    attend = Attend(plan)
+    batch = ContextBatch(attend=attend)
+    q, k, v = (batch.cut(one, dim=2) for one in inputs_of(MASKS[name], torch.float64)[:3])
+    out = flex_attention(q, k, v, block_mask=made(plan, 0), enable_gqa=True)
+    assert float((out - attend(q, k, v)).abs().max()) < 1e-13
+
+
+def dense(q: Any, k: Any, v: Any, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> torch.Tensor:
+    """Stands in for FlexAttention, which has no backward pass here; a head of queries for each of keys."""
+    assert enable_gqa
+    seen = block_mask.mask_mod(None, None, torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None])
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, -1e30)
+    return (scores.softmax(-1) @ v) * seen.any(-1)[:, None]
+
+
+def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch):
+    plan = plan_context(MASKS["odd"], 1, block=BLOCK)
+    q, k, v, gradient = inputs_of(MASKS["odd"], torch.float64)
+    attend, given = Attend(plan, heads=2), (q[:, :2], k, v, gradient[:, :2])
+    expected = attended(attend, given)
+    packed = []
+    pack = flex._Tape._pack
+    monkeypatch.setattr(flex._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
+    columns = plan.layout.column_of()
+    attend.kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
+    found = attended(attend, given)
+    assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
+    handed_over = [one for one in packed if not isinstance(one, torch.Tensor)]
+    assert {one[0] for one in handed_over} == {0, 1}
+    like_keys = [
+        one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.layout.local_tokens * 8
+    ]
+    assert len(like_keys) == 1  # the queries

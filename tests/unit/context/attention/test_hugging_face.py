@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import BLOCK
+from hugging_face_cases import FULL, MASK, SIZES, difference, gradients, make, plainly, tokens
+from torch import nn
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from mosaic.context.attention import Attend, ContextBatch, attach
+from mosaic.context.attention.hugging_face import attention
+from mosaic.context.plan import plan_context
+from mosaic.errors import UnsupportedModelError
+
+
+def inputs() -> dict[str, Any]:
+    return ContextBatch(attend=Attend(plan_context(MASK, 1, block=BLOCK))).inputs(**tokens())
+
+
+def test_a_model_has_its_own_attention_back_afterwards():
+    model, other = make("llama"), make("llama")
+    handle = attach(model)
+    model(**inputs())
+    handle.remove()
+    plainly(model, tokens()), plainly(other, tokens())
+    assert difference(gradients(model), gradients(other)) == 0
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    model, other = make("qwen3").train(), make("qwen3").train()
+    model.activation_checkpointing_enable()
+    for one in (model, other):
+        attach(one)
+        one(**inputs()).loss.backward()
+    assert difference(gradients(model), gradients(other)) == 0
+
+
+def qwen(**given: Any) -> nn.Module:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **given))
+
+
+MODELS = {
+    "windows by layers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES)),
+    "chunks": lambda: qwen(layer_types=["chunked_attention", "full_attention"]),
+    "linear attention": lambda: qwen(layer_types=["linear_attention", "full_attention"]),
+    "a window of all layers": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64)),
+    "dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
+    "a router's loss": lambda: MixtralForCausalLM(
+        MixtralConfig(**SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True)
+    ),
+    "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
+}
+SAYS = {
+    "windows by layers": "has layers of sliding_attention; mask words cannot say such layers: build it from a config",
+    "chunks": "has layers of chunked_attention",
+    "linear attention": "has layers of linear_attention",
+    "a window of all layers": "has sliding_window=64; mask words cannot say such layers",
+    "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
+    "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
+    "an encoder": "has an encoder and a decoder",
+}
+
+
+@pytest.mark.parametrize("what", list(MODELS))
+def test_models_that_would_give_other_numbers_are_refused(what: str):
+    model = MODELS[what]()
+    before = model.config._attn_implementation
+    with pytest.raises(UnsupportedModelError, match=SAYS[what]):
+        attach(model)
+    assert model.config._attn_implementation == before
+
+
+def test_windows_that_are_switched_off_are_no_windows():
+    attach(qwen(sliding_window=8, use_sliding_window=False))
+    attach(Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, layer_types=FULL)))
+
+
+def test_layers_that_never_ask_for_attention_are_noticed():
+    model = make("llama")
+    model.model.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    attach(model)
+    with pytest.raises(UnsupportedModelError, match="1 of 2 layers of LlamaForCausalLM attended over context ranks"):
+        model(**inputs())
+
+
+@pytest.mark.parametrize(
+    ("altered", "says"),
+    [
+        ({"context": None}, r"LlamaForCausalLM attends over context ranks; call it with ContextBatch\(...\).inputs"),
+        ({"attention_mask": torch.ones(1, 288)}, "attention_mask is given beside context"),
+        ({"use_cache": True}, "a cache of keys and values is not supported; call the model with use_cache=False"),
+        ({"use_cache": None}, "a cache of keys and values is not supported"),
+        ({"position_ids": None}, "position_ids are missing"),
+        ({"shift_labels": None}, "labels are given without shift_labels; .* shift them on the whole sequence"),
+        ({"num_items_in_batch": None}, "num_items_in_batch is missing; .* give the number of labels of the whole"),
+    ],
+)
+def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any], says: str):
+    model = make("llama")
+    attach(model)
+    with pytest.raises(ValueError, match=says):
+        model(**inputs() | altered)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({}, ValueError, "Linear was called without context"),
+        ({"dropout": 0.5}, UnsupportedModelError, "asks for dropout=0.5; .* set it to 0 or None in the configuration"),
+        ({"sliding_window": 7}, UnsupportedModelError, "asks for sliding_window=7"),
+        ({"softcap": 30.0}, UnsupportedModelError, "asks for softcap=30.0"),
+        ({"attention_mask": torch.ones(1)}, ValueError, "attention_mask is given beside context"),
+    ],
+)
+def test_layers_that_ask_for_more_are_refused(given: dict[str, Any], error: type[Exception], says: str):
+    q = torch.zeros(1, 1, 4, 2)
+    context = {} if not given else {"context": inputs()["context"]}
+    with pytest.raises(error, match=says):
+        attention(nn.Linear(1, 1), q, q, q, **{"attention_mask": None, **given}, **context)

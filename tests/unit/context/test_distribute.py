@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from mosaic.context.distribute import CONTEXT_METHODS, distribute
+from mosaic.context.drawn import DRAWN
+from mosaic.context.exact import share_exactly
+from mosaic.context.plan import plan_context
+from mosaic.context.tiles import MaskBlocks
+from mosaic.context.words import causal
+from mosaic.errors import UndecidedError
+
+
+def test_shares_are_what_their_names_say():
+    work = np.arange(1, 9)
+    found = {name: distribute(work, 2, name, chunk=1).rank_of.tolist() for name in ("ring", "zigzag", "striped")}
+    assert found == {
+        "ring": [0, 0, 0, 0, 1, 1, 1, 1],
+        "zigzag": [0, 0, 1, 1, 1, 1, 0, 0],
+        "striped": [0, 1, 0, 1, 0, 1, 0, 1],
+    }
+    assert distribute(work, 2, "striped", chunk=3).rank_of.tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
+
+
+def test_the_papers_method_gives_unequal_counts_and_ours_equal_ones():
+    work = np.array([100] + [10] * 9)
+    paper, ours = distribute(work, 2, "lpt-paper"), distribute(work, 2, "lpt-equal")
+    assert sorted(np.bincount(paper.rank_of)) == [1, 9]
+    assert sorted(np.bincount(ours.rank_of)) == [5, 5]
+
+
+def test_random_shares_are_drawn_from_the_seed_alone():
+    work = np.ones(12, np.int64)
+    assert distribute(work, 3, "random").rank_of.tolist() == [1, 0, 1, 0, 2, 2, 0, 1, 2, 2, 0, 1]
+    assert distribute(work, 3, "random", seed=1).rank_of.tolist() != distribute(work, 3, "random").rank_of.tolist()
+
+
+@pytest.mark.parametrize("kind", sorted(DRAWN))
+def test_drawn_masks_are_shared_evenly_over_eight_ranks(kind: str):
+    blocks = MaskBlocks(mask=DRAWN[kind](1 << 16, 0))
+    work = blocks.work()
+    assert distribute(work, 8, chunk=1).imbalance(work) < 1.0005
+    assert distribute(work, 8).imbalance(work) <= 1.01
+    assert distribute(work, 8, "zigzag").imbalance(work) > 1.05 or kind == "causal"
+
+
+def test_without_work_ranks_are_even():
+    assert distribute(np.zeros(8, np.int64), 2).imbalance(np.zeros(8, np.int64)) == 1.0
+
+
+def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
+    mask = DRAWN["mp"](16384, 0)
+    by_tiles, by_pairs = plan_context(mask, 8), plan_context(mask, 8, balance="pairs")
+    assert by_tiles.imbalance <= 1.01
+    assert by_pairs.imbalance <= 1.01
+    tiles = by_tiles.blocks.tile_pairs()
+    assert np.array_equal(by_tiles.loads, by_tiles.distribution.sums(tiles))
+    assert by_tiles.distribution.imbalance(tiles) < by_pairs.distribution.imbalance(tiles)
+    long = DRAWN["mp"](1 << 18, 0)
+    assert plan_context(long, 8).digest() == plan_context(long, 8, balance="pairs").digest()
+
+
+def test_plans_of_one_mask_are_equal_and_of_others_are_not():
+    made = plan_context(DRAWN["mp"](4096, 0), 4)
+    assert made.digest() == plan_context(DRAWN["mp"](4096, 0), 4).digest()
+    others = [
+        plan_context(DRAWN["mp"](4096, 1), 4),
+        plan_context(DRAWN["mp"](4096, 0), 2),
+        plan_context(DRAWN["mp"](4096, 0), 4, block=64),
+        plan_context(DRAWN["mp"](4096, 0), 4, method="zigzag"),
+    ]
+    assert len({plan.digest() for plan in [made, *others]}) == 5
+
+
+def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
+    made = plan_context(DRAWN["mp"](4096, 0), 4)
+    arrived = pickle.loads(pickle.dumps(made))
+    assert arrived.digest() == made.digest()
+    assert np.array_equal(arrived.needed(), made.needed())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (([1, 2, 3], 4), "3 blocks for 4 ranks; each rank needs one: use fewer ranks, smaller blocks"),
+        (([1, 2, 3], 0), "3 blocks for 0 ranks"),
+        (([1, -2, 3], 2), "give one whole number >= 0 a block"),
+        (([[1, 2], [3, 4]], 2), "give one whole number >= 0 a block"),
+        (([], 1), "0 blocks for 1 ranks; each rank needs one"),
+        (([1.5, 2.5], 2), "work has numbers of float64"),
+        (([1, 2, 3], 2, "best"), "method='best' shares no blocks out; use one of lpt, lpt-equal, lpt-paper, zigzag"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_the_way_out(arguments: tuple, says: str):
+    with pytest.raises(ValueError, match=says):
+        distribute(*arguments)
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_chunks_that_leave_a_rank_without_any_are_refused(chunk: int):
+    with pytest.raises(
+        ValueError, match=f"chunk={chunk} does not cut 7 blocks into a chunk for each of 3 ranks; use 1 to 3"
+    ):
+        distribute([1] * 7, 3, chunk=chunk)
+
+
+def test_a_sequence_with_fewer_blocks_than_ranks_is_refused():
+    with pytest.raises(ValueError, match="2 blocks for 3 ranks"):
+        plan_context(causal(200), 3)
+    with pytest.raises(ValueError, match="block=0; a block has 1 token or more"):
+        plan_context(causal(200), 3, block=0)
+
+
+def test_what_is_not_proven_in_time_says_so():
+    work = np.random.RandomState(0).randint(1, 10**6, 60)
+    with pytest.raises(UndecidedError, match="60 blocks over 7 ranks was not proven"):
+        share_exactly(work, 7, seconds=0.01)
+
+
+def test_every_method_is_in_the_table_by_its_name():
+    assert list(CONTEXT_METHODS) == [method.name for method in CONTEXT_METHODS.values()]
+    assert [name for name, method in CONTEXT_METHODS.items() if method.chooses_chunk] == ["lpt"]

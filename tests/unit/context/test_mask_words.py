@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mosaic.context.drawn import DRAWN
+from mosaic.context.words import (
+    BOTH,
+    MAX_STREAMS,
+    MaskWords,
+    causal,
+    from_bam,
+    gemma,
+    packed,
+    token_words,
+)
+
+TEXT = 1 << 62 | 1 | 1 << 1 | 1 << 2
+"""Cornstarch's word of text that may see both encoders."""
+
+
+def by_the_rule(mask: MaskWords) -> np.ndarray:
+    """The rule of the module's page, pair by pair, in plain Python."""
+    words, documents = mask.words.tolist(), mask.documents.tolist()
+    stream = [word >> 56 & 63 for word in words]
+    return np.array(
+        [
+            [
+                documents[q] == documents[k] >= 0
+                and bool(words[q] >> stream[k] & 1)
+                and (k <= q or (bool(words[q] & BOTH) and stream[q] == stream[k]))
+                for k in range(len(words))
+            ]
+            for q in range(len(words))
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(DRAWN))
+def test_drawn_masks_follow_the_rule(kind: str):
+    mask = DRAWN[kind](150, 3)
+    assert np.array_equal(mask.dense(), by_the_rule(mask))
+
+
+def test_a_causal_mask_is_a_triangle():
+    assert np.array_equal(causal(9).dense(), np.tril(np.ones((9, 9), bool)))
+
+
+def test_gemmas_images_see_themselves_and_what_came_before():
+    images = np.array([-1, -1, 7, 7, 7, -1, 4, 4, -1])
+    expected = np.tril(np.ones((9, 9), bool))
+    expected[2:5, 2:5] = expected[6:8, 6:8] = True
+    assert np.array_equal(gemma(images).dense(), expected)
+
+
+def test_gemmas_mask_is_that_of_transformers():
+    import torch
+    from transformers import Gemma3TextConfig
+    from transformers.masking_utils import create_causal_mask
+
+    images = np.array([-1] * 5 + [0] * 6 + [-1] * 4 + [1] * 5 + [-1] * 2)
+    config = Gemma3TextConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+    config._attn_implementation = "sdpa"
+    theirs = create_causal_mask(
+        config=config,
+        inputs_embeds=torch.zeros(1, len(images), 8),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=torch.arange(len(images))[None],
+        block_sequence_ids=torch.from_numpy(images)[None],
+    )
+    assert np.array_equal(gemma(images).dense(), theirs[0, 0].numpy())
+
+
+def test_cornstarchs_own_example_is_read():
+    bits = np.full(64, TEXT)
+    bits[4:16], bits[36:56] = 1 << 1, 1 << 2
+    expected = np.tril(np.ones((64, 64), bool))
+    for one in (slice(4, 16), slice(36, 56)):
+        expected[one] = False
+        expected[one, one] = True
+    assert np.array_equal(from_bam(bits).dense(), expected)
+
+
+def test_cornstarchs_rule_holds_for_any_bits():
+    draw = np.random.RandomState(0)
+    choices = np.array([TEXT, 1, 1 | 1 << 2, 1 << 1, 1 << 2, 1 << 1 | 1 << 2, 0])
+    bits = choices[draw.randint(0, len(choices), 80)]
+    q, k, low = bits[:, None], bits[None, :], (1 << 62) - 1
+    before = np.tri(80, dtype=bool)
+    expected = np.where(q & 1 != 0, before & (q & k & low != 0), (q == k) & (q & low != 0))
+    assert np.array_equal(from_bam(bits).dense(), expected)
+
+
+def test_packed_documents_see_nothing_of_each_other_and_padding_sees_nothing():
+    mask = packed([causal(3), gemma([0, 0]), packed([causal(1), causal(2)], 4)], num_tokens=12)
+    expected = np.zeros((12, 12), bool)
+    expected[:3, :3] = np.tri(3, dtype=bool)
+    expected[3:5, 3:5] = True
+    expected[5, 5] = True
+    expected[6:8, 6:8] = np.tri(2, dtype=bool)
+    assert np.array_equal(mask.dense(), expected)
+    assert mask.documents.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, -1, -1, -1, -1]
+
+
+def test_positions_begin_anew_in_each_document():
+    mask = packed([packed([causal(3)], 5), causal(2), causal(1)], num_tokens=10)
+    assert mask.positions().tolist() == [0, 1, 2, 0, 0, 0, 1, 0, 0, 0]
+
+
+def test_positions_of_a_document_go_on_after_padding_inside_of_it():
+    mask = from_bam([TEXT, 0, TEXT, 1 << 1, 0, TEXT])
+    assert mask.positions().tolist() == [0, 0, 1, 2, 0, 3]
+
+
+def test_hashes_tell_masks_apart():
+    assert causal(8).digest() == causal(8).digest() != causal(9).digest()
+    assert packed([causal(4), causal(4)]).digest() != causal(8).digest()
+
+
+def test_masks_do_not_alter_the_arrays_that_they_were_made_of():
+    words, documents = np.full(4, token_words(0)), np.zeros(4, np.int32)
+    mask = MaskWords(words=words, documents=documents)
+    words[0] = words[0]
+    with pytest.raises(ValueError, match="read-only"):
+        mask.words[0] = 0
+
+
+@pytest.mark.parametrize("num_images", [55, 56])
+def test_a_document_has_room_for_55_images(num_images: int):
+    images = np.arange(num_images)
+    if num_images < MAX_STREAMS:
+        assert gemma(images).dense().any()
+    else:
+        with pytest.raises(ValueError, match="streams are 0 to 55: pack fewer images into one document"):
+            gemma(images)
+
+
+def words_of(*words: int) -> dict[str, np.ndarray]:
+    return {"words": np.array(words, np.int64), "documents": np.zeros(len(words), np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({**words_of(1), "words": np.array([1], np.int32)}, TypeError, "words are int32; use a numpy array of int64"),
+        ({**words_of(1), "documents": [0]}, TypeError, "documents are list; use a numpy array of int32"),
+        ({**words_of(1, 1), "documents": np.zeros(3, np.int32)}, ValueError, r"words have shape \(2,\)"),
+        (words_of(), ValueError, "give one of each for every token"),
+        (words_of(1, -1), ValueError, "token 1 uses bit 63"),
+        (words_of(1, 1, 60 << 56), ValueError, "token 2 is of a stream above 55; number the streams of each document"),
+        (words_of(1, BOTH | 3 << 56 | 1), ValueError, "token 1 sees its own stream both ways and does not attend it"),
+        (
+            {**words_of(1, 1, 1), "documents": np.array([0, 1, 0], np.int32)},
+            ValueError,
+            "document 0 goes on at token 2",
+        ),
+        ({**words_of(1, 1), "documents": np.array([0, -2], np.int32)}, ValueError, "token 1 has a document below -1"),
+    ],
+)
+def test_wrong_words_are_refused_with_the_way_out(given: dict[str, np.ndarray], error: type, says: str):
+    with pytest.raises(error, match=says):
+        MaskWords(**given)
+
+
+def test_packing_refuses_too_little_room():
+    with pytest.raises(ValueError, match="5 tokens are packed into num_tokens=4; use 5 or more"):
+        packed([causal(5)], num_tokens=4)
+    with pytest.raises(ValueError, match="no masks to pack"):
+        packed([])

@@ -1,0 +1,295 @@
+"""What models do beside calling layers one after the other, and chunks do as well."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from chained_chunks import chunks_of
+from part_models import DECODERS, WIDTH, PartedCase, text_batch
+from parted_equality import check_cut, check_equal
+from torch import nn
+
+from mosaic.parts.finding.find import find_split
+from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.random_state import is_same_state, kept_random_state, random_state, set_random_state
+from mosaic.parts.weights import drop_weights
+
+CPU = torch.device("cpu")
+THIRDS = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
+
+
+def layers(count: int = 3) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+
+class Unmoved(nn.Module):
+    """Hands what a dropout of rate 0 returns, which is its argument, and the argument itself to later layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.drop, self.layers = nn.Linear(4, 4), nn.Dropout(0.0), layers()
+        self.token = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.start(x) + self.token
+        x = dropped = self.drop(made)
+        for layer in self.layers:
+            x = layer(x)
+        return x + made * dropped
+
+
+class Overwritten(nn.Module):
+    """Writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scaled(nn.Module):
+    """Reads a variable of its thread."""
+
+    scale = contextvars.ContextVar("scale", default=1.0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        token = self.scale.set(2 * self.scale.get())
+        for layer in self.layers:
+            x = layer(x) * self.scale.get()
+        self.scale.reset(token)
+        return x
+
+
+class Strided(nn.Module):
+    """Has recurrent layers, and layers whose shape follows from a buffer."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(4, 4, batch_first=True)
+            self.register_buffer("stride", torch.tensor(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cell(x)[0][:, :: int(self.stride)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Strided.Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, None].expand(-1, 9, -1)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class InPlace(nn.Module):
+    """Has layers that write into what they are given."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((4,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(3).exp() * self.scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(InPlace.Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 0.1
+        for layer in self.layers:
+            x = layer(x * 0.1)
+        return x
+
+
+class Heads(nn.Module):
+    """Predicts offsets in each of many ways by one small list of layers that it calls again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = layers(), layers(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for layer in self.layers:
+            x = y = layer(x)
+            for part in self.head:
+                y = part(y)
+            found.append(y)
+        return torch.stack(found)
+
+
+def case_of(make: Callable[[], nn.Module]) -> PartedCase:
+    return PartedCase(
+        make=make,
+        batch=lambda: {"x": torch.randn(2, 4)},
+        cuts=(THIRDS, THIRDS),
+        loss=lambda output: output.square().sum(),
+    )
+
+
+@pytest.mark.parametrize("make", [Unmoved, Overwritten, Scaled, Strided, InPlace, Heads])
+def test_what_models_do_between_layers_leaves_gradients_equal(make: Callable[[], nn.Module]):
+    check_equal(case_of(make))
+
+
+def test_a_tensor_that_a_module_returns_as_it_came_counts_as_read():
+    split = find_split(Unmoved(), {"x": torch.randn(2, 4)})
+    assert [(site.path, "token" in site.parameters) for site in split.sites][:2] == [("start", False), ("drop", True)]
+    empty = Unmoved().to("meta")
+    assert find_split(empty, {"x": torch.randn(2, 4)}) == split
+
+
+def test_inputs_that_the_model_writes_into_stay_the_users():
+    model, x = Overwritten(), torch.ones(2, 4)
+    split = find_split(model, {"x": x})
+    assert split.written_inputs == ("x",)
+    rank = PartedModel(model, split, chunks_of(*THIRDS))
+    rank.forward(0, {"x": x})
+    rank.boundary_like(0, {"x": x})
+    assert torch.equal(x, torch.ones(2, 4))
+
+
+def test_a_small_list_that_is_called_again_and_again_is_left_whole():
+    split = find_split(Heads(), {"x": torch.randn(2, 4)})
+    assert [module.path for module in split.modules] == ["layers"]
+
+
+class Masks(nn.Module):
+    """Draws masks with numpy, between its layers and inside of them."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(np.random.rand())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Masks.Layer(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) + random.random()
+        return x * torch.from_numpy(np.random.rand(4)).float()
+
+
+def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
+    model, x = Masks(), torch.randn(2, 4)
+    with kept_random_state(CPU):
+        before = random_state(CPU)
+        wanted, after = model(x), random_state(CPU)
+        split = find_split(model, {"x": x})
+        ranks = [PartedModel(copy.deepcopy(model), split, chunks_of(*THIRDS), own=[index]) for index in range(3)]
+        sent = {}
+        for index, rank in enumerate(ranks):
+            set_random_state(before)
+            rank.skip_random_numbers({"x": x})
+            assert is_same_state(random_state(CPU), after)
+            set_random_state(before)
+            sent = rank.forward(index, {"x": x}, sent, draws="all")
+        assert torch.equal(sent, wanted)
+
+
+class Pair(nn.Module):
+    """Two towers; both results are returned, or their product once a module has changed the first one's."""
+
+    def __init__(self, *, joins: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.join = layers(2), layers(2), nn.Linear(4, 4)
+        self.joins = joins
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for layer in self.a:
+            x = layer(x)
+        for layer in self.b:
+            y = layer(y)
+        return (self.join(x) * y,) if self.joins else (x, y)
+
+
+@pytest.mark.parametrize(("joins", "first", "last"), [(True, "b", "a"), (False, "a", "b")])
+def test_a_loss_may_read_what_another_module_makes(joins: bool, first: str, last: str):
+    def loss(output: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return sum((one.square().sum() for one in output), torch.zeros(()))
+
+    model, kwargs = Pair(joins=joins), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    split = find_split(model, kwargs, loss=loss)
+    assert split.feeds == ((first, last),)
+    case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=loss)
+    begins, ends = (f"{first}[0:1/2]", f"{first}[1:2/2]"), (f"{last}[0:1/2]", f"{last}[1:2/2]")
+    for cut in ((*begins, *ends), (begins[0], f"{begins[1]}+{ends[0]}", ends[1])):
+        check_cut(case, model, split, cut, kwargs)
+
+
+def test_a_leaf_that_the_loss_does_not_read_is_not_sent():
+    kwargs = {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    split = find_split(Pair(joins=False), kwargs, loss=lambda output: output[1].sum())
+    assert (split.feeds, split.output_leaves) == ((), ("[1]",))
+
+
+def test_modules_stand_behind_those_that_feed_them_though_they_are_called_before():
+    class Late(Pair):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x = self.a[0](x)
+            for layer in self.b:
+                y = layer(y)
+            return self.a[1](x + y)
+
+    model, kwargs = Late(joins=False), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    split = find_split(model, kwargs)
+    assert [module.name for module in split.modules] == ["b", "a"]
+    check_cut(
+        PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum),
+        model,
+        split,
+        ("b[0:1/2]", "b[1:2/2]", "a[0:1/2]", "a[1:2/2]"),
+        kwargs,
+    )
+
+
+def experts() -> nn.Module:
+    config = transformers.MixtralConfig(
+        hidden_size=WIDTH,
+        intermediate_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=48,
+        num_local_experts=2,
+        output_router_logits=True,
+        router_aux_loss_coef=1.0,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def test_routers_logits_that_hooks_keep_for_a_loss_are_sent():
+    case = PartedCase(make=experts, batch=text_batch, cuts=(THIRDS, THIRDS))
+    check_equal(case)
+    split = find_split(experts(), text_batch())
+    assert len(split.carried("model", 2)) == 3  # hidden, and logits of two routers
+    empty = experts()
+    drop_weights(empty, keep=(), whole=())
+    assert find_split(empty, text_batch()) == split
+
+
+def test_layers_that_are_made_again_fill_no_cache():
+    case = DECODERS["llama"]
+    model, kwargs = case.make(), {**case.batch(), "use_cache": True}
+    check_cut(case, model, find_split(model, kwargs), case.cuts[1], kwargs, strategy="recompute")

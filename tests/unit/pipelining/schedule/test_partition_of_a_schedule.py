@@ -1,0 +1,49 @@
+"""Partitions read from schedules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pipeline_cases import images, two_encoders, vision_and_text
+
+from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.schedule.partition import partition_of_schedule
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+
+
+def planned(request: Request, method: str, *, step: tuple = images(2, 5)) -> PipelineSchedule:
+    partition = partition_by(method, request)
+    return plan_step(request, step, partition=partition, options=PlannerOptions(method="natural")).schedule()
+
+
+@pytest.mark.parametrize("method", ["separated", "mixed-v", "mixed-time"])
+def test_a_schedules_partition_has_its_chunks_on_their_ranks(method: str):
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2, 5), sizes={"vision": 2})
+    right = partition_by(method, request)
+    found = partition_of_schedule(planned(request, method), request)
+    assert [(one.parts, one.rank) for one in found.chunks] == [(one.parts, one.rank) for one in right.chunks]
+    assert found.sizes == right.sizes
+    assert found.num_ranks == 2
+
+
+def test_a_schedule_of_another_model_is_refused_and_both_are_named():
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+    other = replace(request, model=two_encoders())
+    with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
+        partition_of_schedule(planned(request, "separated"), other)
+
+
+def test_a_schedule_in_which_a_chunk_has_no_task_is_refused():
+    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+    with pytest.raises(InvalidScheduleError, match="has no task in the schedule"):
+        partition_of_schedule(planned(request, "separated", step=images(0)), request)
+
+
+def test_a_schedule_with_lanes_is_refused():
+    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(2))
+    with pytest.raises(InvalidScheduleError, match="has lanes"):
+        partition_of_schedule(planned(request, "lanes", step=images(2)), request)

@@ -1,0 +1,41 @@
+"""Steps that replicas share."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline_cases import images, vision_and_text
+
+from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
+from mosaic.pipelining.next_step.worker import Search
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.replicas import SharedStep, share_out, shares_of
+
+
+@given(times=st.lists(st.floats(0.0, 10.0), max_size=12), num_replicas=st.integers(1, 5))
+def test_each_microbatch_is_in_one_share_and_no_share_is_far_above_the_others(times: list[float], num_replicas: int):
+    shares = share_out(times, num_replicas)
+    assert sorted(at for share in shares for at in share) == list(range(len(times)))
+    assert all(list(share) == sorted(share) for share in shares)
+    loads = [sum(times[at] for at in share) for share in shares]
+    assert max(loads) - min(loads) <= max(times, default=0.0) + 1e-9
+    assert bool(shares[0]) == bool(times)
+    assert max(map(len, shares)) <= 1 or len(times) > num_replicas or 0.0 in times
+
+
+def test_shares_follow_the_times_of_microbatches():
+    request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1))
+    assert shares_of(request, images(0, 9, 0, 0), 2) == ((1,), (0, 2, 3))
+    assert shares_of(request, images(3), 2) == ((0,), ())
+
+
+def test_all_shares_are_offered_in_natural_order_before_any_is_searched():
+    request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
+    planning = StepPlanning(request=request, partition=partition_by("separated", request))
+    offered: list[SharedStep] = []
+    search = Search(num_threads=1, seconds=0.2, offer=offered.append, is_asked=lambda: False)
+    found = SharedStepPlanning(pipeline=planning, num_replicas=3)(images(2, 1), search)
+    assert found.shares == offered[0].shares == ((0,), (1,), ())
+    for step in (found, offered[0]):
+        assert [one and one.num_microbatches for one in step.schedules] == [1, 1, None]

@@ -1,0 +1,67 @@
+"""How ranks are laid out, and plans that are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pipeline_cases import images, two_encoders, vision_and_text
+
+from mosaic.artifact import save
+from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.ranks.pipeline.given import degrees_of, partition_of
+
+REQUEST = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "data", "tensor", "is_planned", "expected"),
+    [
+        (8, None, 1, False, Degrees(pipeline=8)),
+        (8, 2, 2, False, Degrees(data=2, pipeline=2, tensor=2)),
+        (8, None, 2, True, Degrees(data=2, pipeline=2, tensor=2)),
+        (2, None, 1, True, Degrees(pipeline=2)),
+    ],
+)
+def test_ranks_are_laid_out_as_was_asked_or_as_the_plan_leaves_them(
+    num_ranks: int, data: int | None, tensor: int, is_planned: bool, expected: Degrees
+):
+    partition = partition_by("separated", REQUEST) if is_planned else None
+    assert degrees_of(num_ranks, data=data, tensor=tensor, partition=partition) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "data", "tensor", "is_planned", "said"),
+    [
+        (4, 3, 1, False, "data=3, tensor=1, and there are 4 ranks"),
+        (4, None, 0, False, "tensor=0"),
+        (3, None, 1, True, "the plan is for 2 ranks.*start 2 ranks"),
+        (4, 1, 1, True, "the plan is for 2 ranks.*start 2 ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_laid_out_so_are_refused(
+    num_ranks: int, data: int | None, tensor: int, is_planned: bool, said: str
+):
+    partition = partition_by("separated", REQUEST) if is_planned else None
+    with pytest.raises(ValueError, match=said):
+        degrees_of(num_ranks, data=data, tensor=tensor, partition=partition)
+
+
+def test_a_plan_is_a_partition_a_schedule_or_its_file(tmp_path: Path):
+    planned = plan_step(REQUEST, images(2), options=PlannerOptions(method="natural", partition="mixed-time"))
+    save(planned.schedule(), tmp_path / "schedule.json")
+    for plan in (planned.partition, planned.schedule(), tmp_path / "schedule.json", str(tmp_path / "schedule.json")):
+        found = partition_of(plan, REQUEST)
+        assert [(one.parts, one.rank) for one in found.chunks] == [
+            (one.parts, one.rank) for one in planned.partition.chunks
+        ]
+
+
+def test_a_partition_of_another_model_is_refused_and_both_are_named():
+    other = Request(model=two_encoders(), num_ranks=2, microbatches=images(2))
+    with pytest.raises(InvalidScheduleError, match="has the modules vision, audio, text, the partition vision, text"):
+        partition_of(partition_by("separated", REQUEST), other)

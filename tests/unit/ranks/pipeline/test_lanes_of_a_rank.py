@@ -1,0 +1,229 @@
+"""Encoders on lanes beside the backbone, at the same time: the plain loop's losses, gradients and random numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from executor_cases import NumberWork, Step, evaluated, no_caption, on_lanes, step
+from lane_cases import Seen, check_equal, laned, lanes_of_host, run, seen_step
+from ranks.programs.pipeline.trained import llava, ragged
+from torch.utils.flop_counter import FlopCounterMode
+
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.errors import InvalidPlanError, RankFailedError
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.rank_lanes import slots_of
+from mosaic.ranks.pipeline.transports.in_process import InProcess
+from mosaic.ranks.pipeline.transports.transport import Tensors, Transport
+
+RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("own_lanes", [False, True])
+def test_lanes_make_the_plain_loops_gradients(num_ranks: int, own_lanes: bool):
+    torch.manual_seed(1)
+    made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=num_ranks, own_lanes=own_lanes)
+    check_equal(
+        made,
+        *map(made.drawn, range(2)),
+        made.drawn(2, strategy="recompute"),
+        made.drawn(3, weights_apart=True),
+    )
+
+
+def test_encoders_in_pieces_run_on_lanes():
+    torch.manual_seed(1)
+    made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=2, sizes={"vision": 1, "audio": 1})
+    assert any(cell.endswith(".2") for row in made.drawn(0).rows for cell in row)
+    check_equal(made, *map(made.drawn, range(2)))
+
+
+def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
+    torch.manual_seed(1)
+    made = laned(Seen(dropout=0.3).double(), seen_step(*RAGGED), own_lanes=True)
+    check_equal(made, *map(made.drawn, range(3)), *(made.drawn(seed, strategy="recompute") for seed in range(3)))
+
+
+def test_a_model_of_the_users_runs_on_two_lanes_of_two_ranks():
+    torch.manual_seed(1)
+    made = laned(llava(), ragged()[0], num_ranks=2, loss=lambda output, _: output.loss)
+    assert len(made.drawn(0).rows) == 4
+    check_equal(made, made.drawn(0), made.drawn(1, weights_apart=True))
+
+
+def test_under_autocast_lanes_compute_in_the_lower_precision():
+    torch.manual_seed(1)
+    made = laned(Seen(), [{name: one.float() for name, one in each.items()} for each in seen_step(*RAGGED)])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, losses = run(made, made.drawn(0))
+        by_one, same = run(made, made.drawn(0), backend=None)
+    assert losses == same
+    assert all(torch.equal(gradient, by_one[name]) for name, gradient in found.items())
+    assert losses != run(made, made.drawn(0))[1]
+
+
+def test_a_weight_that_lanes_of_one_rank_train_is_refused():
+    model = Seen()
+    model.audio[0].inner.weight = model.text[2].inner.weight
+    made = laned(model.double(), seen_step((1, 1)))
+    with pytest.raises(InvalidPlanError, match=r"lanes 0, 1 of rank 0 both train audio\.0\.inner\.weight"):
+        run(made, made.drawn(0))
+    model.audio[0].inner.weight.requires_grad_(False)
+    frozen = laned(model, seen_step((1, 1)))
+    check_equal(frozen, frozen.drawn(0))
+
+
+def test_a_mode_that_counts_operators_sees_all_lanes():
+    torch.manual_seed(1)
+    made = laned(Seen(), [{name: one.float() for name, one in each.items()} for each in seen_step(*RAGGED)])
+    counts = []
+    for backend in (lanes_of_host, None):
+        with FlopCounterMode(display=False) as counter:
+            run(made, made.drawn(0), backend=backend)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_random_schedules_on_lanes_make_what_one_thread_makes():
+    num_tried = 0
+    for seed in range(150):
+        drawn = step(seed)
+        if len(drawn.schedule.rows) == drawn.num_ranks:
+            continue
+        num_tried += 1
+
+        def program(transport: Transport, drawn: Step = drawn) -> NumberWork:
+            work, lanes = NumberWork.of(drawn.graph), on_lanes(transport, drawn.schedule)
+            Executor(transport).run(drawn.schedule, work, lanes=lanes)
+            return work
+
+        works = InProcess(drawn.num_ranks).run(program)
+        assert {name: value for work in works for name, value in work.made.items()} == evaluated(drawn.graph)
+    assert num_tried > 20
+
+
+def two_lanes(*rows: str, edges: Sequence[str] = ()) -> PipelineSchedule:
+    """Rank 0 with two lanes, and rank 1 if there is a third row."""
+    return PipelineSchedule(
+        plan="lanes",
+        num_microbatches=1,
+        rank_of=(0, 0, 1)[: len(rows)],
+        chunks=("vision[0:1/1]", "audio[0:1/1]", "text[0:1/1]"),
+        rows=tuple(tuple(row.split()) for row in rows),
+        edges=dict.fromkeys(edges, 4),
+    )
+
+
+@dataclass(kw_only=True)
+class ActingWork(NumberWork):
+    """Does something in forwards of chunks."""
+
+    acts: Mapping[int, Callable[[], object]]
+
+    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | dict[TaskName, Tensors]:
+        self.acts.get(task.chunk, lambda: None)()
+        return super().forward(task, inputs)
+
+
+def test_lanes_compute_at_the_same_time():
+    meet = threading.Barrier(2, timeout=60).wait  # neither goes on before both are there
+    work = ActingWork(exits=defaultdict(list), acts={0: meet, 1: meet})
+    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "1F0")
+    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
+    assert len(work.made) == 2
+
+
+def test_a_lane_that_waits_for_a_message_does_not_hold_the_other_up():
+    """The other lane's task lets the sender go on, without a word of the schedule."""
+    gate = threading.Event()
+    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    schedule = two_lanes(*rows, edges=["2F0>0F0"])
+
+    def program(transport: Transport) -> int:
+        acts = {1: gate.set, 2: lambda: gate.wait(60)}
+        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
+        return len(work.made)
+
+    assert InProcess(2).run(program) == (2, 1)
+
+
+def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
+    rows = "0F0 SEND(0F0>2F0) SENT(0F0>2F0)", "1F0", "RECV(0F0>2F0) GOT(0F0>2F0) 2F0"
+    schedule = two_lanes(*rows, edges=["1F0>0F0", "0F0>2F0"])
+
+    def program(transport: Transport) -> BaseException | None:
+        work = ActingWork(exits=defaultdict(list), acts={1: no_caption})
+        try:
+            Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
+        except (ValueError, RankFailedError) as error:
+            return error
+        return None
+
+    own, other = InProcess(2).run(program)
+    assert isinstance(own, ValueError)
+    assert isinstance(other, RankFailedError)
+    assert str(other) == "rank 0 failed in 1F0: ValueError: no such caption"
+
+
+def test_a_step_of_one_lane_runs_on_the_calling_thread():
+    seen: list[int] = []
+    work = ActingWork(exits=defaultdict(list), acts={0: lambda: seen.append(threading.get_ident())})
+    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "")
+    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
+    assert seen == [threading.get_ident()]
+
+
+def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+    """While one of them waits for a rank that does not send."""
+    rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
+    schedule = two_lanes(*rows, edges=["2F0>0F0"])
+    gate, drain, begun = threading.Event(), HostLanes.drain, threading.Event()
+
+    def interrupted(lanes: HostLanes) -> None:
+        monkeypatch.setattr(HostLanes, "drain", drain)
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostLanes, "drain", interrupted)
+
+    def program(transport: Transport) -> BaseException | None:
+        acts = {1: begun.set, 2: lambda: gate.wait(60)}
+        work = ActingWork(exits=defaultdict(list, {TaskName.parse("2F0"): [TaskName.parse("0F0")]}), acts=acts)
+        try:
+            Executor(transport).run(schedule, work, lanes=on_lanes(transport, schedule))
+        except (KeyboardInterrupt, RankFailedError) as error:
+            return error
+        finally:
+            gate.set()
+        return None
+
+    own, other = InProcess(2).run(program)
+    assert isinstance(own, KeyboardInterrupt)
+    assert str(other) == "rank 0 failed in the wait for its lanes: KeyboardInterrupt: "
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_slots", "slots"),
+    [
+        ((0.5, 0.5), 2, ((0,), (1,))),
+        ((0.9, 0.1), 4, ((0, 1, 2), (3,))),
+        ((0.25, 0.25, 0.5), 8, ((0, 1), (2, 3), (4, 5, 6, 7))),
+        ((0.375, 0.375, 0.25), 4, ((0,), (1, 2), (3,))),
+    ],
+)
+def test_each_lane_has_slots_of_its_own(shares: tuple[float, ...], num_slots: int, slots: tuple[tuple[int, ...], ...]):
+    assert slots_of(shares, num_slots) == slots
+
+
+def test_more_lanes_than_slots_are_refused():
+    with pytest.raises(InvalidPlanError, match="2 lanes on a device of 1 slots; a lane has one at least"):
+        slots_of((0.5, 0.5), 1)

@@ -1,0 +1,50 @@
+"""Lanes of a rank that are streams: launched by one thread, and ordered by events where one takes of another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_streams import RaceError
+from lane_cases import LanedModel, Seen, check_equal, laned, run, seen_step
+from stream_cases import FakeBackend
+
+from mosaic.backends.streams.lanes import StreamLane
+
+RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
+
+
+def made(**options: object) -> LanedModel:
+    torch.manual_seed(1)
+    return laned(Seen(dropout=0.3).double(), seen_step(*RAGGED), **options)
+
+
+@pytest.mark.parametrize("own_lanes", [False, True])
+def test_lanes_on_streams_make_the_plain_loops_gradients(own_lanes: bool):
+    backend, model = FakeBackend(num_slots=4), made(own_lanes=own_lanes)
+    with backend.api.watching():
+        check_equal(
+            model,
+            *map(model.drawn, range(2)),
+            model.drawn(2, strategy="recompute"),
+            model.drawn(3, weights_apart=True),
+            backend=lambda: backend,
+        )
+    used = {launch.stream for launch in backend.api.launches}
+    assert len(used) > (3 if own_lanes else 2)
+
+
+def test_a_lane_that_does_not_wait_for_what_it_takes_is_a_race(monkeypatch: pytest.MonkeyPatch):
+    launch = StreamLane.launch
+    monkeypatch.setattr(StreamLane, "launch", lambda lane, work, *, after, **more: launch(lane, work, **more))
+    backend, model = FakeBackend(num_slots=4), made()
+    with backend.api.watching(), pytest.raises(RaceError):
+        run(model, model.drawn(0), backend=lambda: backend)
+
+
+def test_lanes_that_do_not_wait_for_the_caller_are_a_race(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(StreamLane, "order_after_caller", lambda lane: None)
+    backend, model = FakeBackend(num_slots=4), made()
+    with backend.api.watching():
+        model.step[0]["words"].mul_(1.0)  # launched on the caller's stream
+        with pytest.raises(RaceError):
+            run(model, model.drawn(0), backend=lambda: backend)
