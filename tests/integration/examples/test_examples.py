@@ -14,7 +14,6 @@ from one_thread_work import MAX_STEPS, OPTIONS, Answered, once_more
 import mosaic
 from mosaic.engine.parallel import ParallelBlock
 
-
 NOT_A_LINE = ("context.py",)
 """Examples that also share out each batch, so that their loops differ by more."""
 
