@@ -53,7 +53,7 @@ ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "parts"),
-        *("cost/analytic", "context/attention"),
+        *("glue", "cost/analytic", "context/attention"),
         "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators

@@ -1,0 +1,6 @@
+"""Multimodal models out of unimodal ones: towers that see and hear, glued in front of a language model."""
+
+from mosaic.glue.glue import Glue
+from mosaic.glue.tower import Tower
+
+__all__ = ["Glue", "Tower"]

@@ -1,0 +1,126 @@
+"""What is frozen stays as it is: weights, mode, memory; adapters train inside of it."""
+
+from __future__ import annotations
+
+import copy
+
+import glued_models as cases
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from mosaic.glue import Glue
+
+
+def trained(model: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(steps):
+        model(**cases.batch()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def bytes_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_training_leaves_the_bytes_of_frozen_towers_as_they_were():
+    torch.manual_seed(0)
+    model = cases.glued().freeze("vision.model", "audio.model")
+    frozen = {name: bytes_of(model.get_submodule(name)) for name in model.frozen}
+    projector = bytes_of(model.vision.projector)
+    trained(model)
+    for name, before in frozen.items():
+        assert_equal(before, bytes_of(model.get_submodule(name)))
+    assert not torch.equal(projector["0.weight"], model.vision.projector[0].weight)
+
+
+def test_a_frozen_tower_stays_in_eval_mode_and_what_is_not_frozen_follows_train():
+    model = cases.glued().freeze("vision.model")
+    for outer in (model, nn.ModuleDict({"inner": model})):
+        outer.eval()
+        outer.train()
+        modes = {name: model.get_submodule(name).training for name in ("vision.model", "vision.projector", "audio")}
+        assert modes == {"vision.model": False, "vision.projector": True, "audio": True}
+    assert not any(module.training for module in model.vision.model.modules())
+
+
+def test_a_frozen_tower_keeps_no_graph_whatever_a_hook_asks_for():
+    """Hugging Face's enable_input_require_grads makes frozen embeddings' results ask for gradients."""
+    model = cases.glued().freeze("vision.model")
+    model.vision.model.embeddings.register_forward_hook(lambda _, args, output: output.requires_grad_(True))
+    outputs: list[torch.Tensor] = []
+    model.vision.model.register_forward_hook(lambda _, args, output: outputs.append(output.last_hidden_state))
+    model(**cases.batch()).loss.backward()
+    assert outputs[0].grad_fn is None
+    assert model.vision.projector[0].weight.grad is not None
+
+
+def test_gradients_flow_through_a_frozen_tower_to_an_input_that_wants_them():
+    model = cases.glued().freeze("vision")
+    given = cases.batch()
+    given["vision"]["pixel_values"].requires_grad_()
+    model(**given).loss.backward()
+    assert given["vision"]["pixel_values"].grad is not None
+
+
+def test_a_frozen_language_model_hands_gradients_to_projectors():
+    model = cases.glued().freeze("language_model", "vision.model", "audio.model")
+    model(**cases.batch()).loss.backward()
+    found = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert found
+    assert all(".projector" in name for name in found)
+
+
+def test_unfreezing_trains_what_trained_before_and_no_more():
+    model = cases.glued()
+    before = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    model.freeze("audio.model", "vision").unfreeze("audio.model")
+    found = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert found == {name for name in before if not name.startswith("vision.")}
+    assert model.audio.model.training
+    assert model.frozen == ("vision",)
+    assert model.freeze("vision").unfreeze("vision").frozen == ()
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_adapters_of_peft_train_and_nothing_else_does(where: str):
+    torch.manual_seed(0)
+    plain = cases.glued().freeze("vision.model", "language_model")
+    config = LoraConfig(r=2, target_modules=r".*(language_model|vision).*(q_proj|v_proj)", lora_dropout=0.1)
+    if where == "around":
+        model: nn.Module = get_peft_model(plain, config)
+    else:
+        plain.language_model = get_peft_model(plain.language_model, LoraConfig(r=2, target_modules=["q_proj"]))
+        model = plain
+    model.train()
+    base = {name: value for name, value in bytes_of(model).items() if "lora" not in name and "projector" not in name}
+    base = {name: value for name, value in base.items() if "audio" not in name}
+    trained(model)
+    assert_equal(base, bytes_of(model))
+    assert any("lora_B" in name and weight.abs().sum() > 0 for name, weight in model.named_parameters())
+
+
+def test_a_copy_has_frozen_what_its_model_has():
+    model = copy.deepcopy(cases.glued().freeze("vision.model"))
+    assert isinstance(model, Glue)
+    assert model.frozen == ("vision.model",)
+    assert not model.train().vision.model.training
+
+
+@pytest.mark.parametrize("name", ["visoin.model", "vision.encoder", "", "vision.projector.9"])
+def test_a_module_that_is_not_there_cannot_be_frozen(name: str):
+    with pytest.raises(ValueError, match=r"there is no module .*; there are vision, vision\.model, vision\.projector"):
+        cases.glued().freeze(name)
+
+
+def test_what_was_not_frozen_cannot_be_unfrozen():
+    with pytest.raises(ValueError, match="'audio' was not frozen; frozen are vision"):
+        cases.glued().freeze("vision").unfreeze("audio")

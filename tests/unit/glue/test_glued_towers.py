@@ -1,0 +1,166 @@
+"""Glued models: equal to Hugging Face's LLaVA bit for bit; towers that are there or not; callbacks; freezing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import glued_models as cases
+import pytest
+import torch
+import transformers
+
+from mosaic.glue import Glue, Tower
+
+ORACLES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "clip and llama": (
+        transformers.CLIPVisionConfig(**cases.VISION),
+        transformers.LlamaConfig(**cases.TEXT),
+        transformers.LlamaForCausalLM,
+        {"layer": -2, "skips_first": True},
+    ),
+    "siglip and qwen3": (
+        transformers.SiglipVisionConfig(**cases.VISION),
+        transformers.Qwen3Config(**cases.TEXT),
+        transformers.Qwen3ForCausalLM,
+        {"layer": -1, "skips_first": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_glue_equals_hugging_faces_llava_bit_for_bit(name: str, dtype: torch.dtype):
+    vision, text, head, how = ORACLES[name]
+    torch.manual_seed(0)
+    theirs = cases.llava(
+        vision,
+        text,
+        vision_feature_layer=how["layer"],
+        vision_feature_select_strategy="default" if how["skips_first"] else "full",
+    ).to(dtype)
+    ours = cases.as_glue(theirs, head, **how).to(dtype)
+    ids = torch.randint(8, cases.VOCABULARY, (2, 14))
+    ids[0, 2:6] = ids[1, 1:5] = ids[1, 7:11] = 7
+    pixels = torch.randn(3, 3, 8, 8, dtype=dtype)
+    mask = torch.ones_like(ids)
+    mask[0, -2:] = 0
+    expected = theirs(input_ids=ids, attention_mask=mask, labels=ids, pixel_values=pixels)
+    found = ours(input_ids=ids, attention_mask=mask, labels=ids, vision={"pixel_values": pixels})
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+    expected.loss.backward()
+    found.loss.backward()
+    gradients = {key: weight.grad for key, weight in theirs.named_parameters()}
+    own = {cases.in_llavas_names(key): weight.grad for key, weight in ours.named_parameters()}
+    assert own.keys() == gradients.keys()
+    for key, gradient in gradients.items():
+        assert (own[key] is None) == (gradient is None), key
+        assert gradient is None or torch.equal(own[key], gradient), key
+
+
+def test_every_tower_is_heard_and_trains():
+    torch.manual_seed(0)
+    model = cases.glued()
+    loss = model(**cases.batch()).loss
+    loss.backward()
+    still = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert still == {"audio.model.embed_positions.weight"}  # which Whisper keeps from training
+
+
+@pytest.mark.parametrize(("images", "clips"), [(0, 0), (2, 0), (0, 2)])
+def test_a_batch_may_lack_modalities(images: int, clips: int):
+    torch.manual_seed(0)
+    model = cases.glued()
+    model(**cases.batch(images, clips)).loss.backward()
+    for name, count in (("vision", images), ("audio", clips)):
+        trained = [weight.grad is not None for weight in model.get_submodule(f"{name}.projector").parameters()]
+        assert trained == [count > 0] * len(trained)
+
+
+def test_features_take_the_places_of_their_placeholders_and_text_that_of_its_own():
+    torch.manual_seed(0)
+    model = cases.glued()
+    given = cases.batch(images=1, clips=1, rows=1)
+    seen: list[torch.Tensor] = []
+    model.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True
+    )
+    model(**given)
+    ids, embedding = given["input_ids"][0], model.language_model.get_input_embeddings()
+    for token, tower, name in ((cases.IMAGE, model.vision, "vision"), (cases.AUDIO, model.audio, "audio")):
+        assert torch.equal(seen[0][0, ids == token], tower(**given[name])[0])
+    text = ids < cases.VOCABULARY
+    assert torch.equal(seen[0][0, text], embedding(ids[text]))
+
+
+def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
+    """Images come in tiles, of which the middle ones are seen; features are scaled and put before the text."""
+    said: list[str] = []
+
+    def before(inputs: dict[str, Any]) -> dict[str, Any]:
+        said.append("before")
+        return {"pixel_values": inputs["tiles"].flatten(0, 1)}
+
+    def after(inputs: dict[str, Any], output: Any) -> torch.Tensor:
+        said.append("after")
+        return output.last_hidden_state.unflatten(0, inputs["tiles"].shape[:2]).flatten(1, 2)
+
+    def after_projector(inputs: dict[str, Any], features: torch.Tensor) -> torch.Tensor:
+        said.append("after_projector")
+        return 2 * features
+
+    def before_text(features: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        said.append("before the language model")
+        ids = inputs.pop("input_ids")
+        embedded = torch.cat((features["vision"], inputs.pop("inputs_embeds")), dim=1)
+        missing = embedded.shape[1] - ids.shape[1]
+        labels = torch.nn.functional.pad(inputs.pop("labels"), (missing, 0), value=-100)
+        return {**inputs, "inputs_embeds": embedded, "labels": labels}
+
+    torch.manual_seed(0)
+    tower = Tower(cases.vision(), before=before, after=after, after_projector=after_projector)
+    model = Glue(language_model=cases.language_model(), vision=tower, before=before_text)
+    ids = torch.randint(1, cases.VOCABULARY, (2, 5))
+    tiles = torch.randn(2, 3, 3, 8, 8)
+    out = model(input_ids=ids, labels=ids, vision={"tiles": tiles})
+    assert said == ["before", "after", "after_projector", "before the language model"]
+    assert out.logits.shape[1] == 3 * 4 + 5
+    features = 2 * tower.projector(tower.model(pixel_values=tiles.flatten(0, 1)).last_hidden_state)
+    text = model.language_model.get_input_embeddings()(ids)
+    labels = torch.cat((torch.full((2, 12), -100), ids), dim=1)
+    expected = model.language_model(
+        inputs_embeds=torch.cat((features.view(2, 12, -1), text), dim=1), labels=labels, use_cache=False
+    )
+    assert torch.equal(out.loss, expected.loss)
+
+
+def test_a_tower_may_return_items_of_different_lengths():
+    torch.manual_seed(0)
+    tower = Tower(
+        cases.vision(),
+        token=cases.IMAGE,
+        after=lambda inputs, output: [
+            item[:length] for item, length in zip(output.last_hidden_state, inputs["lengths"], strict=True)
+        ],
+        before=lambda inputs: {"pixel_values": inputs["pixel_values"]},
+    )
+    model = Glue(language_model=cases.language_model(), vision=tower)
+    ids = torch.randint(1, cases.VOCABULARY, (2, 9))
+    ids[0, 1:5] = ids[1, 2:3] = cases.IMAGE
+    inputs = {"pixel_values": torch.randn(3, 3, 8, 8), "lengths": [1, 3, 1]}
+    assert model(input_ids=ids, vision=inputs).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"item 1 of 'vision' has 4 features and row 0 of input_ids 3 placeholders"):
+        model(input_ids=ids, vision=inputs | {"lengths": [1, 4, 0]})
+
+
+def test_a_projector_may_be_a_module_or_nothing():
+    torch.manual_seed(0)
+    own = torch.nn.Linear(24, cases.WIDTH)
+    model = Glue(
+        language_model=cases.language_model(),
+        vision=Tower(cases.vision(), projector=own, token=cases.IMAGE),
+        audio=Tower(cases.hearing(d_model=cases.WIDTH), projector=None, token=cases.AUDIO),
+    )
+    model(**cases.batch()).loss.backward()
+    assert own.weight.grad is not None
+    assert model.audio.projector is None
