@@ -77,7 +77,7 @@ class ModelSplit:
     """What one run of a sample showed. Plain data: equal on all ranks that have the same model and sample."""
 
     modules: tuple[SplitModule, ...]
-    """In the order in which they are called."""
+    """Each behind those that feed it, and otherwise as they are called; the model ends in the last."""
     sites: tuple[Site, ...]
     """In the order in which they are called; the last is the model's output."""
     output_leaves: tuple[str, ...]
