@@ -29,7 +29,6 @@ from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.programs.pipeline.trained import llama, llava, microbatch, options, ragged, train, words
 
-
 PATIENCE_S = 6.0
 """How long a rank waits for one that does not come: longer than a busy machine keeps one from starting."""
 
