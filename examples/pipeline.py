@@ -4,12 +4,17 @@ The model is Hugging Face's own, from a configuration; microbatches are ragged, 
 
     torchrun --nproc-per-node 4 examples/pipeline.py
     torchrun --nproc-per-node 2 examples/pipeline.py --check          # beside the plain loop: the same gradients
+
+A run that is killed goes on from its last checkpoint, with any number of ranks::
+
+    torchrun --nproc-per-node 4 --max-restarts 3 examples/pipeline.py --steps 1000 --checkpoint runs/llava
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -26,6 +31,8 @@ from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 IMAGE_TOKEN = 255
 PATCHES = 16
 """Of an image, each a token."""
+SAVE_EVERY = 2
+"""Steps."""
 
 
 def make_model(width: int, layers: int) -> nn.Module:
@@ -72,6 +79,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128, help="of both towers")
     parser.add_argument("--layers", type=int, default=6, help="of each tower")
     parser.add_argument("--check", action="store_true", help="compare with the plain loop")
+    parser.add_argument("--checkpoint", type=Path, help="where to save every other step, and to go on from")
     parser.add_argument("--picture", type=Path, help="where to draw the last step, measured above simulated")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -86,7 +94,10 @@ def main() -> None:
         print(pipe.describe())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     others = None if plain is None else torch.optim.SGD(plain.parameters(), lr=0.05)
-    for number, batch in enumerate(pipe.ahead(make_steps(args.steps, args.microbatches))):
+    kept = pipe.load(args.checkpoint, optimizer=optimizer, missing_ok=True) if args.checkpoint else None
+    first = kept.step if kept else 0
+    steps = itertools.islice(make_steps(args.steps, args.microbatches), first, None)
+    for number, batch in enumerate(pipe.ahead(steps), first):
         began = time.perf_counter()
         losses = pipe.step(batch)
         took = time.perf_counter() - began
@@ -101,7 +112,9 @@ def main() -> None:
         optimizer.zero_grad()
         if is_first:
             print(said)
-    if args.picture:
+        if args.checkpoint and (number + 1) % SAVE_EVERY == 0:
+            pipe.save(args.checkpoint, step=number + 1, optimizer=optimizer)
+    if args.picture and first < args.steps:
         played = pipe.timeline()
         if is_first:
             runs = [

@@ -102,7 +102,7 @@ _IN_ORDER = (
     *_models(8, 22),
     _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
-    _question("scaling", "how much time does work take at every quota?", 20, grid=16),
+    _question("scaling", "how much time does work take at every quota?", 18, grid=16),
     _unknown(
         "outside-backward",
         "where does a backward run that is started outside of its lane?",

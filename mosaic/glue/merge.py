@@ -73,7 +73,7 @@ def put(embedded: Tensor, features: Mapping[str, Features], placeholders: Placeh
         ValueError: There are more placeholders or fewer than features, an item's lie in two rows, or widths differ.
     """
     for name, counts in placeholders.counts.items():
-        if name not in features and sum(counts):
+        if name not in features and any(counts):
             raise ValueError(
                 f"input_ids hold {sum(counts)} placeholders of {name!r} and the batch has no {name} inputs; give "
                 f"{name}={{...}}, or leave them out of the text"

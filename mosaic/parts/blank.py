@@ -40,8 +40,8 @@ class _Blank:
     """What draws random numbers in it."""
     draws_in_python: bool
     """Whether it draws of Python's or numpy's generator."""
-    writes_arguments: bool
-    """Whether it writes into what it is given."""
+    writes: bool
+    """Whether it writes into what it is given, or into its buffers."""
     passed: tuple[int | None, ...]
     """For each leaf which of the arguments' leaves it is, or is a view of."""
     hooked: tuple[HookedCall, ...]
@@ -86,11 +86,9 @@ class BlankResults:
         passed = self._find(module, forward, args, kwargs).passed
         return [None if number is None else given[number] for number in passed]
 
-    def writes_arguments(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Returns whether a call writes into what it is given."""
-        return self._find(module, forward, args, kwargs).writes_arguments
+    def writes(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether a call writes into what it is given, or into its buffers."""
+        return self._find(module, forward, args, kwargs).writes
 
     def hooked_in(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -187,10 +185,10 @@ def _look(
 ) -> _Blank:
     """Runs a module with other weights, and notes what it does."""
     weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
-    weights |= {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
-    before, versions, hooked = python_state(), _versions(given), list[HookedCall]()
+    buffers = {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
+    before, versions, hooked = python_state(), _versions([*given, *buffers.values()]), list[HookedCall]()
     with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
-        result = functional_call(_Bare(module, forward), weights, *pytree.tree_unflatten(given, tree))
+        result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(given, tree))
     leaves, spec = pytree.tree_flatten(result)
     memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
     return _Blank(
@@ -198,7 +196,7 @@ def _look(
         tree=spec,
         draws=seen.draws(),
         draws_in_python=not is_same_python_state(before, python_state()),
-        writes_arguments=versions != _versions(given),
+        writes=versions != _versions([*given, *buffers.values()]),
         passed=tuple(
             memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in leaves
         ),

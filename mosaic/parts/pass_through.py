@@ -19,7 +19,7 @@ from mosaic.parts.doors import Forward
 from mosaic.parts.hooked import HookedResults, tensors_seen
 from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import RUNS_TWICE, Again, on_copies, run_layer
+from mosaic.parts.strategies import RUNS_TWICE, Again, repeatable, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -73,8 +73,8 @@ class PassThrough:
             self.resume_random_numbers()
             with self.results.collected() as seen:
                 strategy = self.strategies.get(index, "keep")
-                is_copied = self.split.sites[index].writes_arguments and strategy in RUNS_TWICE
-                run = on_copies(door.run) if is_copied else door.run
+                is_repeated = self.split.sites[index].writes and strategy in RUNS_TWICE
+                run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
                 result = run_layer(strategy, run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
             leaves += tensors_seen(door.path, hooked, seen) if hooked else []

@@ -43,8 +43,8 @@ class Site:
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
     """Whether its first result has its first input's shape and dtype."""
-    writes_arguments: bool = False
-    """Whether it writes into what it is given."""
+    writes: bool = False
+    """Whether it writes into what it is given, or into its buffers."""
     form: Any = field(default=None, repr=False, compare=False)
     """What it returned, without its tensors, as leaves and a tree."""
     hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,14 +28,34 @@ def is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length")
 
 
-def on_copies(layer: Layer) -> Layer:
-    """Returns a layer that leaves its arguments as they are: it writes into them, and might run a second time."""
+def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
+    """Returns a layer whose second run does what the first one did, although it writes into what it reads.
+
+    Args:
+        layer: To be called twice at most.
+        buffers: Its own; the second run leaves them as they are.
+    """
+    before: list[torch.Tensor] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        return layer(*args, **kwargs)
+        now = [one.detach().clone() for one in buffers]
+        if not before:
+            before.extend(now)
+            return layer(*args, **kwargs)
+        _write(buffers, before)
+        try:
+            return layer(*args, **kwargs)
+        finally:
+            _write(buffers, now)
 
     return run
+
+
+@torch.no_grad()
+def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.copy_(value)
 
 
 def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:

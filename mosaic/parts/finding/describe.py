@@ -64,7 +64,7 @@ def describe(
                 needs=frozenset(call.values),
                 parameters=used,
                 keeps_shape=call.keeps_shape,
-                writes_arguments=call.writes_arguments,
+                writes=call.writes,
                 form=call.form,
                 hooked=call.hooked if index in kept else (),
             )

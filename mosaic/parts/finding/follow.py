@@ -52,11 +52,17 @@ class _Run:
 
     def site(self, path: str, module: nn.Module) -> Forward:
         forward: Forward = module.forward
+        weights = [*map(id, module.parameters())]
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.provenance.here is not None:
                 return forward(*args, **kwargs)
             call = self._begin(path)
+            if [*map(id, module.parameters())] != weights:
+                raise UnsplittableError(
+                    f"{path} is called with other weights than its own at {call.line}, as functional_call does; "
+                    "a rank that makes its layer again would not find them: change weights within the layer"
+                )
             try:
                 result = self._result(call, module, forward, args, kwargs)
             finally:
@@ -100,7 +106,7 @@ class _Run:
         with _disable_current_modes():
             leaves, tree = self._blank.of(module, forward, args, kwargs)
             passed = self._blank.passed_by(module, forward, args, kwargs)
-            call.writes_arguments = self._blank.writes_arguments(module, forward, args, kwargs)
+            call.writes = self._blank.writes(module, forward, args, kwargs)
             call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
         for leaf, argument in zip(leaves, passed, strict=True):
             if argument is not None:

@@ -49,17 +49,17 @@ class ModuleState:
             is_drawn: Whether a container holds tensors that were drawn between layers.
 
         Raises:
-            UnsplittableError: A number, an array or a buffer is another one, or a container has drawn numbers. Chunks
-                call what is around their layers more often than the plain loop does, and in another order.
+            UnsplittableError: A number, an array or a buffer is another one, a queue has moved on, or another container
+                has drawn numbers. Chunks call what is around their layers more often than the plain loop does, and in
+                another order.
         """
         for name, value in vars(self._module).items():
             old: Any = self._attributes.get(name, getattr(type(self._module), name, None))
             is_state = name not in _OF_TORCH and isinstance(value, _NUMBERS) and isinstance(old, _NUMBERS)
             if is_state and not isinstance(value, bool) and not np.array_equal(old, value, equal_nan=True):
                 raise self._changed(name)
-        for name, old in self._attributes.items():
-            now = vars(self._module).get(name)
-            if isinstance(old, _CONTAINERS) and isinstance(now, _CONTAINERS) and len(now) != len(old) and is_drawn(now):
+            is_queue = isinstance(value, deque) or (isinstance(value, _CONTAINERS) and is_drawn(value))
+            if name not in _OF_TORCH and is_queue and not _has_same(value, old if isinstance(old, _CONTAINERS) else ()):
                 raise self._changed(name)
         for name, buffer, content in self._buffers:
             new = self._module._buffers.get(name)
@@ -78,7 +78,7 @@ class ModuleState:
     def put_back(self) -> None:
         """Puts it back."""
         state = vars(self._module)
-        for name in [name for name, value in state.items() if isinstance(value, int | float)]:
+        for name in [name for name, value in state.items() if isinstance(value, (int, float, *_CONTAINERS))]:
             if name not in self._attributes and name not in _OF_TORCH and hasattr(type(self._module), name):
                 del state[name]
         for name, value in self._attributes.items():
@@ -87,10 +87,20 @@ class ModuleState:
                 now[...] = value
             elif not isinstance(now, _CONTAINERS) or type(now) is not type(value):
                 state[name] = value
-            elif len(now) != len(value):
+            elif not _has_same(now, value):
                 now.clear()
                 (now.extend if isinstance(now, list | deque) else now.update)(value)
         with torch.no_grad():
             for name, buffer, content in self._buffers:
                 self._module._buffers[name] = buffer
                 buffer.copy_(content)
+
+
+def _has_same(one: Any, other: Any) -> bool:
+    """Whether two containers hold the same objects."""
+    values = [tuple(found.items()) if isinstance(found, dict) else tuple(found) for found in (one, other)]
+    return len(values[0]) == len(values[1]) and all(map(_is_same, *values))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return all(map(_is_same, one, other)) if isinstance(one, tuple) and isinstance(other, tuple) else one is other

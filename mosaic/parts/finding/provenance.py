@@ -85,10 +85,10 @@ class Provenance(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
-        written = _written(func, args)
+        written = _written(func, args, kwargs)
         self.written_inputs |= self._owners.check_written(written, self.here)
         if self.here is not None and any(self.here not in self.sources(one).inside for one in written):
-            self.here.writes_arguments = True
+            self.here.writes = True
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         by_shape = name in _SHAPE_ALONE or name.startswith("new_")
@@ -130,9 +130,11 @@ class NumbersRead(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    writes = (argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments)
-    return tensors_in([value for value, written in zip(args, writes, strict=False) if written])
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    arguments = func._schema.arguments
+    written = {one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write}
+    given = dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
+    return tensors_in([value for name, value in given.items() if name in written])
 
 
 def _deciding_rows(func: Any, name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:

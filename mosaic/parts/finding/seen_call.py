@@ -43,8 +43,8 @@ class SeenCall:
     """Calls of modules inside of it whose results hooks see."""
     form: tuple[list[Any], Any] | None = None
     """What it returned, without its tensors."""
-    writes_arguments: bool = False
-    """Whether it writes into what it is given."""
+    writes: bool = False
+    """Whether it writes into what it is given, or into its buffers."""
     keeps_shape: bool = False
     """Whether its first result has the shape of its first input."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,11 +41,11 @@ def check_cut(
 ) -> None:
     """Compares one microbatch's loss and gradients."""
     model.zero_grad()
+    whole = copy.deepcopy(model)
     torch.manual_seed(5)
-    plain = case.loss(model(**copied(dict(kwargs))))
+    plain = case.loss(whole(**copied(dict(kwargs))))
     plain.backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
+    wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
     chain = ChunkChain(model, split, chunks_of(*cut))
     torch.manual_seed(5)
     loss = chain.step(kwargs, case.loss, strategy=strategy, sizes=sizes)

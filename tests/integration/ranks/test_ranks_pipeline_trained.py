@@ -51,3 +51,13 @@ def test_the_example_trains_as_the_plain_loop_does(tmp_path: Path):
     differ = [float(found) for found in re.findall(r"gradients differ by (\S+) on rank 0", first)]
     assert len(differ) == 3
     assert max(differ) < 1e-5
+
+
+def test_the_example_is_killed_restarted_and_ends_with_the_plain_loops_weights(tmp_path: Path):
+    (ended,) = run_program("ranks.programs.pipeline.restarted:restarted", 1, tmp_path / "ranks", seconds=BOUND_S)
+    assert ended.code == 0, ended.said
+    assert ended.said.endswith("equal\n"), ended.said
+    resumed = [int(step) for step in re.findall(r"step (\d+): loss", ended.said)]
+    killed = int(re.findall(r"killed rank \d at step (\d+)", ended.said)[0])
+    assert resumed[:killed] == list(range(killed)), ended.said
+    assert resumed[killed] in (killed - killed % 2, killed - killed % 2 - 2), "it goes on from a checkpoint"

@@ -100,15 +100,17 @@ class Strided(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Has layers that write into what they are given."""
+    """Has layers that write into what they are given, and into a buffer."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.full((4,), 0.5))
+            self.register_buffer("calls", torch.zeros(()))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mul_(3).exp() * self.scale
+            self.calls += 1
+            return x.mul_(3).exp() * self.scale * float(self.calls)
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -88,6 +89,7 @@ class Between(Layers):
         self.act = act
         self.register_buffer("mean", torch.zeros(4))
         self.calls = 0
+        self.queue: deque[torch.Tensor] = deque(maxlen=4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers[:2]:
@@ -103,6 +105,16 @@ def counts(model: Between, x: torch.Tensor) -> torch.Tensor:
 def replaces_its_mean(model: Between, x: torch.Tensor) -> torch.Tensor:
     model.mean = 0.9 * model.mean + x.detach().mean(0)
     return x - model.mean
+
+
+def moves_a_queue(model: Between, x: torch.Tensor) -> torch.Tensor:
+    model.queue.append(x.detach().mean())
+    return x - sum(model.queue)
+
+
+def calls_with_other_weights(model: Between, x: torch.Tensor) -> torch.Tensor:
+    layer = model.layers[0]
+    return torch.func.functional_call(layer, {name: 2 * one for name, one in layer.named_parameters()}, x)
 
 
 def clamps_a_weight(model: Between, x: torch.Tensor) -> torch.Tensor:
@@ -148,6 +160,12 @@ REFUSED = {
     "circle": (Circle, FOUR, "feed each other in a circle.*name fewer lists"),
     "counter": (lambda: Between(counts), FOUR, "the model changes its attribute calls when .*let the loop change it"),
     "buffer replaced": (lambda: Between(replaces_its_mean), FOUR, "puts another tensor into its buffer mean"),
+    "queue": (lambda: Between(moves_a_queue), FOUR, "the model changes its attribute queue"),
+    "other weights": (
+        lambda: Between(calls_with_other_weights),
+        FOUR,
+        r"layers\.0 is called with other weights than its own at .*change weights within the layer",
+    ),
     "buffer written": (
         lambda: Between(lambda model, x: x + model.mean.add_(x.detach().mean(0))),
         FOUR,

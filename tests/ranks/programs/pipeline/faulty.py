@@ -83,7 +83,7 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     with pytest.raises(MosaicError, match="the plan is of another model"):
         begun(llava, plan=halves(2))
     with pytest.raises(
-        BackendUnavailableError, match=r"found: text = model.layers of 4 layers on rank 1; needed: model ="
+        BackendUnavailableError, match=r"found: text = model\.layers of 4 layers on rank 1; needed: model ="
     ):
         begun(modules={"text": "model.layers"} if rank == 1 else None, plan=None)
     torch.manual_seed(1)
