@@ -14,10 +14,9 @@ caller hands over. ``glue.json`` is written last, so that a folder without it wa
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
@@ -25,48 +24,11 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
+from mosaic.glue.record import LANGUAGE_MODEL, GlueRecord, HandedOver, TowerRecord
 from mosaic.glue.tower import CALLBACKS, PROJECTORS, Tower
 
 RECORD = "glue.json"
 PROJECTOR = "projector.safetensors"
-LANGUAGE_MODEL = "language_model"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TowerRecord:
-    """A tower, without its weights."""
-
-    name: str
-    """Under which it is a child."""
-    model: str
-    """Class of its model, ``module:name``; empty for one that is handed over."""
-    projector: str
-    """Name of its projector, ``own`` or ``none``."""
-    token: int | None
-    """Its placeholder."""
-    width: int | None
-    """Of what the projector gets."""
-    callbacks: tuple[str, ...]
-    """Names of those that it has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlueRecord:
-    """What ``glue.json`` holds."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = 1
-    language_model: str
-    """Class, as a tower's model."""
-    has_before: bool
-    """Whether features are put into the text by a function of the user's."""
-    towers: tuple[TowerRecord, ...]
-    """In order."""
-    frozen: tuple[str, ...]
-    """Names of modules."""
-    still: tuple[str, ...]
-    """Names of parameters that do not train though nothing froze them; transformers forgets them when it loads."""
 
 
 def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, Tower], **about: Any) -> None:
@@ -106,36 +68,6 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
             weights = {name: value.contiguous() for name, value in projector.state_dict().items()}
             save_file(weights, folder / kept.name / PROJECTOR)
     save(record, folder / RECORD)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandedOver:
-    """What a folder does not hold; whatever of it is not asked for is an error."""
-
-    modules: Mapping[str, nn.Module]
-    """By name, such as ``vision.model`` and ``vision.projector``: their weights are read into them."""
-    callbacks: Mapping[str, Callable[..., Any]]
-    """By name, such as ``vision.after``, and ``before``."""
-
-    def check(self, record: GlueRecord) -> None:
-        """Checks that what the record needs was handed over, and nothing else.
-
-        Raises:
-            ValueError: It was not.
-        """
-        callbacks = {f"{tower.name}.{one}" for tower in record.towers for one in tower.callbacks}
-        callbacks |= {"before"} if record.has_before else set()
-        modules = {f"{tower.name}.model" for tower in record.towers if not tower.model}
-        modules |= {f"{tower.name}.projector" for tower in record.towers if tower.projector == "own"}
-        modules |= set() if record.language_model else {LANGUAGE_MODEL}
-        for what, needed, given in (("callbacks", callbacks, self.callbacks), ("modules", modules, self.modules)):
-            if missing := sorted(needed - given.keys()):
-                raise ValueError(
-                    f"the model was saved with {what} of its own, which no folder holds: hand over "
-                    f"{what}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
-                )
-            if strange := sorted(given.keys() - needed):
-                raise ValueError(f"{what} has {', '.join(strange)}, and the model was saved without; leave them out")
 
 
 def load_folder(folder: Path, handed: HandedOver) -> tuple[GlueRecord, nn.Module, dict[str, Tower]]:
@@ -213,23 +145,19 @@ def _save(model: nn.Module, kind: str, folder: Path) -> None:
 
 
 def _load(name: str, kind: str, folder: Path, handed: HandedOver) -> nn.Module:
-    if not kind:
-        model = handed.modules[name]
-        try:
-            load_model(model, folder / "model.safetensors")
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise InvalidCheckpointError(f"{folder} does not hold the weights of {name!r}: {error}") from error
-        return model
+    about: Mapping[str, Any] = {}
     try:
-        found, about = _find(name, kind).from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, SafetensorError) as error:
+        if kind:
+            options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+            found, about = _find(name, kind).from_pretrained(folder, **options)
+        else:
+            found = handed.modules[name]
+            load_model(found, folder / "model.safetensors")
+    except (OSError, SafetensorError, RuntimeError) as error:
         raise InvalidCheckpointError(f"{folder} does not hold {name!r}: {error}; save it anew") from error
     if wrong := {what: sorted(map(str, keys)) for what, keys in about.items() if keys}:
         raise InvalidCheckpointError(f"{folder} does not hold the weights of {kind}: {wrong}; save it anew")
-    model: nn.Module = found
-    return model
+    return cast(nn.Module, found)
 
 
 def _find(name: str, kind: str) -> Any:

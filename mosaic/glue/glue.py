@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from mosaic.context.words import MaskWords
-from mosaic.glue.folder import HandedOver, load_folder, load_projector, save_folder
+from mosaic.glue.folder import load_folder, load_projector, save_folder
 from mosaic.glue.frozen import Freezing
 from mosaic.glue.masks import mask_words
 from mosaic.glue.merge import Placeholders, put
 from mosaic.glue.positions import axes_positions, line_positions
+from mosaic.glue.record import HandedOver
 from mosaic.glue.tower import Features, Inputs, Tower, check_no_decoder
 
 Before = Callable[[dict[str, Features], Inputs], Inputs]

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -17,11 +17,10 @@ from torch.distributed import ProcessGroup
 from mosaic.context import CONTEXT_METHODS, MaskWords, plan_context
 from mosaic.context.attention import Attend, ContextBatch
 from mosaic.glue.glue import Glue
+from mosaic.glue.record import LANGUAGE_MODEL
 from mosaic.pipelining.partition.parallel import on_own_ranks
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-
-LANGUAGE_MODEL = "language_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +129,14 @@ class OwnRanks:
 
 
 def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:
-    asked = {name: getattr(own, axis) for name, own in specs.items() if getattr(own, axis) != _DEFAULTS[axis]}
-    if len(set(asked.values())) > 1 or (axis == "tensor" and asked and len(asked) < len(specs)):
+    """Returns what all modules have; ``data`` may be left to one of them."""
+    found: set[int | None] = {getattr(own, axis) for own in specs.values()} - {None}
+    if len(found) > 1:
         each = ", ".join(f"{name} {getattr(own, axis)}" for name, own in specs.items())
         raise ValueError(
             f"modules have different {axis} ({each}); mosaic.pipeline shares all of them out alike: give them one"
         )
-    found: int | None = next(iter(asked.values()), _DEFAULTS[axis])
-    return found
-
-
-_DEFAULTS = {field.name: field.default for field in fields(Parallel)}
+    return next(iter(found), None)
 
 
 def _why_no_context(name: str, context: int) -> str:
