@@ -40,8 +40,8 @@ class _Blank:
     """What draws random numbers in it."""
     draws_in_python: bool
     """Whether it draws of Python's or numpy's generator."""
-    writes: bool
-    """Whether it writes into what it is given, or into its buffers."""
+    has_effects: bool
+    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
     passed: tuple[int | None, ...]
     """For each leaf which of the arguments' leaves it is, or is a view of."""
     hooked: tuple[HookedCall, ...]
@@ -86,9 +86,11 @@ class BlankResults:
         passed = self._find(module, forward, args, kwargs).passed
         return [None if number is None else given[number] for number in passed]
 
-    def writes(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a call writes into what it is given, or into its buffers."""
-        return self._find(module, forward, args, kwargs).writes
+    def has_effects(
+        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Returns whether a second run would find other arguments or buffers, or draw other numbers."""
+        return self._find(module, forward, args, kwargs).has_effects
 
     def hooked_in(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -189,14 +191,15 @@ def _look(
     before, versions, hooked = python_state(), _versions([*given, *buffers.values()]), list[HookedCall]()
     with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
         result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(given, tree))
+    draws_in_python = not is_same_python_state(before, python_state())
     leaves, spec = pytree.tree_flatten(result)
     memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
     return _Blank(
         leaves=tuple(map(without_data, leaves)),
         tree=spec,
         draws=seen.draws(),
-        draws_in_python=not is_same_python_state(before, python_state()),
-        writes=versions != _versions([*given, *buffers.values()]),
+        draws_in_python=draws_in_python,
+        has_effects=draws_in_python or versions != _versions([*given, *buffers.values()]),
         passed=tuple(
             memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in leaves
         ),

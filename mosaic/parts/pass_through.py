@@ -73,7 +73,7 @@ class PassThrough:
             self.resume_random_numbers()
             with self.results.collected() as seen:
                 strategy = self.strategies.get(index, "keep")
-                is_repeated = self.split.sites[index].writes and strategy in RUNS_TWICE
+                is_repeated = self.split.sites[index].has_effects and strategy in RUNS_TWICE
                 run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
                 result = run_layer(strategy, run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)

@@ -43,8 +43,8 @@ class Site:
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
     """Whether its first result has its first input's shape and dtype."""
-    writes: bool = False
-    """Whether it writes into what it is given, or into its buffers."""
+    has_effects: bool = False
+    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
     form: Any = field(default=None, repr=False, compare=False)
     """What it returned, without its tensors, as leaves and a tree."""
     hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)
@@ -77,7 +77,7 @@ class ModelSplit:
     """What one run of a sample showed. Plain data: equal on all ranks that have the same model and sample."""
 
     modules: tuple[SplitModule, ...]
-    """In the order in which they are called."""
+    """Each behind those that feed it, and otherwise as they are called; the model ends in the last."""
     sites: tuple[Site, ...]
     """In the order in which they are called; the last is the model's output."""
     output_leaves: tuple[str, ...]
@@ -178,6 +178,19 @@ class ModelSplit:
             elif any(source == part.module and target not in begins for source, target in self.feeds):
                 found[part.module] = self.exits(part.module)
         return found
+
+    def handed(self, source: Sequence[Part], target: Sequence[Part]) -> tuple[str, ...]:
+        """Returns the modules whose tensors one chunk hands to another, in order.
+
+        A chunk takes a module's from the part before its own, or, if it has none but the first, from the last.
+        """
+        before = {part.module: part.first for part in target if part.first}
+        ends = {part.module: part for part in source}
+        return tuple(
+            name
+            for name in self.entries(target)
+            if name in ends and ends[name].end == before.get(name, ends[name].total)
+        )
 
     def sites_of(self, chunk: Sequence[Part]) -> frozenset[int]:
         """Returns the indices of the sites that run in a chunk."""

@@ -10,6 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mosaic.parts.random_state import PythonState, python_state, set_python_state
+
 Layer = Callable[..., Any]
 Again = Callable[[], AbstractContextManager[Any]]
 """Returns a block in which a layer's forward is run a second time: what the first one ran in, of its own making."""
@@ -29,33 +31,34 @@ def is_cache(value: Any) -> bool:
 
 
 def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
-    """Returns a layer whose second run does what the first one did, although it writes into what it reads.
+    """Returns a layer whose second run does what the first one did, although it changes what it reads.
 
     Args:
         layer: To be called twice at most.
-        buffers: Its own; the second run leaves them as they are.
+        buffers: Its own. The second run leaves them as they are, and numpy's and Python's generators too.
     """
-    before: list[torch.Tensor] = []
+    first: list[tuple[list[torch.Tensor], PythonState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        now = [one.detach().clone() for one in buffers]
-        if not before:
-            before.extend(now)
+        now = [one.detach().clone() for one in buffers], python_state()
+        if not first:
+            first.append(now)
             return layer(*args, **kwargs)
-        _write(buffers, before)
+        _put_back(buffers, first[0])
         try:
             return layer(*args, **kwargs)
         finally:
-            _write(buffers, now)
+            _put_back(buffers, now)
 
     return run
 
 
 @torch.no_grad()
-def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    for buffer, value in zip(buffers, values, strict=True):
+def _put_back(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], PythonState]) -> None:
+    for buffer, value in zip(buffers, state[0], strict=True):
         buffer.copy_(value)
+    set_python_state(state[1])
 
 
 def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:

@@ -64,7 +64,7 @@ def describe(
                 needs=frozenset(call.values),
                 parameters=used,
                 keeps_shape=call.keeps_shape,
-                writes=call.writes,
+                has_effects=call.has_effects,
                 form=call.form,
                 hooked=call.hooked if index in kept else (),
             )

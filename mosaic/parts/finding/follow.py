@@ -18,6 +18,7 @@ from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
 from mosaic.parts.finding.provenance import NumbersRead, Provenance
 from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of
+from mosaic.parts.random_state import is_same_python_state, python_state
 from mosaic.parts.split import Value
 
 
@@ -101,12 +102,15 @@ class _Run:
         self, call: SeenCall, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self._blank is None:
-            return forward(*args, **kwargs)
+            before = python_state()
+            result = forward(*args, **kwargs)
+            call.has_effects |= not is_same_python_state(before, python_state())
+            return result
         self.provenance.note_read((args, kwargs))
         with _disable_current_modes():
             leaves, tree = self._blank.of(module, forward, args, kwargs)
             passed = self._blank.passed_by(module, forward, args, kwargs)
-            call.writes = self._blank.writes(module, forward, args, kwargs)
+            call.has_effects = self._blank.has_effects(module, forward, args, kwargs)
             call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
         for leaf, argument in zip(leaves, passed, strict=True):
             if argument is not None:

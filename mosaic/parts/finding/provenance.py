@@ -88,7 +88,7 @@ class Provenance(TorchDispatchMode):
         written = _written(func, args, kwargs)
         self.written_inputs |= self._owners.check_written(written, self.here)
         if self.here is not None and any(self.here not in self.sources(one).inside for one in written):
-            self.here.writes = True
+            self.here.has_effects = True
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         by_shape = name in _SHAPE_ALONE or name.startswith("new_")

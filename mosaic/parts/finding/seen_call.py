@@ -43,8 +43,8 @@ class SeenCall:
     """Calls of modules inside of it whose results hooks see."""
     form: tuple[list[Any], Any] | None = None
     """What it returned, without its tensors."""
-    writes: bool = False
-    """Whether it writes into what it is given, or into its buffers."""
+    has_effects: bool = False
+    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
     keeps_shape: bool = False
     """Whether its first result has the shape of its first input."""
 

@@ -210,6 +210,21 @@ def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
         assert torch.equal(sent, wanted)
 
 
+def test_layers_that_are_made_again_draw_the_same_numbers_of_numpy():
+    with kept_random_state(CPU):
+        model, x = Masks(), torch.randn(2, 4)
+        rank = PartedModel(model, find_split(model, {"x": x}), chunks_of("model[0:3/3]"))
+        before, found = random_state(CPU), []
+        for strategy in ("keep", "recompute"):
+            set_random_state(before)
+            rank.forward(0, {"x": x}, strategies=[strategy] * 3).sum().backward()
+            after = random_state(CPU)
+            found.append([one.grad for one in model.parameters()])
+            model.zero_grad()
+        assert all(map(torch.equal, *found))
+        assert not is_same_state(before, after)
+
+
 class Pair(nn.Module):
     """Two towers; both results are returned, or their product once a module has changed the first one's."""
 
