@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 
+from mosaic.context.words import MaskWords
+from mosaic.glue.folder import load_folder, load_projector, save_folder
+from mosaic.glue.frozen import Freezing
+from mosaic.glue.masks import mask_words
 from mosaic.glue.merge import Placeholders, put
+from mosaic.glue.positions import axes_positions, line_positions
+from mosaic.glue.record import HandedOver
 from mosaic.glue.tower import Features, Inputs, Tower, check_no_decoder
 
 Before = Callable[[dict[str, Features], Inputs], Inputs]
 """Makes the language model's keywords of the towers' features and of its keywords so far."""
 
 
-class Glue(nn.Module):
+class Glue(Freezing):
     """Unimodal models as one (Cornstarch, section 3).
 
     ::
@@ -51,7 +60,6 @@ class Glue(nn.Module):
         self.language_model = language_model
         self.before = before
         self.tower_names = tuple(towers)
-        self._frozen: dict[str, tuple[str, ...]] = {}
         self._check(towers)
         for name, tower in towers.items():
             tower.fit(name, self._embedding.weight.shape[1])
@@ -76,61 +84,103 @@ class Glue(nn.Module):
         Raises:
             ValueError: Placeholders and features differ in number, or keywords are nobody's.
         """
-        given = self._take_towers(inputs)
-        placeholders = Placeholders.find(input_ids, self._tokens, self._unspeakable, inputs.get("labels"))
-        features = {name: self.towers[name](**own) for name, own in given.items()}
-        embedded = self._embedding(placeholders.ids)
-        if "use_cache" not in inputs and hasattr(getattr(self.language_model, "config", None), "use_cache"):
-            inputs["use_cache"] = False
-        if self.before is not None:
-            return self.language_model(
-                **self.before(features, {**inputs, "input_ids": input_ids, "inputs_embeds": embedded})
+        if hasattr(getattr(self.language_model, "config", None), "use_cache"):
+            inputs.setdefault("use_cache", False)
+        return self.language_model(**self._merged(input_ids, inputs))
+
+    def embed(self, input_ids: Tensor, **towers: Inputs | None) -> Tensor:
+        """Returns the embeddings of a text with the towers' features in it, (batch, tokens, width).
+
+        Where the language model is called otherwise than by ``forward``: for its ``generate(inputs_embeds=...)``, or
+        with one rank's part of a long sequence (``mosaic.context.attention.ContextBatch``).
+        """
+        if strange := sorted(set(towers) - set(self.tower_names)):
+            raise ValueError(
+                f"there is no tower {strange[0]!r}; this model has {', '.join(self.tower_names) or 'none'}"
             )
-        return self.language_model(inputs_embeds=put(embedded, features, placeholders), **inputs)
+        return cast(Tensor, self._merged(input_ids, dict(towers))["inputs_embeds"])
 
-    def freeze(self, *names: str) -> Self:
-        """Freezes modules, such as ``vision.model``: no gradients, and eval mode until they are unfrozen.
+    def positions(self, input_ids: Tensor, documents: Tensor | None = None, **towers: Inputs | None) -> Tensor:
+        """Returns the tokens' positions: (batch, tokens); or (axes, batch, tokens) where towers give items shapes.
+
+        Args:
+            input_ids: (batch, tokens).
+            documents: (batch, tokens), -1 for padding; positions begin anew in each. None: a row is one.
+            towers: Their inputs, as in ``forward``; those of towers without ``positions`` are not needed.
+        """
+        found = torch.zeros_like(input_ids) if documents is None else documents
+        shaped = {name: tower.positions for name, tower in self.towers.items() if tower.positions is not None}
+        if not shaped:
+            return line_positions(found)
+        given = {name: towers.get(name) for name in shaped}
+        items = {name: shaped[name](own) for name, own in given.items() if own is not None}
+        return axes_positions(input_ids, found, self._tokens, items)
+
+    def mask(
+        self,
+        input_ids: Tensor,
+        kind: str = "causal",
+        *,
+        documents: Tensor | None = None,
+        lengths: Mapping[str, Sequence[int]] | None = None,
+    ) -> MaskWords:
+        """Returns who sees whom in one sequence, for ``mosaic.context``.
+
+        Args:
+            input_ids: (tokens,) or (1, tokens).
+            kind: ``causal``; ``gemma``: and an item sees all of itself; ``cornstarch``: and a modality sees all of
+                itself and nothing else.
+            documents: As ``input_ids``, -1 for padding; None: one document.
+            lengths: By tower how many placeholders each item has; by default those beside each other are one.
 
         Raises:
-            ValueError: There is no module of that name.
+            ValueError: There is no such kind, there are several rows, or a document has over 55 items.
         """
-        for name in names:
-            module = self._module(name)
-            if name not in self._frozen:
-                training = tuple(key for key, parameter in module.named_parameters() if parameter.requires_grad)
-                self._frozen[name] = training
-            module.requires_grad_(False).eval()
-        return self
+        if input_ids.ndim > 1 and len(input_ids) != 1:
+            raise ValueError(
+                f"input_ids have {len(input_ids)} rows, and a mask is of one sequence; ask for each row's, or pack them"
+            )
+        owners = None if documents is None else documents.flatten().cpu().numpy()
+        return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, documents=owners, lengths=lengths)
 
-    def unfreeze(self, *names: str) -> Self:
-        """Takes ``freeze`` back: what trained before it trains again.
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes a folder with one of Hugging Face's for each model; see ``mosaic.glue.folder``.
 
         Raises:
-            ValueError: No module of that name was frozen.
+            UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
         """
-        for name in names:
-            if name not in self._frozen:
-                raise ValueError(f"{name!r} was not frozen; frozen are {', '.join(self._frozen) or 'none'}")
-            module = self._module(name)
-            trained = self._frozen.pop(name)
-            for key, parameter in module.named_parameters():
-                parameter.requires_grad_(parameter.requires_grad or key in trained)
-            module.train(self.training)
-        return self
+        about = {"has_before": self.before is not None, "frozen": self.frozen, "still": self.still}
+        save_folder(Path(folder), self.language_model, self.towers, **about)
 
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the modules that are frozen."""
-        return tuple(self._frozen)
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        modules: Mapping[str, nn.Module] = MappingProxyType({}),
+        callbacks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> Self:
+        """Reads what ``save_pretrained`` wrote, in eval mode, frozen where it was.
 
-    def train(self, mode: bool = True) -> Self:
-        """Sets the mode; what is frozen stays in eval mode, but where adapters were put into it."""
-        super().train(mode)
-        for name in self._frozen:
-            module = self._module(name)
-            if not any(parameter.requires_grad for parameter in module.parameters()):
-                module.eval()
-        return self
+        Args:
+            folder: The folder.
+            modules: For models and projectors of your own, such as ``{"vision.projector": MyProjector()}``, what their
+                weights are read into.
+            callbacks: Those that the model was saved with, such as ``{"vision.after": last_but_one}``.
+
+        Raises:
+            InvalidFileError: There is no ``glue.json``, or it is damaged.
+            InvalidCheckpointError: Weights are missing, or not those of the class.
+            UnsupportedModelError: A class is none of transformers'.
+            ValueError: Modules or callbacks are missing, or there are some that it was saved without.
+        """
+        record, language_model, towers = load_folder(Path(folder), HandedOver(modules=modules, callbacks=callbacks))
+        made = cls(language_model=language_model, before=callbacks.get("before"), **towers)
+        for name, tower in towers.items():
+            load_projector(Path(folder), name, tower)
+        for name in record.still:
+            made.get_parameter(name).requires_grad_(False)
+        return made.freeze(*record.frozen).eval()
 
     @property
     def _embedding(self) -> nn.Embedding:
@@ -146,28 +196,33 @@ class Glue(nn.Module):
         vocabulary = self._embedding.weight.shape[0]
         return frozenset(name for name, token in self._tokens.items() if not 0 <= token < vocabulary)
 
+    def _merged(self, input_ids: Tensor, inputs: Inputs) -> Inputs:
+        """Returns the language model's keywords, with the towers' features in the text."""
+        given = self._take_towers(inputs)
+        placeholders = Placeholders.find(input_ids, self._tokens, self._unspeakable, inputs.get("labels"))
+        features = {name: self.towers[name](**own) for name, own in given.items()}
+        embedded = self._embedding(placeholders.ids)
+        if "position_ids" not in inputs and any(tower.positions is not None for tower in self.towers.values()):
+            mask = inputs.get("attention_mask")
+            documents = mask.long() - 1 if isinstance(mask, Tensor) and mask.ndim == 2 else None
+            inputs["position_ids"] = self.positions(input_ids, documents, **given)
+        if self.before is not None:
+            return self.before(features, {**inputs, "input_ids": input_ids, "inputs_embeds": embedded})
+        return {**inputs, "inputs_embeds": put(embedded, features, placeholders)}
+
     def _take_towers(self, inputs: Inputs) -> dict[str, Inputs]:
         """Takes the towers' inputs out of the keywords."""
         found = {name: inputs.pop(name, None) for name in self.tower_names}
         for name, own in found.items():
             if own is not None and not (isinstance(own, Mapping) and own):
                 raise ValueError(
-                    f"{name}={type(own).__name__} are no inputs; give the keywords of its model, such as "
+                    f"{name}={own if own == {} else type(own).__name__} is not the keywords of a model; give "
                     f"{name}={{'pixel_values': images}}, or leave it out"
                 )
         for name, value in inputs.items():
             if isinstance(value, Mapping) and name != "attention_mask":
                 raise ValueError(f"there is no tower {name!r}; this model has {', '.join(self.tower_names) or 'none'}")
         return {name: own for name, own in found.items() if own is not None}
-
-    def _module(self, name: str) -> nn.Module:
-        try:
-            return self.get_submodule(name) if name else self.get_submodule("?")
-        except AttributeError:
-            parts = [f"{tower}{part}" for tower in self.tower_names for part in ("", ".model", ".projector")]
-            raise ValueError(
-                f"there is no module {name!r}; there are {', '.join([*parts, 'language_model'])}"
-            ) from None
 
     def _check(self, towers: Mapping[str, Tower]) -> None:
         users: dict[int, str] = {}

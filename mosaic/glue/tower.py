@@ -14,6 +14,8 @@ Inputs = dict[str, Any]
 Features = Tensor | list[Tensor]
 """Items by (items, tokens, width), or a list of items by (tokens, width) each; or (tokens, width) of all items."""
 
+CALLBACKS = ("before", "after", "after_projector", "positions")
+"""Functions of the user's that a tower may have."""
 PROJECTORS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "mlp": lambda width, target: nn.Sequential(nn.Linear(width, target), nn.GELU(), nn.Linear(target, target)),
@@ -38,7 +40,8 @@ class Tower(nn.Module):
         after: Makes the projector's input of the tower's inputs and the model's output; by default the output's
             ``last_hidden_state``, or the output where it is a tensor.
         after_projector: Makes the tower's features of its inputs and the projector's output.
-        positions: Makes M-RoPE's positions of the tower's inputs; see ``mosaic.glue.positions``.
+        positions: Makes of the tower's inputs, for each item, (axes, tokens): where its tokens are in it, such as time,
+            row and column of a patch, for language models with M-RoPE.
 
     Raises:
         ValueError: The projector is of no known name, or the model has a decoder.

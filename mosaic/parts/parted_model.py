@@ -318,4 +318,9 @@ def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _shape(value: Any) -> Hashable:
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+    leaves = pytree.tree_leaves_with_path(value)
+    return tuple((pytree.keystr(path), _shape_of_one(leaf)) for path, leaf in leaves)
+
+
+def _shape_of_one(leaf: Any) -> Hashable:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

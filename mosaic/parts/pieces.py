@@ -33,7 +33,7 @@ def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first
     tensors = _tensors(split, kwargs, module)
     units = _units(tensors)
     if units is None:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        shapes = ", ".join(f"{'.'.join(path)} {tuple(tensor.shape)}" for path, tensor in tensors.items())
         raise ValueError(
             f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none gives "
             "the sizes of the others; leave the module uncut"
@@ -41,16 +41,16 @@ def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first
     if first < 0 or count < 1 or first + count > units:
         raise ValueError(f"units {first} to {first + count} of {module!r}; this microbatch has {units}")
     rows = slice(first, first + count)
-    cut = {}
-    for name, tensor in tensors.items():
-        if len(tensor) == units:
-            cut[name] = tensor[rows]
-            continue
-        sizes = _grid(tensors, len(tensor))
-        assert sizes is not None
-        begin = int(sizes[:first].sum())
-        cut[name] = tensor[begin : begin + int(sizes[rows].sum())]
-    return {**kwargs, **cut}
+    cut = dict(kwargs)
+    for (name, *inner), tensor in tensors.items():
+        own = tensor[rows]
+        if len(tensor) != units:
+            sizes = _grid(tensors, len(tensor))
+            assert sizes is not None
+            begin = int(sizes[:first].sum())
+            own = tensor[begin : begin + int(sizes[rows].sum())]
+        cut[name] = {**cut[name], inner[0]: own} if inner else own
+    return cut
 
 
 def join_pieces(pieces: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
@@ -60,12 +60,16 @@ def join_pieces(pieces: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tenso
     return tuple(torch.cat(tensors) for tensors in zip(*pieces, strict=True))
 
 
-def _tensors(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> dict[str, torch.Tensor]:
-    names = split.by_name[module].inputs
-    return {name: kwargs[name] for name in names if isinstance(kwargs.get(name), torch.Tensor) and kwargs[name].ndim}
+def _tensors(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> dict[tuple[str, ...], torch.Tensor]:
+    """Returns a module's tensors by keyword, or by keyword and key where a keyword holds several."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name in split.by_name[module].inputs:
+        value = kwargs.get(name)
+        found |= {(name, key): one for key, one in value.items()} if isinstance(value, Mapping) else {(name,): value}
+    return {path: one for path, one in found.items() if isinstance(one, torch.Tensor) and one.ndim}
 
 
-def _units(tensors: Mapping[str, torch.Tensor]) -> int | None:
+def _units(tensors: Mapping[tuple[str, ...], torch.Tensor]) -> int | None:
     """Returns the units of a module's tensors; None where their rows are none."""
     lengths = {len(tensor) for tensor in tensors.values()}
     units = min(lengths, default=0)
@@ -76,7 +80,7 @@ def _units(tensors: Mapping[str, torch.Tensor]) -> int | None:
     return units
 
 
-def _grid(tensors: Mapping[str, torch.Tensor], length: int) -> torch.Tensor | None:
+def _grid(tensors: Mapping[tuple[str, ...], torch.Tensor], length: int) -> torch.Tensor | None:
     """Returns the rows of each unit, from the tensor whose rows' products sum up to ``length``."""
     for tensor in tensors.values():
         if not tensor.is_floating_point() and tensor.ndim == 2 and int(tensor.prod(-1).sum()) == length:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 
 
 def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
     """Returns where a model is; a model on the meta device is where its tensors are."""
-    given = (value for value in tensors.values() if isinstance(value, torch.Tensor))
+    given = (value for value in pytree.tree_leaves(dict(tensors)) if isinstance(value, torch.Tensor))
     return next((tensor.device for tensor in (*model.parameters(), *given) if not tensor.is_meta), torch.device("cpu"))
 
 

@@ -32,10 +32,7 @@ LAYERS = [
     {"demo"},
     {"cli"},
 ]
-"""Packages of one line never import each other; a package may import from any line above its own here.
-
-Room is kept for ``context`` and ``glue``.
-"""
+"""Packages of one line never import each other; a package may import from any line above its own here."""
 
 RANK_LAYERS = [
     {"rows", "meeting"},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mosaic.pipelining.partition.backward import sources_of
 from mosaic.pipelining.partition.partition import Chunk, Partition, parts_of
@@ -38,25 +39,32 @@ class _Cut:
         return cls(ends=ends, chunk_ms=tuple(math.fsum(times[a:b]) for a, b in zip(starts, ends, strict=True)))
 
 
-def on_own_ranks(request: Request) -> Partition:
+def on_own_ranks(request: Request, given: Mapping[str, int] = MappingProxyType({})) -> Partition:
     """Gives each module ranks of its own: Algorithm 1.
 
     For each number of chunks of the backbone, every other module gets the fewest whose longest takes no longer than the
     backbone's longest, as far as there are ranks; of all these the one with the shortest step as ``step_ms`` has it.
 
+    Args:
+        request: Model, ranks and microbatches.
+        given: Modules whose number of ranks is not chosen.
+
     Raises:
-        ValueError: There are fewer ranks than modules.
+        ValueError: There are fewer ranks than modules, or than are given.
     """
     times = layer_times(request)
     backbone = backbone_of(request.model)
-    others = [name for name in times if name != backbone]
-    _check_ranks(request, 1 + len(others))
+    counts = {name: given.get(name, 1) for name in times}
+    _check_ranks(request, sum(counts.values()))
+    free = [name for name in times if name != backbone and name not in given]
+    most = request.num_ranks - sum(counts.values()) + counts[backbone]
     found = []
-    for count in range(1, min(request.num_ranks - len(others), len(times[backbone])) + 1):
-        cuts = {backbone: _Cut.of(times[backbone], count)} | {name: _Cut.of(times[name], 1) for name in others}
-        for _ in range(request.num_ranks - count - len(others)):
+    last = counts[backbone] if backbone in given else min(most, len(times[backbone]))
+    for count in range(counts[backbone], last + 1):
+        cuts = {name: _Cut.of(own, count if name == backbone else counts[name]) for name, own in times.items()}
+        for _ in range(most - count):
             longest = max(
-                (name for name in others if len(cuts[name].ends) < len(times[name])),
+                (name for name in free if len(cuts[name].ends) < len(times[name])),
                 key=lambda name: max(cuts[name].chunk_ms),
                 default=backbone,
             )

@@ -67,7 +67,8 @@ def pipeline(
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
         plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
-            Planned by default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
+            Or a function that makes a partition for a request, as ``mosaic.glue.parallelize`` returns one. Planned by
+            default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
             earlier start: then steps are run as in that one, if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.

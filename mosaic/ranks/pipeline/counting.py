@@ -67,8 +67,9 @@ class CountedModel:
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
-        given = {name: one for name, one in kwargs.items() if isinstance(one, torch.Tensor)}
-        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given.items()]
+        leaves = pytree.tree_leaves_with_path(dict(kwargs))
+        given = [(pytree.keystr(path), one) for path, one in leaves if isinstance(one, torch.Tensor)]
+        shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given]
         bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
         return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
-Plan = Partition | PipelineSchedule | KeptWay | str | Path
+Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
 DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
 
@@ -67,7 +67,7 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     """
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
-    plan = plan.partition if isinstance(plan, KeptWay) else plan
+    plan = plan.partition if isinstance(plan, KeptWay) else plan(request) if callable(plan) else plan
     partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
     try:
         partition.check_covers(request.model)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import glued_models
 import torch
 import transformers
 from torch import nn
@@ -307,5 +308,23 @@ SEVERAL_MODULES = {
         ),
         feeds=(("visual", "language_model"),),
         sizes={"visual": 2},
+    ),
+    "glued": PartedCase(
+        make=glued_models.glued,
+        batch=glued_models.batch,
+        cuts=(
+            ("vision[0:3/3]", "audio[0:2/2]", "language_model[0:3/3]"),
+            (
+                "vision[0:2/3]",
+                "vision[2:3/3]",
+                "audio[0:1/2]",
+                "audio[1:2/2]",
+                "language_model[0:1/3]",
+                "language_model[1:3/3]",
+            ),
+            ("vision[0:1/3]+audio[0:2/2]", "vision[1:3/3]+language_model[0:1/3]", "language_model[1:3/3]"),
+        ),
+        feeds=(("vision", "language_model"), ("audio", "language_model")),
+        sizes={"vision": 2},
     ),
 }

@@ -1,0 +1,83 @@
+"""Positions of a text's tokens: one after the other in each document, or on several axes where an item has a shape.
+
+M-RoPE (Qwen2-VL, arXiv:2409.12191, section 2.1) gives the tokens of an image their time, row and column. Text has one
+position on all axes; an item begins behind the text before it, and text goes on behind the item's greatest position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mosaic.glue.masks import Ints, item_numbers
+
+
+def line_positions(documents: Tensor) -> Tensor:
+    """Returns (batch, tokens): places in documents, from 0; padding has 0.
+
+    Args:
+        documents: (batch, tokens), -1 for padding; a document's tokens lie together.
+    """
+    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    first = torch.where(begins, place, 0).cummax(dim=1).values
+    return torch.where(documents < 0, 0, place - first)
+
+
+def axes_positions(
+    input_ids: Tensor, documents: Tensor, tokens: Mapping[str, int], items: Mapping[str, Sequence[Tensor]]
+) -> Tensor:
+    """Returns (axes, batch, tokens).
+
+    Args:
+        input_ids: (batch, tokens).
+        documents: (batch, tokens), -1 for padding.
+        tokens: Each tower's placeholder.
+        items: For towers whose items have shapes: for each item (axes, features), where its features are in it.
+
+    Raises:
+        ValueError: Items have another number of features than the text has placeholders, or one is interrupted.
+    """
+    ids, owners = input_ids.cpu().numpy(), documents.cpu().numpy()
+    offsets = {name: [item.cpu().numpy() for item in own] for name, own in items.items()}
+    numbers = {
+        name: item_numbers(name, (ids == tokens[name]).ravel(), [item.shape[1] for item in own]).reshape(ids.shape)
+        for name, own in offsets.items()
+    }
+    axes = {len(item) for own in offsets.values() for item in own} or {1}
+    if len(axes) > 1:
+        raise ValueError(f"items have positions on {sorted(axes)} axes; give all of them on as many")
+    found = np.zeros((axes.pop(), *ids.shape), np.int64)
+    for row in range(len(ids)):
+        edges = np.flatnonzero(np.diff(owners[row])) + 1
+        for own in np.split(np.arange(ids.shape[1]), edges):
+            if owners[row, own[0]] >= 0:
+                here = {name: number[row, own] for name, number in numbers.items()}
+                found[:, row, own] = _document(found[:, row, own], here, offsets)
+    return torch.from_numpy(found).to(input_ids.device)
+
+
+def _document(found: Ints, numbers: Mapping[str, Ints], offsets: Mapping[str, Sequence[Ints]]) -> Ints:
+    """Returns the positions of one document, (axes, tokens)."""
+    at, token = 0, 0
+    starts = {int(place): name for name, number in numbers.items() for place in np.flatnonzero(number >= 0)}
+    for place in sorted(starts):
+        if place < token:
+            continue
+        name = starts[place]
+        item = offsets[name][numbers[name][place]]
+        if not (numbers[name][place : place + item.shape[1]] == numbers[name][place]).all():
+            raise ValueError(
+                f"item {numbers[name][place]} of {name!r} has {item.shape[1]} features, and its placeholders are not "
+                "beside each other in one document; give position_ids yourself"
+            )
+        found[:, token:place] = np.arange(at, at + place - token)
+        at += place - token
+        found[:, place : place + item.shape[1]] = at + item
+        at, token = at + int(item.max()) + 1, place + item.shape[1]
+    found[:, token:] = np.arange(at, at + found.shape[1] - token)
+    return found

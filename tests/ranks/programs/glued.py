@@ -1,0 +1,121 @@
+"""Glued models on two ranks: in pipelines, with sequences shared out, and colocated; beside the plain model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import glued_models as cases
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mosaic
+from mosaic.context.attention import attach, sum_gradients
+from mosaic.glue import Glue, Parallel, Tower, parallelize
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.planner import PlannerOptions
+from ranks.begun import join
+from ranks.graphs import colocated, difference, twins
+from ranks.programs.pipeline.trained import check_equal
+
+OPTIONS = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=200))
+
+
+def doubled(given: dict[str, Any]) -> dict[str, Any]:
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda one: one.double() if one.is_floating_point() else one, given
+    )
+
+
+def steps(*, clips: bool = True) -> list[list[dict[str, Any]]]:
+    """Steps of microbatches, some without images, some without clips."""
+    kinds = (((3, 2), (0, 1), (2, 0), (1, 1)), ((1, 0), (0, 0), (4, 3)))
+    return [[doubled(cases.batch(images, heard if clips else 0, rows=1)) for images, heard in step] for step in kinds]
+
+
+def seeing() -> Glue:
+    return Glue(language_model=cases.language_model(), vision=Tower(cases.vision(), token=cases.IMAGE)).double()
+
+
+def in_pipelines(rank: int, size: int, place: Path) -> None:
+    """Two towers wherever planning puts them, then each module on a rank of its own as specifications say."""
+    join(rank, size, place)
+    for make, own_ranks, clips in ((lambda: cases.glued().double(), False, True), (seeing, True, False)):
+        torch.manual_seed(1)
+        model = make()
+        plain = copy.deepcopy(model)
+        trained = steps(clips=clips)
+        asked: dict[str, Any] = {}
+        if own_ranks:
+            asked = parallelize(model, {"vision": Parallel(), "language_model": Parallel()})
+        pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **asked)
+        if own_ranks:
+            assert [model.vision.projector[0].weight.is_meta, model.language_model.lm_head.weight.is_meta] == [
+                rank == 1,
+                rank == 0,
+            ]
+        check_equal(pipe, model, plain, trained)
+        pipe.remove()
+    print("equal")
+
+
+def of_one_sequence(rank: int, size: int, place: Path) -> None:
+    """Packed documents with images and clips, shared out over both ranks: gradients are those of one process."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = cases.glued().double()
+    plain = copy.deepcopy(model)
+    given = doubled(cases.batch(20, 14, rows=1, words=378))
+    ids, labels = given.pop("input_ids"), given.pop("labels")
+    documents = (torch.arange(ids.shape[1]) // 250)[None]
+    mask = model.mask(ids, "gemma", documents=documents, lengths={"vision": [4] * 20, "audio": [3] * 14})
+    attached = attach(model.language_model)
+    own = Parallel(context=2, method="lpt").sequence(mask)
+    loss = model.language_model(**own.inputs(inputs_embeds=model.embed(ids, **given), labels=labels)).loss
+    loss.backward()
+    sum_gradients(model.parameters())
+    attached.remove()
+    begins = torch.tensor([False, *(documents[0, 1:] != documents[0, :-1]).tolist()])
+    expected = plain(
+        ids,
+        labels=labels.masked_fill(begins, -100),
+        attention_mask=torch.from_numpy(mask.dense())[None, None],
+        position_ids=model.positions(ids, documents),
+        **given,
+    ).loss
+    expected.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    assert abs(total - expected) < 1e-5  # transformers computes it in 32 bits
+    named = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        want = named[name].grad
+        assert (parameter.grad is None) == (want is None), name
+        assert want is None or (parameter.grad - want).norm() <= 1e-13 * (1e-2 + want.norm()), name
+    print("equal")
+
+
+def lacking_a_modality(rank: int, size: int, place: Path) -> None:
+    """Colocated over ranks, on some of which a step's batch has no images or no clips: as under data parallelism."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    sample = cases.batch(2, 2)
+    ours, wrapped = twins(lambda: cases.glued(), 0)
+    handle = colocated(ours, sample, {"vision": (0,), "audio": (1,)}, size)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (ours, wrapped)]
+    for images, clips in (((2, 2), (2, 2)), ((2, 0), (2, 2)), ((0, 2), (0, 2)), ((0, 2), (2, 0)), ((2, 2), (0, 0))):
+        given = cases.batch(images[rank], clips[rank])
+        for model, optimizer in zip((ours, wrapped), optimizers, strict=True):
+            train(model, optimizer, given)
+    found = difference(handle, wrapped)
+    assert found < 1e-5, found
+    handle.remove()
+    print("equal")
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+    model(**given).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,163 @@
+"""Glued models in folders: round trips are equal bit for bit, and what a folder does not hold is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import glued_models as cases
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
+from mosaic.glue import Glue, Tower
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # transformers' own
+
+
+class OwnEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(48, 24)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.layer(pixel_values.flatten(2).unflatten(2, (4, 16)).transpose(1, 2).flatten(2))
+
+
+def half(inputs: dict[str, Any], features: torch.Tensor) -> torch.Tensor:
+    return features / 2
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    own, theirs = one.state_dict(), other.state_dict()
+    assert own.keys() == theirs.keys()
+    for name, value in own.items():
+        assert value.dtype == theirs[name].dtype
+        assert torch.equal(value, theirs[name]), name
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    assert_same_weights(one, other)
+    given = cases.batch()
+    assert torch.equal(one.eval()(**given).logits, other(**given).logits)
+
+
+def test_a_folder_gives_back_the_model_that_was_saved_bit_for_bit(tmp_path: Path):
+    torch.manual_seed(0)
+    model = cases.glued().freeze("vision.model")
+    model.save_pretrained(tmp_path)
+    found = Glue.from_pretrained(tmp_path)
+    assert_equal(model, found)
+    assert found.frozen == ("vision.model",)
+    assert not found.training
+    for each in (model, found):
+        each.unfreeze("vision.model")
+    trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trains == {name for name, weight in found.named_parameters() if weight.requires_grad}
+
+
+def test_weights_keep_the_types_in_which_they_were_saved(tmp_path: Path):
+    torch.manual_seed(0)
+    model = cases.glued().to(torch.bfloat16)
+    model.audio.projector.float()
+    model.save_pretrained(tmp_path)
+    assert_same_weights(model, Glue.from_pretrained(tmp_path))
+
+
+def test_each_model_is_a_folder_that_transformers_reads(tmp_path: Path):
+    model = cases.glued()
+    model.save_pretrained(tmp_path)
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "language_model")
+    assert all(torch.equal(value, model.language_model.state_dict()[name]) for name, value in text.state_dict().items())
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+    assert (tmp_path / "vision" / "projector.safetensors").is_file()
+
+
+def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
+    torch.manual_seed(0)
+    model = Glue(
+        language_model=cases.language_model(tie_word_embeddings=True),
+        vision=Tower(OwnEncoder(), projector=nn.Linear(24, cases.WIDTH), token=cases.IMAGE, after_projector=half),
+        audio=Tower(cases.hearing(), token=cases.AUDIO),
+    )
+    model.save_pretrained(tmp_path)
+    modules = {"vision.model": OwnEncoder(), "vision.projector": nn.Linear(24, cases.WIDTH)}
+    found = Glue.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half})
+    assert_equal(model, found)
+    with pytest.raises(ValueError, match=r"hand over callbacks=\{'vision.after_projector': ...\}"):
+        Glue.from_pretrained(tmp_path, modules=modules)
+    with pytest.raises(ValueError, match=r"hand over modules=\{'vision.model': ...\}"):
+        Glue.from_pretrained(
+            tmp_path,
+            modules={"vision.projector": modules["vision.projector"]},
+            callbacks={"vision.after_projector": half},
+        )
+    with pytest.raises(ValueError, match=r"callbacks has audio\.after, and the model was saved without"):
+        Glue.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half, "audio.after": half})
+    modules["vision.projector"] = nn.Linear(24, 3)
+    with pytest.raises(InvalidCheckpointError, match=r"projector.safetensors does not hold the projector of 'vision'"):
+        Glue(language_model=found.language_model, vision=found.vision) and Glue.from_pretrained(
+            tmp_path, modules=modules, callbacks={"vision.after_projector": half}
+        )
+
+
+def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
+    model = cases.glued()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "glue.json").unlink()
+    with pytest.raises(InvalidFileError, match=r"cannot read .*glue.json"):
+        Glue.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("os:system", "is no model of this version of transformers"),
+        ("transformers.models.qwen3.modeling_qwen3:logger", "is no model of this version of transformers"),
+        ("transformers.models.nothing:Nothing", "is no model of this version of transformers"),
+        ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not hold the weights of"),
+    ],
+)
+def test_a_class_that_is_not_the_one_that_was_saved_is_refused(tmp_path: Path, kind: str, match: str):
+    cases.glued().save_pretrained(tmp_path)
+    record = json.loads((tmp_path / "glue.json").read_text())
+    (tmp_path / "glue.json").write_text(json.dumps(record | {"language_model": kind}))
+    with pytest.raises((UnsupportedModelError, InvalidCheckpointError), match=match):
+        Glue.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_missing_or_damaged_are_refused(tmp_path: Path):
+    cases.glued().save_pretrained(tmp_path)
+    weights = tmp_path / "audio" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
+        Glue.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
+        Glue.from_pretrained(tmp_path)
+
+
+def test_classes_whose_code_came_with_weights_are_not_saved(tmp_path: Path):
+    model = cases.glued()
+    remote = type("Remote", (type(model.language_model),), {"__module__": "transformers_modules.somebody.model"})
+    model.language_model.__class__ = remote
+    with pytest.raises(
+        UnsupportedModelError, match=r"whose code came with its weights; .* use a class of transformers"
+    ):
+        model.save_pretrained(tmp_path)
+
+
+def test_adapters_are_merged_before_a_model_is_saved(tmp_path: Path):
+    torch.manual_seed(0)
+    model = cases.glued()
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model.language_model = get_peft_model(model.language_model, config)
+    with pytest.raises(UnsupportedModelError, match=r"adapters of peft .*; call merge_and_unload\(\) first"):
+        model.save_pretrained(tmp_path)
+    model.language_model = model.language_model.merge_and_unload()
+    model.save_pretrained(tmp_path)
+    assert_equal(model, Glue.from_pretrained(tmp_path))

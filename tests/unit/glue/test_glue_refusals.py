@@ -1,0 +1,158 @@
+"""What is refused when models are glued or called, each with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import glued_models as cases
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from mosaic.glue import Glue, Tower
+
+
+def glue_of(**towers: Any) -> Glue:
+    return Glue(language_model=cases.language_model(), **towers)
+
+
+def t5() -> nn.Module:
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    )
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "two towers with one token": (
+        lambda: glue_of(a=Tower(cases.vision(), token=50), b=Tower(cases.vision(), token=50)),
+        "'a' and 'b' have one token, 50; give each tower a token of its own",
+    ),
+    "no token": (
+        lambda: glue_of(vision=Tower(cases.vision())),
+        r"'vision' has no token, .*; give Tower\(token=...\), or Glue\(before=...\)",
+    ),
+    "no tower": (
+        lambda: glue_of(vision=cases.vision()),
+        r"vision=SiglipVisionModel is no tower; give vision=Tower\(model, token=...\)",
+    ),
+    "a name that is taken": (
+        lambda: glue_of(forward=Tower(cases.vision(), token=50)),
+        "a tower cannot have the name 'forward', which a model has already; take another",
+    ),
+    "a name with a dot": (
+        lambda: glue_of(**{"eyes.left": Tower(cases.vision(), token=50)}),
+        "a tower cannot have the name 'eyes.left'",
+    ),
+    "no such projector": (
+        lambda: Tower(cases.vision(), projector="resampler"),
+        "projector='resampler' is none of linear, mlp; use one of these, a module, or None",
+    ),
+    "widths that differ without a projector": (
+        lambda: glue_of(vision=Tower(cases.vision(), projector=None, token=50)),
+        "'vision' returns features of width 24, the language model takes 16; give projector='linear' or 'mlp'",
+    ),
+    "a width that is not known": (
+        lambda: glue_of(vision=Tower(nn.Conv2d(3, 24, 4, 4), token=50)),
+        r"the width of 'vision' is not known: .*; give Tower\(..., width=...\)",
+    ),
+    "an encoder with a decoder as a tower": (
+        lambda: Tower(t5()),
+        r"T5ForConditionalGeneration is an encoder with a decoder, and no tower: .* such as model.get_encoder\(\)",
+    ),
+    "an encoder with a decoder as the language model": (
+        lambda: Glue(language_model=t5()),
+        "T5ForConditionalGeneration is an encoder with a decoder, and no language model",
+    ),
+    "a language model without embeddings": (
+        lambda: Glue(language_model=nn.Linear(2, 2)),
+        r"Linear has no get_input_embeddings\(\); take a language model of transformers, or give yours one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_do_not_fit_are_refused(name: str):
+    make, match = REFUSED[name]
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def changed(**more: Any) -> dict[str, Any]:
+    return {**cases.batch(), **more}
+
+
+def with_ids(place: tuple[int, int], token: int) -> dict[str, Any]:
+    given = cases.batch()
+    given["input_ids"][place] = token
+    return given
+
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "placeholders without inputs": (
+        lambda: changed(vision=None),
+        r"input_ids hold 12 placeholders of 'vision' and the batch has no vision inputs; give vision=\{...\}, or",
+    ),
+    "fewer features than placeholders": (
+        lambda: changed(vision={"pixel_values": torch.randn(2, 3, 8, 8)}),
+        r"hold 12 placeholders of 'vision' \(by row 8, 4\), its inputs give 8 features; put one placeholder into the",
+    ),
+    "more features than placeholders": (
+        lambda: with_ids((0, 1), 3),
+        r"hold 11 placeholders of 'vision' \(by row 7, 4\), its inputs give 12 features; .* see that no text was cut",
+    ),
+    "an item in two rows": (
+        lambda: with_ids((0, 1), 3) | {"input_ids": moved()},
+        r"item 1 of 'vision' has 4 features and row 0 of input_ids 3 placeholders left for it \(by row 7, 5\)",
+    ),
+    "a tower that is not there": (
+        lambda: changed(visoin={"pixel_values": torch.zeros(1, 3, 8, 8)}),
+        "there is no tower 'visoin'; this model has vision, audio",
+    ),
+    "inputs that are no keywords": (
+        lambda: changed(vision=torch.zeros(3, 3, 8, 8)),
+        r"vision=Tensor is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
+    ),
+    "no inputs at all": (
+        lambda: changed(vision={}),
+        r"vision=\{\} is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
+    ),
+    "placeholders to predict": (
+        lambda: changed(labels=torch.full((2, 23), cases.IMAGE)),
+        r"labels hold 46 placeholders of 'vision' \(id 50\), which is beyond the vocabulary; set labels to -100 there",
+    ),
+}
+
+
+def moved() -> torch.Tensor:
+    """Ids in which one placeholder of the first row stands in the second."""
+    ids = cases.batch()["input_ids"]
+    ids[0, 1], ids[1, -1] = 3, cases.IMAGE
+    return ids
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_batches_that_do_not_fit_are_refused(name: str):
+    make, match = CALLS[name]
+    with pytest.raises(ValueError, match=match):
+        cases.glued()(**make())
+
+
+def test_features_of_another_width_are_refused():
+    tower = Tower(cases.vision(), token=cases.IMAGE, after_projector=lambda inputs, features: features[..., :7])
+    given = cases.batch(clips=0)
+    with pytest.raises(
+        ValueError, match=r"'vision' returns features of shape \(12, 7\), the language model takes .* 16"
+    ):
+        glue_of(vision=tower)(**given)
+
+
+def test_a_model_without_hidden_states_wants_a_callback():
+    tower = Tower(cases.language_model(), token=cases.IMAGE)
+    with pytest.raises(TypeError, match=r"CausalLMOutputWithPast without a last_hidden_state; give Tower\(..., after="):
+        glue_of(other=tower)(torch.tensor([[cases.IMAGE]]), other={"input_ids": torch.tensor([[1]])})
+
+
+def test_only_towers_are_embedded():
+    with pytest.raises(ValueError, match="there is no tower 'labels'; this model has vision, audio"):
+        cases.glued().embed(torch.tensor([[1]]), labels=None)

@@ -1,0 +1,135 @@
+"""Modules of a glued model on ranks of their own, as specifications say; what is not given is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import glued_models as cases
+import pytest
+from pipeline_cases import plain
+
+from mosaic.glue import Glue, Parallel, parallelize
+from mosaic.pipelining.partition.parallel import on_own_ranks
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+
+@pytest.fixture(scope="module")
+def model() -> Glue:
+    return cases.glued()
+
+
+def request_for(num_ranks: int, *names: str) -> Request:
+    """A model with these modules' layers, the language model's taking four times as long."""
+    modules = {
+        "vision": plain("vision", 6),
+        "audio": plain("audio", 4, 0.5),
+        "language_model": plain("language_model", 8, 4.0, counts="all"),
+    }
+    names = names or tuple(modules)
+    feeds = tuple(Feed(source=name, target="language_model") for name in names if name != "language_model")
+    found = PipelineModel(modules=tuple(modules[name] for name in names), feeds=feeds)
+    return Request(model=found, num_ranks=num_ranks, microbatches=[Microbatch(text_tokens=1, images=2)] * 4)
+
+
+def ranks_of(asked: dict[str, Any], request: Request) -> dict[str, int]:
+    return dict(Counter(chunk.parts[0].module for chunk in asked["plan"](request).chunks))
+
+
+def test_what_is_given_is_kept_and_the_rest_is_found(model: Glue):
+    found = ranks_of(parallelize(model), request_for(8))
+    assert found == Counter(chunk.parts[0].module for chunk in on_own_ranks(request_for(8)).chunks)
+    specs = {"vision": Parallel(pipeline=3), "audio": Parallel(), "language_model": Parallel()}
+    kept = ranks_of(parallelize(model, specs), request_for(8))
+    assert kept["vision"] == 3
+    assert kept["audio"] == 1
+    assert kept["language_model"] == 4
+    specs["language_model"] = Parallel(pipeline=2)
+    assert ranks_of(parallelize(model, specs), request_for(8))["language_model"] == 2
+
+
+def test_where_all_is_given_ranks_that_are_left_are_replicas(model: Glue):
+    specs = {"vision": Parallel(pipeline=1), "audio": Parallel(pipeline=1), "language_model": Parallel(pipeline=2)}
+    asked = parallelize(model, specs)
+    assert asked["data"] is None
+    assert asked["plan"](request_for(8)).num_ranks == 4
+    specs["vision"] = Parallel(pipeline=1, data=2)
+    asked = parallelize(model, specs)
+    assert asked["data"] == 2
+    assert asked["plan"](request_for(8)).num_ranks == 4
+
+
+def test_ranks_that_share_layers_are_no_pipeline_ranks(model: Glue):
+    specs = dict.fromkeys(("vision", "audio", "language_model"), Parallel(tensor=2))
+    asked = parallelize(model, specs)
+    assert (asked["tensor"], asked["data"]) == (2, 1)
+    assert asked["plan"](request_for(8)).num_ranks == 4
+
+
+def specs_with(**more: Parallel) -> dict[str, Parallel]:
+    return {name: Parallel(pipeline=1) for name in ("vision", "audio", "language_model")} | more
+
+
+REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
+    "a name that is missing": (
+        {"vision": Parallel(), "language_model": Parallel()},
+        r"there is no Parallel for 'audio'; give 'audio': Parallel\(\), of which all is found",
+    ),
+    "a name that is strange": (
+        specs_with(text=Parallel()),
+        "there is no module 'text'; this model has vision, audio, language_model",
+    ),
+    "context ranks of a tower": (
+        specs_with(vision=Parallel(context=2)),
+        "context=2 for 'vision'; sequences of the language model alone are shared out: use 1",
+    ),
+    "context ranks beside pipelines": (
+        specs_with(language_model=Parallel(context=2)),
+        r"context=2 beside pipelines is not there yet; train with one pipeline rank by Parallel.sequence",
+    ),
+    "other tensor ranks": (
+        specs_with(vision=Parallel(tensor=2)),
+        r"different tensor \(vision 2, audio 1, language_model 1\); .* alike: give them one",
+    ),
+    "other replicas": (
+        specs_with(vision=Parallel(data=2), audio=Parallel(data=4)),
+        r"different data \(vision 2, audio 4, language_model None\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_specifications_that_do_not_fit_are_refused(model: Glue, name: str):
+    specs, match = REFUSED[name]
+    with pytest.raises(ValueError, match=match):
+        parallelize(model, specs)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"pipeline": 0}, "pipeline=0; use 1 or more"),
+        ({"heads": -1}, "heads=-1; use 1 or more"),
+        ({"method": "best"}, "method='best' shares no sequences out; use one of lpt, "),
+    ],
+)
+def test_numbers_and_methods_that_are_none_are_refused(given: dict[str, Any], match: str):
+    with pytest.raises(ValueError, match=match):
+        Parallel(**given)
+
+
+def test_ranks_that_a_model_cannot_use_are_refused(model: Glue):
+    with pytest.raises(ValueError, match="pipeline=5 for 'audio', which has 4 layers; use 4"):
+        parallelize(model, specs_with(audio=Parallel(pipeline=5)))["plan"](request_for(8))
+    with pytest.raises(
+        ValueError, match=r"'vision' has no one list of layers, .* lists were found of audio, language_mo"
+    ):
+        parallelize(model, specs_with())["plan"](request_for(8, "audio", "language_model"))
+    with pytest.raises(
+        ValueError, match=r"the modules have 3 ranks together, a replica 4 \(8 ranks, data=2, tensor=1\)"
+    ):
+        parallelize(model, specs_with(vision=Parallel(pipeline=1, data=2)))["plan"](request_for(8))
+    with pytest.raises(ValueError, match="num_ranks=2; modules on ranks of their own need 3 or more: use more"):
+        parallelize(model)["plan"](request_for(2))
