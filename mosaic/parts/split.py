@@ -179,6 +179,19 @@ class ModelSplit:
                 found[part.module] = self.exits(part.module)
         return found
 
+    def handed(self, source: Sequence[Part], target: Sequence[Part]) -> tuple[str, ...]:
+        """Returns the modules whose tensors one chunk hands to another, in order.
+
+        A chunk takes a module's from the part before its own, or, if it has none but the first, from the last.
+        """
+        before = {part.module: part.first for part in target if part.first}
+        ends = {part.module: part for part in source}
+        return tuple(
+            name
+            for name in self.entries(target)
+            if name in ends and ends[name].end == before.get(name, ends[name].total)
+        )
+
     def sites_of(self, chunk: Sequence[Part]) -> frozenset[int]:
         """Returns the indices of the sites that run in a chunk."""
         own = {part.module: range(part.first, part.end) for part in chunk}

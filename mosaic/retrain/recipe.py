@@ -103,7 +103,7 @@ class Budget:
     """Whether the model's layers are divided over the ranks, which train and score it in a pipeline: for a model whose
     gradients and optimizer's state do not fit one device. ``micro_batches`` are what passes through."""
     memory_gb: Annotated[float, Ge(0)] | None = None
-    """Of a rank's device, with ``pipeline``; layers that would not fit are recomputed. None: nine tenths of a GPU."""
+    """Of a rank's device, with ``pipeline``; layers that would not fit are recomputed. None: what a GPU has."""
     colocate: bool = True
     """Whether Mosaic may run the modules side by side."""
     exclude: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ class PipelineSettings:
     """How a model is divided over ranks by its layers."""
 
     memory_bytes: int
-    """Of a rank's device; 0: no limit."""
+    """Of a rank's device; 0: what a GPU has, and no limit on CPUs."""
     said: str
     """All that it is planned for beside model and batch, in words."""
 

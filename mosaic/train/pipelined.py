@@ -29,8 +29,6 @@ COUNTED = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=1000))
 """How steps are planned: by counts, so that a start after a kill finds the same orders."""
 ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(seconds=0.0))
 """How scoring is planned: whole micro-batches, one after the other."""
-MEMORY_SHARE = 0.9
-"""Of a GPU that layers are planned for, where the recipe does not say how much."""
 DRAW = "ranks run its layers in other orders and would draw other numbers: draw from torch's default generator"
 _REST = "rest of the batch"
 
@@ -78,7 +76,7 @@ class PipelinedModel(KeptModel):
         loss: Runs the model on a batch.
         batches: Those of a step, for which it is planned.
         way: What an earlier start chose; None: planned, tried and chosen now.
-        memory_bytes: Of a rank's device; 0: no limit.
+        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
 
     Raises:
         MosaicError: The model or its loss cannot be cut over these ranks; says where and why.
@@ -102,7 +100,7 @@ class PipelinedModel(KeptModel):
                 loss=_checked,
                 plan=way,
                 options=COUNTED,
-                memory_bytes=_limit(memory_bytes, model),
+                memory_bytes=memory_bytes,
                 trial=way is None,
             )
         except (UnsplittableError, InfeasibleError, ValueError) as error:
@@ -142,7 +140,7 @@ class PipelinedScores:
         model: With all weights, on this rank's device; those of other ranks are given up at the first batch.
         score: Runs the model on a batch.
         micro_batches: Into how many a batch is cut.
-        memory_bytes: Of a rank's device; 0: no limit.
+        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
     """
 
     def __init__(
@@ -164,8 +162,7 @@ class PipelinedScores:
         if self._pipe is None:
             self._begin(batches)
         self._found.clear()
-        with torch.no_grad():
-            self._pipe.step(_microbatches(batches))
+        self._pipe.evaluate(_microbatches(batches))
         told = {at: columns for found in self._pipe.world.tell(self._found) for at, columns in found.items()}
         return [told[at] for at in range(len(batches))]
 
@@ -176,7 +173,7 @@ class PipelinedScores:
 
     def _begin(self, batches: Sequence[Any]) -> None:
         for parameter in self.model.parameters():
-            parameter.requires_grad_(False)  # then there is no backward
+            parameter.requires_grad_(False)  # a rank needs room for weights alone
         first = max(batches, key=_num_tensors)
         with torch.no_grad(), kept_random_state(next(self.model.parameters()).device):
             expected = _as_lists(self._score(self.model, first))
@@ -185,7 +182,7 @@ class PipelinedScores:
             _sample(batches),
             loss=self._note,
             options=ONE_CHAIN,
-            memory_bytes=_limit(self._memory_bytes, self.model),
+            memory_bytes=self._memory_bytes,
             trial=False,
         )
         (found,) = self.scores([first])
@@ -212,14 +209,6 @@ def _checked(loss: Any, microbatch: Mapping[str, Any]) -> Tensor:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
         raise MosaicError(f"loss returned a {type(loss).__name__}{shape}; return a scalar, the mean over the rows")
     return loss
-
-
-def _limit(memory_bytes: int, model: nn.Module) -> int:
-    """Returns how much a rank's device may hold: what was asked for, or most of a GPU; 0 for no limit."""
-    device = next(model.parameters()).device
-    if memory_bytes or device.type != "cuda":
-        return memory_bytes
-    return round(MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _other_numbers() -> tuple[Any, ...]:

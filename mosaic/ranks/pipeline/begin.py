@@ -20,7 +20,15 @@ from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.given import Given, Plan, check_same_split, check_same_weights, degrees_of, partition_of
+from mosaic.ranks.pipeline.given import (
+    Given,
+    Plan,
+    check_same_split,
+    check_same_weights,
+    degrees_of,
+    partition_of,
+    unchanged_buffers,
+)
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
@@ -120,7 +128,8 @@ def make_candidates(
     split = find_split(model, step[0], modules=given.modules, loss=lambda output: loss(output, step[0]))
     check_same_split(split, world)
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
-    counted = count_model(model, split, step[0], cluster.hardware)
+    with unchanged_buffers(model):
+        counted = count_model(model, split, step[0], cluster.hardware)
     backend = given.backend or backend_of(world)
     slots = min(world.tell(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)

@@ -55,6 +55,7 @@ class ChunkWork:
         numbers: For the plain loop's random numbers; None: forwards draw as they come.
         states: Of the generators before each microbatch of the plain loop, where there are ``numbers``.
         reduce: Called with each chunk whose gradients are there; None: each chunk is on one rank.
+        turn: A lock that ranks which are threads of one process share, as they share its generators.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class ChunkWork:
         states: Sequence[State] = (),
         scale: Scale | None = None,
         reduce: Callable[[int], None] | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
         self._numbers, self._states, self._scale, self._reduce = numbers, states, scale, reduce
         self._draws = [numbers is None or numbers.draw(one) for one in data.microbatches]
-        self._turn: AbstractContextManager[Any] = threading.RLock() if any(self._draws) else nullcontext()
+        self._turn: AbstractContextManager[Any] = (turn or threading.RLock()) if any(self._draws) else nullcontext()
         self._kept: dict[TaskName, _Kept] = {}
         self._late: dict[TaskName, LateWeights] = {}
         self.losses: dict[int, Tensor] = {}
@@ -141,7 +143,8 @@ class ChunkWork:
         is_back = edge.source.kind is not ActionKind.FORWARD
         ends = Edge(_forward_of(edge.target), _forward_of(edge.source)) if is_back else edge
         kwargs = self._data.kwargs_of(ends.source)
-        likes = self._model.boundary_like(ends.source.chunk, kwargs)
+        with self._turn:
+            likes = self._model.boundary_like(ends.source.chunk, kwargs)
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])
         return tuple(spec for spec in found if not is_back or spec.dtype.is_floating_point)
 

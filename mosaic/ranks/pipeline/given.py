@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import nn
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
 from mosaic.engine.options import RankSettings
-from mosaic.errors import BackendUnavailableError, InvalidScheduleError
+from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
@@ -119,3 +120,41 @@ def check_same_split(split: ModelSplit, world: World) -> None:
             found=f"{', '.join(told[other])} on rank {other}",
             needed=f"{', '.join(told[0])} as on rank 0",
         )
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """A block in which a model is run; its buffers are put back.
+
+    Raises:
+        UnsplittableError: One that belongs into checkpoints was changed, such as a running average: a step runs
+            microbatches in another order than the plain loop, replicas each run some of them, and the trial many more.
+    """
+    before = [
+        (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_meta and name not in module._non_persistent_buffers_set
+    ]
+    changed = []
+    try:
+        yield
+        changed = [
+            f"{path} of a {type(module).__name__}"
+            for path, module, name, _, value in before
+            if not _is_same(module._buffers.get(name), value)
+        ]
+    finally:
+        with torch.no_grad():
+            for _, module, name, buffer, value in before:
+                module._buffers[name] = buffer.copy_(value)
+    if changed:
+        raise UnsplittableError(
+            f"{changed[0]} changes with each forward, as running averages do; in a pipeline microbatches run in "
+            "another order, on several replicas, and more often at the start: freeze it by eval() of its module, or "
+            "let the loop change it between steps"
+        )
+
+
+def _is_same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

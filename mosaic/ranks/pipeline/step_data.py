@@ -45,10 +45,9 @@ class StepData:
 
     def carried(self, edge: Edge) -> tuple[str, ...]:
         """Returns the modules whose tensors one forward hands to another, in order."""
-        gives = self.split.leaves(self.partition.chunks[edge.source.chunk].parts)
-        takes = self.split.entries(self.partition.chunks[edge.target.chunk].parts)
+        names = self.split.handed(*(self.partition.chunks[end.chunk].parts for end in edge))
         present = self._present[edge.source.microbatch]
-        return tuple(name for name in takes if name in gives and name in present)
+        return tuple(name for name in names if name in present)
 
     def ends(self, task: TaskName) -> bool:
         """Returns whether the model ends with a forward, which then has a loss."""

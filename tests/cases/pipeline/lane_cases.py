@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,6 +152,7 @@ def run(
     """Runs a step, each rank with a copy of the model; without a backend one thread a rank does it all."""
     split, partition = laned.counted.split, laned.partition
     check_lanes(laned.model, split, partition)
+    turn, start = threading.RLock(), torch.get_rng_state()  # ranks that are threads have one generator
 
     def program(transport: Transport) -> tuple[Gradients, dict[int, torch.Tensor]]:
         model, chunks = copy.deepcopy(laned.model), partition.chunks
@@ -165,7 +167,10 @@ def run(
             averaged_over=len(laned.step),
         )
         numbers = DrawnNumbers(parted)
-        work = ChunkWork(parted, laned.loss, data, numbers=numbers, states=numbers.before_each(laned.step))
+        with turn:
+            torch.set_rng_state(start)
+            states = numbers.before_each(laned.step)
+        work = ChunkWork(parted, laned.loss, data, numbers=numbers, states=states, turn=turn)
         way = InTurn() if backend is None else open_lanes(backend(), partition, transport.rank)
         Executor(transport).run(schedule, work, lanes=way)
         grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}

@@ -13,11 +13,11 @@ from mosaic.ranks.meeting.watch import EXIT_CODE
 from mosaic.report.slow_ranks import compare_ranks
 
 BOUND_S = 60.0
-AT_ONCE = 5
-"""Programs that run at the same time."""
-PROGRAMS = (
-    *("busy", "hangs_in_a_forward", "killed_in_a_save", "refused_starts", "no_loss"),
-    *("refused_steps", "slow_rank", "killed_in_a_reduction", "resumed", "a_modality_that_the_loss_needs"),
+WAITS = ("busy", "hangs_in_a_forward")
+"""Programs that run at the same time; the others, which compute, one after the other."""
+COMPUTE = (
+    *("killed_in_a_save", "killed_in_a_reduction", "resumed", "slow_rank"),
+    *("refused_starts", "refused_steps", "no_loss", "a_modality_that_the_loss_needs"),
 )
 
 
@@ -29,8 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, list[Ended]]:
     found: dict[str, list[Ended]] = {}
-    for first in range(0, len(PROGRAMS), AT_ONCE):
-        names = PROGRAMS[first : first + AT_ONCE]
+    for names in (WAITS, *((name,) for name in COMPUTE)):
         asked = [(f"ranks.programs.pipeline.faulty:{name}", 2, folder / name) for name in names]
         found.update(zip(names, run_programs(asked, seconds=BOUND_S), strict=True))
     return found
@@ -54,7 +53,7 @@ def test_an_error_on_one_rank_ends_all_with_its_reason(outcomes: dict[str, list[
         assert said in one.said, one.said
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("killed")])
+@pytest.mark.parametrize("name", [name for name in COMPUTE if name.startswith("killed")])
 def test_a_killed_rank_ends_the_other_which_names_it_and_where_it_was(outcomes: dict[str, list[Ended]], name: str):
     other, killed = outcomes[name]
     assert killed.code == -9

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from chained_chunks import chunks_of
+from lane_cases import Seen, seen_step
 from part_models import IMAGE, SEVERAL_MODULES, PartedCase, tokens
 from parted_equality import check_cut, check_equal
 from torch import nn
@@ -163,3 +164,13 @@ def test_layers_that_lower_their_precision_under_autocast_are_foreseen():
     case = PartedCase(make=lambda: model, batch=lambda: batch, cuts=(), loss=lambda output: output.float().sum())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         check_cut(case, model, find_split(model, batch), ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]"), batch)
+
+
+def test_a_chunk_hands_an_encoders_tensors_to_its_next_part_or_those_of_its_last_part_to_who_reads_them():
+    split = find_split(Seen().double(), seen_step((3, 2))[0])
+    first, both, last, text = chunks_of("vision[0:2/3]", "vision[2:3/3]+audio[0:1/2]", "audio[1:2/2]", "text[0:4/4]")
+    assert split.handed(first, both) == ("vision",)
+    assert split.handed(first, text) == ()
+    assert split.handed(both, last) == ("audio",)
+    assert split.handed(both, text) == ("vision",)
+    assert split.handed(last, text) == ("audio",)

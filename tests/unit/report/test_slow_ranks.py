@@ -140,3 +140,15 @@ def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: py
     assert "rank 1 (host1) is slow, by 4.00 ms a step" in capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["rank"] for one in found["ranks"] if one["slow"]] == [1]
+
+
+def test_ranks_with_layers_of_their_own_are_compared_by_times_over_planned_times():
+    def planned(rank: int, time_ms: float, expected_ms: float) -> RankTrace:
+        made = trace(rank, {"layers": time_ms}, num_ranks=3)
+        return replace(made, spans=tuple(replace(span, expected_ms=expected_ms) for span in made.spans))
+
+    even = [planned(0, 10.0, 9.0), planned(1, 30.0, 27.0), planned(2, 5.0, 4.5)]
+    assert compare_ranks(even).slow == ()
+    (slow,) = compare_ranks([*even[:2], planned(2, 10.0, 4.5)]).slow
+    assert (slow.rank, slow.lost_ms) == (2, pytest.approx(5.0))
+    assert slow.slow[0].ratio == pytest.approx(2.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import mosaic
@@ -25,8 +26,11 @@ from mosaic.graph import Part
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import SHORT_S, TIMEOUT_S, WATCH, join, kill_this_process
+from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.programs.pipeline.trained import llama, llava, microbatch, options, ragged, train, words
+
+PATIENCE_S = 6.0
+"""How long a rank waits for one that does not come: longer than a busy machine keeps one from starting."""
 
 
 def begun(make: Callable[[], nn.Module] = llama, **asked: Any) -> tuple[Pipeline, nn.Module]:
@@ -174,7 +178,8 @@ def resumed(rank: int, size: int, place: Path) -> None:
 def busy(rank: int, size: int, place: Path) -> None:
     """One rank does not come to the next step."""
     join(rank, size, place)
-    pipe, _ = begun(watch={"timeout_s": SHORT_S})
+    dist.barrier()
+    pipe, _ = begun(watch={"timeout_s": PATIENCE_S})
     pipe.step(words(0))
     if rank == 1:
         threading.Event().wait()
@@ -183,7 +188,8 @@ def busy(rank: int, size: int, place: Path) -> None:
 
 def hangs_in_a_forward(rank: int, size: int, place: Path) -> None:
     join(rank, size, place)
-    pipe, model = begun(watch={"timeout_s": SHORT_S})
+    dist.barrier()
+    pipe, model = begun(watch={"timeout_s": PATIENCE_S})
     pipe.step(words(0))
     if rank == 1:
         model.model.layers[3].register_forward_hook(lambda *_: threading.Event().wait())
