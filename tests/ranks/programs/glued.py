@@ -35,14 +35,15 @@ def steps(*, clips: bool = True) -> list[list[dict[str, Any]]]:
     return [[doubled(cases.batch(images, heard if clips else 0, rows=1)) for images, heard in step] for step in kinds]
 
 
-def seeing() -> Glue:
-    return Glue(language_model=cases.language_model(), vision=Tower(cases.vision(), token=cases.IMAGE)).double()
+def frozen() -> Glue:
+    tower = Tower(cases.vision(), token=cases.IMAGE)
+    return Glue(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
 
 
 def in_pipelines(rank: int, size: int, place: Path) -> None:
-    """Two towers wherever planning puts them, then each module on a rank of its own as specifications say."""
+    """Two towers wherever planning puts them; then a frozen one and the language model on a rank each, as specified."""
     join(rank, size, place)
-    for make, own_ranks, clips in ((lambda: cases.glued().double(), False, True), (seeing, True, False)):
+    for make, own_ranks, clips in ((lambda: cases.glued().double(), False, True), (frozen, True, False)):
         torch.manual_seed(1)
         model = make()
         plain = copy.deepcopy(model)
