@@ -115,8 +115,12 @@ def ring(pieces: Pieces) -> RankOf:
 
 
 def zigzag(pieces: Pieces) -> RankOf:
-    """Twice as many stretches as ranks, each rank one from the front and its mirror from the back."""
-    stretch = _stretches(len(pieces.work), 2 * pieces.ranks)
+    """Twice as many stretches as ranks, each rank one from the front and its mirror from the back.
+
+    Where there are fewer blocks than stretches, the last stretches have none, so that every rank has a block.
+    """
+    count = len(pieces.work)
+    stretch = np.arange(count) if count < 2 * pieces.ranks else _stretches(count, 2 * pieces.ranks)
     return np.minimum(stretch, 2 * pieces.ranks - 1 - stretch).astype(np.int32)
 
 

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mask_matrices import blocked, odd_mask
 
@@ -85,6 +85,7 @@ def test_padding_alone_has_no_work_and_no_tiles():
 
 @settings(deadline=None, max_examples=60)
 @given(work=WORKS, ranks=st.integers(1, 8), seed=st.integers(0, 5), name=st.sampled_from(sorted(CONTEXT_METHODS)))
+@example(work=[1] * 8, ranks=7, seed=0, name="zigzag")  # fewer blocks than stretches
 def test_every_method_gives_every_block_to_one_rank_and_every_rank_a_block(
     work: list[int], ranks: int, seed: int, name: str
 ):

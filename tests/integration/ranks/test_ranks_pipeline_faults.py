@@ -80,4 +80,3 @@ def test_the_doctor_names_the_slow_rank_of_a_pipeline(outcomes: dict[str, list[E
     found = compare_ranks([RankTrace.read(folder / "slow_rank" / f"trace-rank{rank}.json") for rank in range(2)])
     slowest = found.slow[0]
     assert (slowest.rank, slowest.slow[0].phase) == (1, "forward"), found
-    assert slowest.slow[0].ratio > 5, found
