@@ -1,12 +1,18 @@
 """Encoders on lanes beside the backbone: measured on one rank of this machine, and simulated for H100s.
 
 On the host one rank has all cores. Its lanes have a thread a core; the same partition merged on one thread, 1F1B over a
-mixed partition and the plain loop have all cores for each operator. They take turns, step by step.
+mixed partition and the plain loop have one thread for each operator or as many as there are cores, and take turns, step
+by step. The plain loop runs in a process of its own too, whose threads spin while they wait, as torch's do by default
+and lanes' may not: the fastest of all these loops is what lanes are compared with.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -72,27 +78,32 @@ def on_host(width: int, rounds: int) -> Iterator[Figure]:
     if cores < 2:
         yield missing_figure(f"{of}: step, ms", "one core, and lanes need one each", source="measured")
         return
-    torch.set_num_threads(cores)
     torch.manual_seed(0)
     model, step = SeeingModel(width), _step(width)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     given = Given(loss=lambda output, _: output, data=1, options=_options(3), backend=HostBackend())
     world = World.join(torch.device("cpu"))
+    torch.set_num_threads(cores)
     own = fit_candidates(make_candidates(model, step, world, given), step)
     lanes = _made(own, COLOCATED, options=_options(3, "colocated"))
     rival = _made(own, RIVAL, baseline=RIVAL)
-    runs = {
-        COLOCATED: _run_of(own, lanes, step),
+    ways: dict[str, Callable[[], object]] = {
         MERGED: _run_of(replace(own, backend=None), lanes, step),
         RIVAL: _run_of(own, rival, step),
         PLAIN: lambda: _plain(model, step),
     }
+    runs = {COLOCATED: _run_of(own, lanes, step)} | {
+        f"{name}, {threads} thread{'s' if threads > 1 else ''}": _threaded(run, threads)
+        for name, run in ways.items()
+        for threads in (1, cores)
+    }
     times = _take_turns(model, runs, rounds)
+    times |= {f"{PLAIN}, {count} spinning": _spinning(width, count, rounds) for count in (1, cores)}
+    best = min((name for name in times if name != COLOCATED), key=lambda name: statistics.median(times[name]))
     for name, found in times.items():
         yield _measured(f"{of}: {name}: step, ms", found)
-        if name != COLOCATED:
-            ratios = [a / b for a, b in zip(found, times[COLOCATED], strict=True)]
-            yield _measured(f"{of}: {name} over lanes, ratio", ratios)
+    ratios = [a / b for a, b in zip(times[best], times[COLOCATED], strict=True)]
+    yield replace(_measured(f"{of}: the fastest other way over lanes, ratio", ratios), labels={"way": best})
     for way in (lanes, rival):
         yield Figure(name=f"{of}: {way.name}: step, ms", source="predicted", value=way.predicted_ms)
     own.grids.close()
@@ -164,6 +175,25 @@ def _run_of(own: Candidates, way: Way, step: Sequence[Mapping[str, Tensor]]) -> 
     return lambda: runner.run(shared, step, shapes=own.shapes(step))
 
 
+def _threaded(run: Callable[[], object], threads: int) -> Callable[[], object]:
+    def go() -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        run()
+        torch.set_num_threads(before)
+
+    return go
+
+
+def _spinning(width: int, threads: int, rounds: int) -> list[float]:
+    """Times the plain loop in a process of its own, whose threads wait as torch's do by default."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    command = [sys.executable, "-m", "bench.pipeline.on_lanes", *map(str, (width, threads, rounds))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    times: list[float] = json.loads(done.stdout)
+    return times
+
+
 def _take_turns(model: nn.Module, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for at in range(rounds + 2):
@@ -174,3 +204,11 @@ def _take_turns(model: nn.Module, runs: Mapping[str, Callable[[], object]], roun
                 taken[name].append(1e3 * (time.perf_counter() - began))
             model.zero_grad()
     return taken
+
+
+if __name__ == "__main__":
+    width, threads, rounds = map(int, sys.argv[1:])
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, step = SeeingModel(width), _step(width)
+    print(json.dumps(_take_turns(model, {PLAIN: lambda: _plain(model, step)}, rounds)[PLAIN]))
