@@ -71,6 +71,9 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"roll-out of .*",
             r"layer tuning of .*: (one rank, ms|above .*)",
             r"vlm-xl-16k: .*",
+            r"lanes on the host, .*: (planned, on lanes|plain loop, .*): step, ms",
+            r"lanes on the host, .*: the fastest other way over lanes, ratio",
+            r"vlm-\w: (separated|mixed-v|1f1b) over lanes, ratio",
         ),
         "bench_pipeline_measured": (r"an action.*", r"a new schedule of .*", r"(a step|of it) .*"),
         "bench_context": (
