@@ -11,6 +11,7 @@ from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver.reserve import CommunicationSlots
+from mosaic.solver.runnable import DATA_PARALLEL
 
 IfBusy = Literal["plain", "raise"]
 """What to do where the machine is too busy to profile: run the model as it was written, or raise."""
@@ -53,7 +54,8 @@ class Options:
 
     method: str = "auto"
     """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
-    a method that is named runs as it is, like one that is given; ``auto`` is tried first."""
+    a method that is named runs as it is, like one that is given; ``auto`` is tried first. ``data-parallel``, on several
+    ranks only, measures nothing: every module runs on all of them."""
     profile: Profile | None = None
     """Measurements to plan from instead of taking them; on several ranks those of the batch of all of them together.
     No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8 bytes for each parameter
@@ -97,6 +99,10 @@ class Options:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""
         if self.cuda_graphs is True and kind == "host":
             raise ValueError("cuda_graphs=True needs a model on a GPU; leave cuda_graphs out on the host")
+        if self.method == DATA_PARALLEL:
+            raise ValueError(
+                f"method={self.method!r} is for several ranks, and this process is the only one; leave it out"
+            )
         if self.ranks is not None:
             raise ValueError(
                 f"ranks={self.ranks} is for several ranks, and this process is the only one; start it by torchrun, or "

@@ -25,6 +25,7 @@ from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.ranks.running.prepare import find_for_ranks
+from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice
 from mosaic.train.crew import Crew
 from mosaic.train.data.iterable import IterableLoader
@@ -248,7 +249,7 @@ class Day:
             return KeptModel(self.model, crew.ranks)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._settings.colocate:
-            options = Options(method="spindle-seq")
+            options = Options(method=DATA_PARALLEL)
         try:
             handle = mosaic.colocate(
                 self.model, sample, plan=plan.plan, exclude=self._settings.exclude, options=options

@@ -13,10 +13,8 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.solver.reserve import CommunicationSlots, Reserved
-from mosaic.solver.runnable import plan_to_run
+from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
 
-DATA_PARALLEL = "data-parallel"
-"""Every module on all ranks, one after the other: what DistributedDataParallel does, on this engine."""
 RANK_TRIAL = TrialSettings(
     max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2, max_replans=0
 )

@@ -31,7 +31,7 @@ from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.ranks.running.prepare import Prepared
-from mosaic.solver.runnable import plan_to_run
+from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
 
 
 def plans_of_first(
@@ -72,6 +72,9 @@ def _planned_or_not(
     model, finding, backend, world = on.model, on.finding, on.backend, on.world
     profile, size = options.profile, world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
+    if options.method == DATA_PARALLEL:
+        plan = data_parallel_plan(finding.graph, backend.device, size, communication_slots=slots)
+        return Candidates(plans=(plan,), sentences=("nothing is measured: each module runs on all ranks",))
     try:
         if profile is None:
             profile = profile_of_all(on, ring, options.profiling, options.progress, kept)
