@@ -45,6 +45,8 @@ class CountedModel:
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
     """Its modules."""
+    units_together: int = 1
+    """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
     @cached_property
     def _encoders(self) -> frozenset[str]:
@@ -63,7 +65,7 @@ class CountedModel:
             units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
-                units=max(1, units),
+                units=max(1, units // self.units_together),
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )
