@@ -152,7 +152,8 @@ def make_candidates(
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
     sequences, options = None, given.options
     if given.context is not None and context > 1:
-        sequences = Sequences(model, counted.split, given.context, grids.groups.of_context(degrees))
+        group = grids.groups.of_context(degrees)
+        sequences = Sequences(model, counted.split, given.context, group, world.device)
         step = [sequences.cut(one) for one in step]
         counted = replace(counted, units_together=context)
         if not lacks_weights(model):

@@ -78,9 +78,8 @@ class StepData:
     def _encoder_of(self, task: TaskName) -> tuple[str, bool]:
         """Returns the encoder that a chunk has a part of, and whether its last; an empty name for other chunks."""
         part, *others = self.partition.chunks[task.chunk].parts
-        if others or part.module == self.split.modules[-1].name or not self.split.by_name[part.module].own_inputs:
-            return "", False
-        return part.module, part.end == part.total
+        is_encoder = not others and part.module in self.split.encoders
+        return (part.module, part.end == part.total) if is_encoder else ("", False)
 
     def carried(self, edge: Edge) -> tuple[str, ...]:
         """Returns the modules whose tensors one forward hands to another, in order."""
