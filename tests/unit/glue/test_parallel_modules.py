@@ -124,7 +124,7 @@ def test_ranks_that_a_model_cannot_use_are_refused(model: Glue):
     ):
         parallelize(model, specs_with())["plan"](request_for(8, "audio", "language_model"))
     with pytest.raises(
-        ValueError, match=r"the modules have 3 ranks together, a replica 4 \(8 ranks, data=2, tensor=1\)"
+        ValueError, match=r"the modules have 3 ranks together, a replica 4 \(8 ranks, data=2, tensor=1, context=1\)"
     ):
         parallelize(model, specs_with(vision=Parallel(pipeline=1, data=2)))["plan"](request_for(8))
     with pytest.raises(ValueError, match="num_ranks=2; modules on ranks of their own need 3 or more: use more"):
