@@ -39,7 +39,8 @@ from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
 from mosaic.ranks.pipeline.ways import lacks_weights
 
 DEFAULTS = Given()

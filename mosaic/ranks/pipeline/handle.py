@@ -31,7 +31,8 @@ from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, Playe
 from mosaic.ranks.pipeline.context.sequences import masks_of
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
 
