@@ -25,6 +25,7 @@ from mosaic.pipelining.workload.intake import Intake
 from mosaic.pipelining.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
 from mosaic.pipelining.workload.transformer import TransformerModule
 
 IMAGE_TOKENS = 169
@@ -61,6 +62,8 @@ class KnownModel:
     """On which it ran."""
     degrees: Degrees
     """How it was spread."""
+    sharing: ContextSharing = PLAIN_SHARING
+    """How context ranks share sequences."""
     ranks: tuple[int, ...] = ()
     """Pipeline ranks of each module, in the order of ``PipelineModel.modules``, where modules have ranks of their own;
     empty: all modules are on all ranks."""
@@ -77,6 +80,7 @@ class KnownModel:
         *,
         cluster: Cluster | None = None,
         degrees: Degrees | None = None,
+        sharing: ContextSharing | None = None,
         patches_per_token: int = PATCHES_PER_TOKEN,
     ) -> PipelineModel:
         """Returns its modules as tables of layers, by default where and as it ran.
@@ -85,7 +89,7 @@ class KnownModel:
             ValueError: The cluster is too small, or a degree does not fit a shape.
         """
         machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
-        modules = tuple(self._modules(machine, patches_per_token))
+        modules = tuple(self._modules(machine, sharing or self.sharing, patches_per_token))
         last = modules[-1].name
         return PipelineModel(
             modules=modules, feeds=tuple(Feed(source=module.name, target=last) for module in modules[:-1])
@@ -100,7 +104,9 @@ class KnownModel:
         images = 16 if self.vision else 0
         return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
 
-    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[TransformerModule]:
+    def _modules(
+        self, machine: RankHardware, sharing: ContextSharing, patches_per_token: int
+    ) -> Iterator[TransformerModule]:
         starch = self.source.startswith("Cornstarch")
         image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
         backbone = self.video or self.text
@@ -126,6 +132,7 @@ class KnownModel:
                 is_frozen=self.is_frozen,
                 has_head=shape == backbone and not self.video,
                 projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
+                sharing=sharing,
             )
 
 
@@ -210,6 +217,7 @@ def _cornstarch() -> Iterator[KnownModel]:
                 is_frozen=True,
                 device="a40",
                 degrees=Degrees(tensor=2, context=2, pipeline=sum(ranks)),
+                sharing=ContextSharing(items="split"),  # a microbatch has one image, and encoders too 2 context ranks
                 ranks=ranks,
                 colocated_ranks=None if both is None else (both[1], both[0]),
             )

@@ -8,13 +8,13 @@ and that is reduce-scattered while the weights' gradients are, as Megatron does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mosaic.cost.counts import Operator
 from mosaic.pipelining.semu.graph import OperatorNode, Subgraph, TensorNode
 from mosaic.pipelining.semu.rank_hardware import RankHardware
 from mosaic.pipelining.semu.simulate import Simulator
-from mosaic.pipelining.workload.formulas import LayerStep, LayerWork
+from mosaic.pipelining.workload.layer_steps import LayerStep, LayerWork
 from mosaic.pipelining.workload.layers import Layer, Strategy
 
 
@@ -61,7 +61,10 @@ def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
         draft.tensors[name] = layer.sources[name]
     for step in layer.steps:
         draft.tensors[step.writes] = step.num_bytes
-        draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
+        if step.fetched is not None:
+            _add_fetching(draft, step, step.forward, reads=step.reads, writes=(step.writes,))
+        else:
+            draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
     kept = {layer.output, *layer.saved} - set(layer.read)
     return draft.subgraph("forward", inputs=layer.read, outputs=kept)
 
@@ -113,11 +116,54 @@ def _add_backward(
     at = len(step.backward) - 1
     for place, work in enumerate(step.backward):
         reads = (*own, *before, *(() if step.weights else saved))
-        draft.add(f"{step.name} backward {place}", work, reads=reads, writes=tuple(after) if place == at else ())
+        if step.fetched is not None:
+            _add_fetching(draft, step, work, reads=reads, writes=after, is_backward=True)
+        else:
+            draft.add(f"{step.name} backward {place}", work, reads=reads, writes=tuple(after) if place == at else ())
     if weights:
         again = (f"{step.name} again",) if step.again is not None else saved
         for place, work in enumerate(step.weights):
             draft.add(f"{step.name} weights {place}", work, reads=(*own, *again))
+
+
+def _add_fetching(
+    draft: _Draft,
+    step: LayerStep,
+    work: LayerWork,
+    *,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    is_backward: bool = False,
+) -> None:
+    """Computes one group of heads after the other, the next one's keys on their way meanwhile, as ``Attend`` does.
+
+    Two fetched groups are in memory; in backward also the gradients of one, and those of another on their way::
+
+        context link   [ fetch 0 ][ fetch 1 ][give back 0][ fetch 2 ][give back 1]
+        compute                   [    0    ]             [    1    ][    2      ]     giving back is backward's
+    """
+    fetched = step.fetched
+    assert fetched is not None
+    assert isinstance(work, Operator)
+    once, groups = replace(work, calls=1), fetched.groups
+    name = f"{step.name} backward" if is_backward else step.name
+    for at in range(groups + 1):
+        if at < groups:
+            draft.tensors[f"{name} keys {at}"] = fetched.num_bytes
+            after = (f"{name} {at - 2}",) if at > 1 else ()
+            draft.add(f"{name} fetch {at}", fetched.fetch, reads=reads, writes=(f"{name} keys {at}",), after=after)
+        if at == 0:
+            continue
+        own, made = at - 1, tuple(writes) if at == 1 else ()
+        if not is_backward:
+            draft.add(f"{name} {own}", once, reads=(*reads, f"{name} keys {own}"), writes=made)
+            continue
+        gradient = f"d {name} keys {own}"
+        draft.tensors[gradient] = fetched.gradient_bytes
+        draft.add(f"{name} {own}", once, reads=(*reads, f"{name} keys {own}"), writes=(*made, gradient))
+        draft.add(f"{name} give back {own}", fetched.give_back, reads=(gradient,))
+    if is_backward:
+        draft.wait(f"{name} given back", after=(f"{name} give back {groups - 1}",))
 
 
 def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
@@ -186,7 +232,15 @@ class _Draft:
     tensors: dict[str, int] = field(default_factory=dict)
     nodes: list[OperatorNode] = field(default_factory=list)
 
-    def add(self, name: str, work: LayerWork, *, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        work: LayerWork,
+        *,
+        reads: Sequence[str],
+        writes: Sequence[str] = (),
+        after: tuple[str, ...] = (),
+    ) -> None:
         device = "compute" if isinstance(work, Operator) else f"{work.axis} link"
         self.nodes.append(
             OperatorNode(
@@ -195,8 +249,13 @@ class _Draft:
                 time_ns=self.machine.time_ns(work),
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(writes),
+                after=after,
             )
         )
+
+    def wait(self, name: str, *, after: tuple[str, ...]) -> None:
+        """Holds kernels up until other nodes have ended."""
+        self.nodes.append(OperatorNode(name=name, time_ns=0, after=after))
 
     def subgraph(self, name: str, *, inputs: Sequence[str], outputs: set[str] | list[str]) -> Subgraph:
         """With the thread that launches all kernels."""
