@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from mosaic.context.attention.agreement import check_agreement
 from mosaic.context.attention.exchange import Pending, make_exchange
@@ -37,6 +38,7 @@ class Attend:
         exchange: Name in ``EXCHANGES``: whether all keys and values travel, or those that are read.
         kernel: Name in ``KERNELS``; None: compiled FlexAttention on CUDA, block rows elsewhere.
         device: Where tensors are.
+        agreed: Whether ranks have compared their plans already.
 
     Raises:
         RankFailedError: Ranks have different plans; says which.
@@ -52,6 +54,7 @@ class Attend:
         exchange: str = "gather",
         kernel: str | None = None,
         device: torch.device | str = "cpu",
+        agreed: bool = False,
     ) -> None:
         self.plan, self.heads, self.device = plan, heads, torch.device(device)
         self.group, self.rank, self.num_calls = group, 0, 0
@@ -59,7 +62,7 @@ class Attend:
         if heads < 1:
             raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
-            self.rank = check_agreement(plan, group, self.device)
+            self.rank = dist.get_rank(group) if agreed else check_agreement(plan, group, self.device)
         self._exchange = make_exchange(exchange, plan, group, self.rank, self.device)
         self.kernel: Kernel = make_kernel(kernel, plan, self.rank, self._exchange, self.device)
 
@@ -82,6 +85,10 @@ class Attend:
         self.num_calls += 1
         out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
         return out
+
+    def __repr__(self) -> str:
+        """Says what shapes depend on, and nothing that differs between sequences of one length."""
+        return f"Attend({self.plan.layout.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
         """Returns for each group of heads its query heads and its heads of keys."""

@@ -30,19 +30,25 @@ def attach(model: nn.Module) -> Attached:
     Raises:
         UnsupportedModelError: Some layers have windows, chunks or no attention, or attention has dropout.
     """
+    check_config(model)
+    return Attached(model)
+
+
+def use_attention(model: Any) -> str:
+    """Has a model's layers call ``attention``; returns the name of what they called before."""
     from transformers import AttentionInterface
 
-    check_config(model)
     AttentionInterface.register(NAME, attention)
-    return Attached(model)
+    before: str = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    return before
 
 
 class Attached:
     """A model that attends over context ranks."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._before, self._calls = model, model.config._attn_implementation, 0
-        model.set_attn_implementation(NAME)
+        self._model, self._before, self._calls = model, use_attention(model), 0
         self._hooks = (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, with_kwargs=True),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
+from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -19,6 +20,7 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,
@@ -35,6 +37,7 @@ from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.ways import lacks_weights
 
 DEFAULTS = Given()
 
@@ -49,6 +52,7 @@ def pipeline(
     data: int | None = None,
     tensor: int = 1,
     tp_plan: TensorPlan | None = None,
+    context: ContextSettings | None = None,
     options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
@@ -76,6 +80,8 @@ def pipeline(
         tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
             ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
             model. All others are whole on each rank.
+        context: Has several ranks share each sequence of the language model, whose layers they all have; losses and
+            gradients are the sums of their parts. A microbatch holds whole sequences as ever.
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
@@ -98,6 +104,7 @@ def pipeline(
         data=data,
         tensor=tensor,
         tp_plan=tp_plan,
+        context=context,
         options=options,
         memory_bytes=memory_bytes,
         backend=backend,
@@ -113,7 +120,7 @@ def pipeline(
         elif candidates.partition is not None:
             found = PipelineTrial(best=candidates.given(candidates.partition))
         else:
-            found = try_ways(candidates, step) if trial else PipelineTrial(best=candidates.planned())
+            found = try_ways(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
         return Pipeline(candidates, found)
 
 
@@ -135,18 +142,27 @@ def make_candidates(
     slots = min(world.tell(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)
     partition = None if given.plan is None else partition_of(given.plan, request)
-    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, partition=partition)
+    context = 1 if given.context is None else given.context.ranks
+    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, context=context, partition=partition)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world, split=repr(split.modules))
     slices = None
     if degrees.tensor > 1:
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
+    sequences = None
+    if given.context is not None and context > 1:
+        sequences = Sequences(model, counted.split, given.context, grids.groups.of_context(degrees))
+        step = [sequences.cut(one) for one in step]
+        if not lacks_weights(model):
+            sequences.check(step[0])
     return Candidates(
         model=model,
         counted=counted,
         request=_request(counted, step, degrees.pipeline, slots),
         space=RankSpace(
-            network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
+            network=cluster,
+            devices_per_rank=degrees.tensor * degrees.context,
+            limit_bytes=given.memory_bytes or gpu_bytes(world.device),
         ),
         options=given.options,
         loss=loss,
@@ -154,6 +170,7 @@ def make_candidates(
         is_free=given.data is None,
         grids=grids,
         slices=slices,
+        sequences=sequences,
         backend=backend,
         partition=partition,
     )

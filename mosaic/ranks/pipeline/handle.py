@@ -64,7 +64,7 @@ class Pipeline(KeepsCheckpoints):
         self._model = candidates.model
         self._ranks = candidates.world
         self._counted, self._grids = candidates.counted, candidates.grids
-        self._way, self._slices = trial.best, candidates.slices
+        self._way, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
         self._runner = candidates.runner(trial.best, keeps_all=False)
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(candidates.model, candidates.world)
@@ -84,7 +84,8 @@ class Pipeline(KeepsCheckpoints):
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(candidates.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
-        self._divided = frozenset(map(id, parameters)) if self.degrees.data < self.world.size else frozenset()
+        is_divided = self._runner.grid.num_copies < self.world.size
+        self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
 
     def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
@@ -104,17 +105,18 @@ class Pipeline(KeepsCheckpoints):
         """
         self._check_ready(microbatches)
         began = time.perf_counter()
-        counted = self._count(microbatches)
+        own = self._cut(microbatches)
+        counted = self._count(own)
         shared = self._shared(microbatches, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
         number = self.world.progress.step
-        ran = self._runner.run(shared, microbatches, shapes=self._shapes(counted), scale=scale)
+        ran = self._runner.run(shared, own, shapes=self._shapes(counted), scale=scale)
         replica = self._runner.grid.replica
-        own = tuple(counted[at] for at in shared.shares[replica])
-        self._played.note(OwnStep(number=number, step=own, schedule=shared.schedules[replica], times=ran.times))
+        share = tuple(counted[at] for at in shared.shares[replica])
+        self._played.note(OwnStep(number=number, step=share, schedule=shared.schedules[replica], times=ran.times))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return ran.losses
@@ -134,7 +136,8 @@ class Pipeline(KeepsCheckpoints):
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
         self._check_ready(microbatches)
-        counted = self._count(microbatches)
+        own = self._cut(microbatches)
+        counted = self._count(own)
         key = tuple(one.key for one in counted)
         self._check_alike(microbatches, key)
         if key not in self._forwards:
@@ -143,7 +146,7 @@ class Pipeline(KeepsCheckpoints):
             self._forwards[key] = self.world.first_says(found)
         with torch.no_grad():
             shapes = self._shapes(counted)
-            return self._runner.run(self._forwards[key], microbatches, shapes=shapes, is_training=False).losses
+            return self._runner.run(self._forwards[key], own, shapes=shapes, is_training=False).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Gives the steps of a loader, each one read while the one before is still to run.
@@ -190,6 +193,7 @@ class Pipeline(KeepsCheckpoints):
         """Says which way was taken and why, and which chunks are on which rank."""
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
+        replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
         lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
@@ -260,6 +264,8 @@ class Pipeline(KeepsCheckpoints):
         finally:
             if self._ahead is not None:
                 self._ahead.close()
+            if self._sequences is not None:
+                self._sequences.remove()
             self._grids.close()
             self.world.close()
 
@@ -270,6 +276,10 @@ class Pipeline(KeepsCheckpoints):
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         check_frozen(self._frozen)
+
+    def _cut(self, microbatches: Step) -> Step:
+        """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""
+        return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
 
     def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
         """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
@@ -341,11 +351,13 @@ class Pipeline(KeepsCheckpoints):
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""
         following, self._next = self._next, None
+        if following is not None and self._sequences is not None:
+            self._sequences.look_ahead(following)
         if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
         if self.world.rank == 0:
-            counted = [self._counted.microbatch(one) for one in following]
+            counted = [self._counted.microbatch(one) for one in self._cut(following)]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(
@@ -362,7 +374,9 @@ class Pipeline(KeepsCheckpoints):
         return self._slices.whole([self._model, *beside], optimizers)
 
     def _plan_name(self) -> str:
-        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline} x {self.degrees.tensor}"
+        return "pipeline of " + " x ".join(
+            str(getattr(self.degrees, axis)) for axis in ("data", "pipeline", "context", "tensor")
+        )
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""

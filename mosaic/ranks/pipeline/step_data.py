@@ -34,7 +34,7 @@ class StepData:
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """For a module its layers, whose strategies the schedule counts."""
     averaged_over: float
-    """What losses are divided by: with replicas, the step's microbatches for each of them."""
+    """What losses are divided by: the step's microbatches for each of the ranks that have the same layers."""
     _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
 
     def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
