@@ -79,6 +79,7 @@ def fetched_keys(name: str, share: SequenceShare, *, key_heads: int, head_dim: i
         fetch=_message(f"{name} keys", share, numbers * ITEM_BYTES, back=False),
         give_back=_message(f"{name} keys backward", share, numbers * GRADIENT_BYTES, back=True),
         num_bytes=share.fetched_tokens * numbers * ITEM_BYTES,
+        received_bytes=share.received_tokens * numbers * ITEM_BYTES,
         gradient_bytes=share.fetched_tokens * numbers * GRADIENT_BYTES,
     )
 

@@ -80,7 +80,6 @@ class KnownModel:
         *,
         cluster: Cluster | None = None,
         degrees: Degrees | None = None,
-        sharing: ContextSharing | None = None,
         patches_per_token: int = PATCHES_PER_TOKEN,
     ) -> PipelineModel:
         """Returns its modules as tables of layers, by default where and as it ran.
@@ -89,7 +88,7 @@ class KnownModel:
             ValueError: The cluster is too small, or a degree does not fit a shape.
         """
         machine = RankHardware(cluster=cluster or self.cluster(), degrees=degrees or self.degrees)
-        modules = tuple(self._modules(machine, sharing or self.sharing, patches_per_token))
+        modules = tuple(self._modules(machine, patches_per_token))
         last = modules[-1].name
         return PipelineModel(
             modules=modules, feeds=tuple(Feed(source=module.name, target=last) for module in modules[:-1])
@@ -104,9 +103,7 @@ class KnownModel:
         images = 16 if self.vision else 0
         return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
 
-    def _modules(
-        self, machine: RankHardware, sharing: ContextSharing, patches_per_token: int
-    ) -> Iterator[TransformerModule]:
+    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[TransformerModule]:
         starch = self.source.startswith("Cornstarch")
         image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
         backbone = self.video or self.text
@@ -132,7 +129,7 @@ class KnownModel:
                 is_frozen=self.is_frozen,
                 has_head=shape == backbone and not self.video,
                 projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
-                sharing=sharing,
+                sharing=self.sharing,
             )
 
 

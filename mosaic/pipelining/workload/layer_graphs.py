@@ -150,20 +150,21 @@ def _add_fetching(
     for at in range(groups + 1):
         if at < groups:
             draft.tensors[f"{name} keys {at}"] = fetched.num_bytes
-            after = (f"{name} {at - 2}",) if at > 1 else ()
-            draft.add(f"{name} fetch {at}", fetched.fetch, reads=reads, writes=(f"{name} keys {at}",), after=after)
+            before = (f"{name} {at - 2}",) if at > 1 else ()
+            draft.wait(f"{name} room {at}", device="room", reads=reads, writes=(f"{name} keys {at}",), after=before)
+            draft.add(f"{name} fetch {at}", fetched.fetch, reads=(f"{name} keys {at}",))
         if at == 0:
             continue
-        own, made = at - 1, tuple(writes) if at == 1 else ()
-        if not is_backward:
-            draft.add(f"{name} {own}", once, reads=(*reads, f"{name} keys {own}"), writes=made)
-            continue
-        gradient = f"d {name} keys {own}"
-        draft.tensors[gradient] = fetched.gradient_bytes
-        draft.add(f"{name} {own}", once, reads=(*reads, f"{name} keys {own}"), writes=(*made, gradient))
-        draft.add(f"{name} give back {own}", fetched.give_back, reads=(gradient,))
+        own, made = at - 1, list(writes) if at == 1 else []
+        if is_backward:
+            made.append(f"d {name} keys {own}")
+            draft.tensors[made[-1]] = fetched.gradient_bytes
+        keys, arrived = f"{name} keys {own}", (f"{name} fetch {own}",)
+        draft.add(f"{name} {own}", once, reads=(*reads, keys), writes=made, after=arrived)
+        if is_backward:
+            draft.add(f"{name} give back {own}", fetched.give_back, reads=(made[-1],))
     if is_backward:
-        draft.wait(f"{name} given back", after=(f"{name} give back {groups - 1}",))
+        draft.wait(f"{name} given back", device="compute", after=(f"{name} give back {groups - 1}",))
 
 
 def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
@@ -253,13 +254,23 @@ class _Draft:
             )
         )
 
-    def wait(self, name: str, *, after: tuple[str, ...]) -> None:
-        """Holds kernels up until other nodes have ended."""
-        self.nodes.append(OperatorNode(name=name, time_ns=0, after=after))
+    def wait(
+        self,
+        name: str,
+        *,
+        device: str,
+        after: tuple[str, ...],
+        reads: Sequence[str] = (),
+        writes: tuple[str, ...] = (),
+    ) -> None:
+        """Takes no time: holds a device up until others are done, or begins a tensor before who fills it."""
+        self.nodes.append(
+            OperatorNode(name=name, device=device, time_ns=0, reads=tuple(reads), writes=writes, after=after)
+        )
 
     def subgraph(self, name: str, *, inputs: Sequence[str], outputs: set[str] | list[str]) -> Subgraph:
         """With the thread that launches all kernels."""
-        launch_ns = self.machine.launch_ns(len(self.nodes))
+        launch_ns = self.machine.launch_ns(sum(node.device != "room" for node in self.nodes))
         launcher = OperatorNode(name="launch", device="launcher", time_ns=launch_ns)
         return Subgraph(
             name=name,

@@ -40,7 +40,9 @@ class Fetched:
     give_back: Collective | Exchange
     """Sums the gradients of one group at their owners, in 32 bits."""
     num_bytes: int
-    """Of a group's keys and values."""
+    """Of a group's keys and values, in memory."""
+    received_bytes: int
+    """Those of them that come from other ranks, to the rank that receives most."""
     gradient_bytes: int
     """Of a group's gradients."""
 

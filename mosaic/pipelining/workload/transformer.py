@@ -18,10 +18,10 @@ from mosaic.pipelining.workload.formulas import (
 )
 from mosaic.pipelining.workload.intake import Intake
 from mosaic.pipelining.workload.layer_graphs import LayerSteps, timed_layer
-from mosaic.pipelining.workload.layer_steps import ITEM_BYTES, ModuleLoad
+from mosaic.pipelining.workload.layer_steps import ITEM_BYTES, Fetched, ModuleLoad
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing, SequenceShare
+from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
 from mosaic.pipelining.workload.shapes import TransformerShape
 
 MAX_LOADS = 2000
@@ -110,7 +110,7 @@ class TransformerModule:
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two of its layers on one rank; its output counts the same."""
-        return self._writer(self.intake.load(microbatch, units)).own_bytes
+        return self.writer(microbatch, units).own_bytes
 
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
         """Returns the operations of forward, each once whatever ranks repeat; a step has three times it."""
@@ -119,9 +119,14 @@ class TransformerModule:
         steps = (step for layer in whole._layer_steps(self.intake.load(microbatch, units)) for step in layer.steps)
         return sum(step.forward.flops for step in steps if isinstance(step.forward, Operator)) * degrees.tensor
 
-    def share(self, microbatch: Microbatch, units: int) -> SequenceShare | None:
-        """Returns how context ranks share its sequences; None where each sequence is on one rank."""
-        return self._writer(self.intake.load(microbatch, units)).share
+    def writer(self, microbatch: Microbatch, units: int) -> StepWriter:
+        """Returns what one rank has of a microbatch, before any step is written."""
+        return self._writer(self.intake.load(microbatch, units))
+
+    def fetched(self, microbatch: Microbatch, units: int) -> Fetched | None:
+        """Returns what the attention of one layer needs of other context ranks; None: nothing."""
+        steps = self._layer_steps(self.intake.load(microbatch, units))[0].steps
+        return next((step.fetched for step in steps if step.fetched is not None), None)
 
     def on_share(self, share: float) -> TransformerModule:
         """Returns the module on a share of its ranks' SMs, as one lane of several has."""
@@ -148,19 +153,18 @@ class TransformerModule:
         return self.shape.hidden * self.intake.merges * self.projects_to
 
     @property
-    def _shares_items(self) -> bool:
-        """Whether ranks have whole items, or each has all of them."""
-        return self.intake.unit in ("image", "audio") and self.sharing.items != "split"
+    def _has_items(self) -> bool:
+        """Whether it feeds another module, and context ranks have its sequences whole."""
+        return bool(self.projects_to) and self.sharing.items != "split"
 
     @property
     def _gathers(self) -> bool:
         """Whether its output is in parts on the context ranks, and who reads it needs all."""
-        repeats = self._shares_items and self.sharing.items == "repeat"
-        return self.machine.degrees.context > 1 and bool(self.projects_to) and not repeats
+        return self.machine.degrees.context > 1 and bool(self.projects_to) and self.sharing.items != "repeat"
 
     def _writer(self, load: ModuleLoad) -> StepWriter:
         degrees = self.machine.degrees
-        if self._shares_items:
+        if self._has_items:
             if self.sharing.items == "share":
                 most = share_items([load.tokens] * load.sequences, degrees.context).room // load.tokens
                 load = dataclasses.replace(load, sequences=most)
