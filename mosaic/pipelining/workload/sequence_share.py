@@ -87,12 +87,12 @@ def share_sequences(
     """
     masks = [_mask(sharing, tokens, sharing.seed + at, is_causal=is_causal) for at in range(sequences)]
     plan = plan_context(packed(masks), ranks, block=sharing.block, method=sharing.method, seed=sharing.seed)
-    layout = plan.layout
+    places = plan.layout.local_tokens if ranks > 1 else plan.layout.num_tokens
     needed = plan.needed() if sharing.exchange == "needed" and ranks > 1 else None
-    fetched = ranks * layout.local_tokens if needed is None else int(needed.sum(axis=1).max()) * sharing.block
+    fetched = ranks * places if needed is None else int(needed.sum(axis=1).max()) * sharing.block
     return SequenceShare(
         ranks=ranks,
-        local_tokens=layout.local_tokens if ranks > 1 else layout.num_tokens,
+        local_tokens=places,
         pairs=int(plan.loads.max()),
         imbalance=plan.imbalance,
         fetched_tokens=fetched,
