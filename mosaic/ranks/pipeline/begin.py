@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
@@ -149,12 +150,16 @@ def make_candidates(
     slices = None
     if degrees.tensor > 1:
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
-    sequences = None
+    sequences, options = None, given.options
     if given.context is not None and context > 1:
-        sequences = Sequences(model, counted.split, given.context, grids.groups.of_context(degrees))
+        group = grids.groups.of_context(degrees)
+        sequences = Sequences(model, counted.split, given.context, group, world.device)
         step = [sequences.cut(one) for one in step]
+        counted = replace(counted, units_together=context)
         if not lacks_weights(model):
             sequences.check(step[0])
+        if options.partition == AUTO and all(degrees.pipeline <= one.count for one in counted.split.modules):
+            options = replace(options, partition="separated")  # only chunks of their own share encoders' units out
     return Candidates(
         model=model,
         counted=counted,
@@ -164,7 +169,7 @@ def make_candidates(
             devices_per_rank=degrees.tensor * degrees.context,
             limit_bytes=given.memory_bytes or gpu_bytes(world.device),
         ),
-        options=given.options,
+        options=options,
         loss=loss,
         degrees=degrees,
         is_free=given.data is None,

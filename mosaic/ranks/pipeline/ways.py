@@ -28,6 +28,7 @@ from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
+from mosaic.ranks.pipeline.context.items import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
@@ -219,6 +220,8 @@ class WayRunner:
         with self.parted.lent_memory():
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
+        group = grid.context_group
+        self._items = None if group is None else SharedItems(self.parted, group)
         self._numbers = DrawnNumbers(self.parted)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
@@ -255,6 +258,8 @@ class WayRunner:
                 microbatches=[microbatches[at] for at in share],
                 layers=self._counted.layers,
                 averaged_over=len(microbatches) / self.grid.num_copies,
+                units_together=self._counted.units_together,
+                items=self._items if not any(map(self._numbers.draw, microbatches)) else None,
             )
             work = ChunkWork(
                 self.parted,

@@ -43,6 +43,7 @@ class Sequences:
         split: Where it can be cut.
         settings: How sequences are shared out.
         group: The ranks that share them.
+        device: Of this rank.
 
     Raises:
         UnsplittableError: The layers are in no such model, or draw random numbers.
@@ -50,10 +51,14 @@ class Sequences:
     """
 
     def __init__(
-        self, model: nn.Module, split: ModelSplit, settings: ContextSettings, group: dist.ProcessGroup
+        self,
+        model: nn.Module,
+        split: ModelSplit,
+        settings: ContextSettings,
+        group: dist.ProcessGroup,
+        device: torch.device,
     ) -> None:
-        self._settings, self._group, self._model = settings, group, model
-        self._device = next(model.parameters()).device
+        self._settings, self._group, self._model, self._device = settings, group, model, device
         self._num_layers = split.modules[-1].count
         path, self._text = _language_model(model, split)
         self._names = list(inspect.signature(self._text.forward).parameters)

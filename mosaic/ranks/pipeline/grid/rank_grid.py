@@ -66,6 +66,7 @@ class RankGrid:
         place: Its rank in the pipeline, as partitions and schedules have it.
         context: Its index among those that share its sequences.
         tensor: Its index among those that share its layers.
+        context_group: Those ranks, where there are several.
         transport: To the other places of its replica.
         executor: Of its replica's schedules.
     """
@@ -86,8 +87,9 @@ class RankGrid:
         self.executor = Executor(self.transport, split=split)
         if degrees.tensor > 1:
             self.transport.cover(groups.of_tensor(degrees.tensor))
-        if degrees.context > 1:
-            self.transport.cover(groups.of_context(degrees))
+        self.context_group = groups.of_context(degrees) if degrees.context > 1 else None
+        if self.context_group is not None:
+            self.transport.cover(self.context_group)
 
     @property
     def num_copies(self) -> int:

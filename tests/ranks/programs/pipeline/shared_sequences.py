@@ -40,15 +40,26 @@ def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Modu
 
 
 def of_two(rank: int, size: int, place: Path) -> None:
-    """Two ranks share all sequences of LLaVA, with both exchanges."""
+    """Two ranks share all sequences of LLaVA, with both exchanges, and its images where there are two or more."""
     join(rank, size, place)
     for settings in (shared(), shared(exchange="needed", method="zigzag")):
         pipe, model, plain = begun(context=settings)
         assert "2 ranks a sequence" in pipe.describe()
-        check_equal(pipe, model, plain, steps(), ahead=True)
+        encoded: list[int] = []
+        layer = next(one for name, one in model.named_modules() if name.endswith("vision_tower.encoder.layers.0.mlp"))
+        hook = layer.register_forward_pre_hook(
+            lambda _, args, encoded=encoded: encoded.append(len(args[0])) if type(args[0]) is torch.Tensor else None
+        )
+        check_equal(pipe, model, plain, steps()[:1], ahead=True)
+        hook.remove()
+        assert set(encoded) == ({1, 2} if rank == 0 else {1}), encoded
+        check_equal(pipe, model, plain, steps())
+        losses = pipe.evaluate(steps()[1])
         pipe.remove()
-        again = model(**steps()[0][0]).loss
-        assert torch.allclose(again, plain(**steps()[0][0]).loss)
+        with torch.no_grad():
+            own, other = ([one(**each).loss for each in steps()[1]] for one in (model, plain))
+        assert torch.allclose(losses.double(), torch.stack(own).double(), rtol=1e-6)
+        assert torch.allclose(torch.stack(own), torch.stack(other), rtol=1e-8)
     print("equal")
 
 
