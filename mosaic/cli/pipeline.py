@@ -57,8 +57,8 @@ class PipelineCommand:
     """Whether all keys and values travel between the devices of a sequence, or those that are read."""
     heads: int | None = None
     """Heads of keys that travel together; by default 1."""
-    encoders: Literal["repeat", "share", "split"] | None = None
-    """Whether devices that share a sequence each encode all images, whole ones of their own, or parts of each."""
+    encoders: Literal["share", "repeat", "split"] | None = None
+    """Whether devices that share a sequence each encode whole images of their own, all of them, or parts of each."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME|FILE:FACTORY")] = "zoo:vlm-s"

@@ -305,9 +305,8 @@ def write_projector(writer: StepWriter, source: str, width: int) -> str:
     )
 
 
-def write_gathered(writer: StepWriter, source: str, width: int, ranks: int) -> str:
+def write_gathered(writer: StepWriter, source: str, num_bytes: int) -> str:
     """Writes the gathering of a module's output, of all context ranks: who reads it merges whole sequences."""
-    num_bytes = ranks * writer.output_rows * width * ITEM_BYTES
     writer.steps.append(
         LayerStep(
             name="output gather",

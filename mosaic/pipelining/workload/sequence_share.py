@@ -34,9 +34,9 @@ class ContextSharing:
     """Whether all keys and values travel, or to each rank those that it reads."""
     heads: int = 1
     """Heads of keys and values that are fetched together."""
-    items: Literal["repeat", "share", "split"] = "repeat"
-    """Images and other sequences of modules that feed another: all on every rank, as ``mosaic.pipeline`` has it; whole
-    ones shared out, as ``share_items`` does; or each split."""
+    items: Literal["share", "repeat", "split"] = "share"
+    """Images and other sequences of modules that feed another: whole ones shared out by ``share_items`` where there are
+    as many as ranks, as ``mosaic.pipeline`` does; all on every rank; or each split."""
     block: int = 128
     """Tokens given out together at least."""
     seed: int = 0
@@ -44,7 +44,7 @@ class ContextSharing:
 
     def __post_init__(self) -> None:
         tables = {"mask": ("", *DRAWN), "method": CONTEXT_METHODS}
-        tables |= {"exchange": ("gather", "needed"), "items": ("repeat", "share", "split")}
+        tables |= {"exchange": ("gather", "needed"), "items": ("share", "repeat", "split")}
         for name, table in tables.items():
             if (value := getattr(self, name)) not in table:
                 raise ValueError(f"{name}={value!r}; use one of {', '.join(one for one in table if one)}")

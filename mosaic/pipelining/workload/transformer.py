@@ -112,6 +112,12 @@ class TransformerModule:
         """Returns the bytes between two of its layers on one rank; its output counts the same."""
         return self.writer(microbatch, units).own_bytes
 
+    def output_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes that leave one rank; each context rank sends what was gathered."""
+        load = self.intake.load(microbatch, units)
+        writer = self._writer(load)
+        return self._gathered_bytes(writer) if self._is_gathered(load) else writer.own_bytes
+
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
         """Returns the operations of forward, each once whatever ranks repeat; a step has three times it."""
         degrees = dataclasses.replace(self.machine.degrees, context=1)
@@ -152,24 +158,21 @@ class TransformerModule:
     def _projector_parameters(self) -> int:
         return self.shape.hidden * self.intake.merges * self.projects_to
 
-    @property
-    def _has_items(self) -> bool:
-        """Whether it feeds another module, and context ranks have its sequences whole."""
-        return bool(self.projects_to) and self.sharing.items != "split"
-
-    @property
-    def _gathers(self) -> bool:
-        """Whether its output is in parts on the context ranks, and who reads it needs all."""
-        return self.machine.degrees.context > 1 and bool(self.projects_to) and self.sharing.items != "repeat"
-
     def _writer(self, load: ModuleLoad) -> StepWriter:
-        degrees = self.machine.degrees
-        if self._has_items:
-            if self.sharing.items == "share":
-                most = share_items([load.tokens] * load.sequences, degrees.context).room // load.tokens
+        degrees, ranks = self.machine.degrees, self.machine.degrees.context
+        if self.projects_to and self.sharing.items != "split":
+            if self.sharing.items == "share" and load.sequences >= ranks:
+                most = share_items([load.tokens] * load.sequences, ranks).room // load.tokens
                 load = dataclasses.replace(load, sequences=most)
             degrees = dataclasses.replace(degrees, context=1)
         return StepWriter(shape=self.shape, degrees=degrees, load=load, sharing=self.sharing)
+
+    def _is_gathered(self, load: ModuleLoad) -> bool:
+        """Whether its output is in parts on the context ranks; who reads it needs all."""
+        if self.machine.degrees.context == 1 or not self.projects_to:
+            return False
+        writer = self._writer(load)
+        return writer.degrees.context > 1 or writer.load.sequences < load.sequences
 
     def _steps(self, load: ModuleLoad, *, first: bool, last: bool) -> LayerSteps:
         writer = self._writer(load)
@@ -177,17 +180,19 @@ class TransformerModule:
         if last and self.has_head:
             output = write_head(writer, output)
         elif last and self.projects_to and not self._projects_apart:
-            output = self._projected(writer, output)
+            output = self._projected(writer, output, load)
         return self._as_steps(writer, output, trains=not self.is_frozen)
 
     def _projector(self, load: ModuleLoad) -> LayerSteps:
         writer = self._writer(load)
-        return self._as_steps(writer, self._projected(writer, "x"), trains=True)
+        return self._as_steps(writer, self._projected(writer, "x", load), trains=True)
 
-    def _projected(self, writer: StepWriter, source: str) -> str:
+    def _projected(self, writer: StepWriter, source: str, load: ModuleLoad) -> str:
         output = write_projector(writer, source, self.projects_to)
-        ranks = self.machine.degrees.context
-        return write_gathered(writer, output, self.projects_to, ranks) if self._gathers else output
+        return write_gathered(writer, output, self._gathered_bytes(writer)) if self._is_gathered(load) else output
+
+    def _gathered_bytes(self, writer: StepWriter) -> int:
+        return self.machine.degrees.context * writer.output_rows * self.projects_to * ITEM_BYTES
 
     def _as_steps(self, writer: StepWriter, output: str, *, trains: bool) -> LayerSteps:
         return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)

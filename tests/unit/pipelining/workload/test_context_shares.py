@@ -15,7 +15,7 @@ from mosaic.context.attention.room import fetched_bytes
 from mosaic.context.drawn import DRAWN
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.semu.graph import OperatorNode, Subgraph
-from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.semu.rank_hardware import Degrees, Exchange, RankHardware
 from mosaic.pipelining.semu.simulate import Simulator
 from mosaic.pipelining.workload.attention_core import fetched_keys
 from mosaic.pipelining.workload.formulas import StepWriter
@@ -85,6 +85,10 @@ def test_shares_agree_with_the_plan_of_the_sequence_and_with_what_attend_counts(
         assert 2 * (fetched.num_bytes + fetched.gradient_bytes) == room
         if needed is not None:
             assert max(map(sum, zip(*share.sent_tokens, strict=True))) == share.received_tokens
+            assert isinstance(fetched.fetch, Exchange)
+            assert isinstance(fetched.give_back, Exchange)
+            back = zip(*fetched.fetch.sent_bytes, strict=True)  # in 32 bits
+            assert fetched.give_back.sent_bytes == tuple(tuple(2 * size for size in row) for row in back)
 
 
 def core(tokens: int) -> tuple[LayerSteps, RankHardware]:
@@ -189,6 +193,10 @@ def test_whole_images_are_repeated_or_shared_out_and_their_features_gathered() -
     assert most[:-1] == two[:-1]  # the rank with two of the images
     assert most[-1].forward_ms > two[-1].forward_ms
     assert shared_out.boundary_bytes(three, 3) == plain.boundary_bytes(three, 2)
+    assert shared_out.output_bytes(three, 3) == 2 * 2 * 256 * 512 * 2  # two ranks' room, as it is gathered
+    assert [one.output_bytes(three, 3) for one in (plain, repeated)] == [3 * 256 * 1024 * 2] * 2
+    assert shared_out.layers(three, 1) == plain.layers(three, 1)  # fewer images than ranks: each rank encodes all
+    assert shared_out.output_bytes(three, 1) == plain.output_bytes(three, 1)
     assert split.boundary_bytes(three, 3) == plain.boundary_bytes(three, 3) / 2
     assert split.fetched(three, 3) is not None
     assert shared_out.fetched(three, 3) is None
