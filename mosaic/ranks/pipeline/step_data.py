@@ -76,8 +76,7 @@ class StepData:
         return self._own[task]
 
     def _encoder_of(self, task: TaskName) -> tuple[str, bool]:
-        """Returns the encoder that a chunk has a part of, and whether its last; an empty name for other chunks and where it is
-        in a chunk with others."""
+        """Returns the encoder of which a chunk has a part, and whether it is the last; an empty name for others."""
         part = self.partition.chunks[task.chunk].parts[0]
         return (part.module, part.end == part.total) if part.module in self._encoders_apart else ("", False)
 

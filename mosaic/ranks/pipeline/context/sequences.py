@@ -9,8 +9,9 @@ microbatch, which all have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ Microbatch = Mapping[str, Any]
 """Keyword arguments of the model, of whole sequences; or as ``Sequences.cut`` makes them."""
 
 
+def masks_of(own: Sequence[Microbatch]) -> list[str]:
+    """Names the plans of microbatches as ``Sequences.cut`` makes them; of others there are none."""
+    return [one["context"].plan.digest() for one in own if isinstance(one.get("context"), Attend)]
+
+
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
@@ -56,6 +62,7 @@ class Sequences:
         split: ModelSplit,
         settings: ContextSettings,
         group: dist.ProcessGroup,
+        *,
         device: torch.device,
     ) -> None:
         self._settings, self._group, self._model, self._device = settings, group, model, device
@@ -129,6 +136,15 @@ class Sequences:
                 f"{float(expected):.4g}: what else is in it, each rank would count over its own tokens; give "
                 "mosaic.pipeline loss= a function that makes this rank's part of a sum over tokens"
             )
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """A block whose errors leave the model as it was."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Gives the language model its own attention back."""
