@@ -87,16 +87,21 @@ def share_sequences(
     """
     masks = [_mask(sharing, tokens, sharing.seed + at, is_causal=is_causal) for at in range(sequences)]
     plan = plan_context(packed(masks), ranks, block=sharing.block, method=sharing.method, seed=sharing.seed)
+    return share_of(plan, sharing.exchange)
+
+
+def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
+    """Returns what ranks do under a plan, whose keys and values are all gathered or, with ``needed``, those read."""
+    ranks, block = plan.ranks, plan.blocks.block
     places = plan.layout.local_tokens if ranks > 1 else plan.layout.num_tokens
-    needed = plan.needed() if sharing.exchange == "needed" and ranks > 1 else None
-    fetched = ranks * places if needed is None else int(needed.sum(axis=1).max()) * sharing.block
+    needed = plan.needed() if exchange == "needed" and ranks > 1 else None
     return SequenceShare(
         ranks=ranks,
         local_tokens=places,
         pairs=int(plan.loads.max()),
         imbalance=plan.imbalance,
-        fetched_tokens=fetched,
-        received_tokens=int(plan.received_blocks(needed).max()) * sharing.block,
+        fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
+        received_tokens=int(plan.received_blocks(needed).max()) * block,
         sent_tokens=() if needed is None else _sent(plan, needed),
     )
 
