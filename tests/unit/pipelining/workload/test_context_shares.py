@@ -144,7 +144,7 @@ SHARINGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(8, 40) | st.integers(1, 5).map(lambda count: 8 * count), SHARINGS)
 def test_a_rank_takes_its_part_of_the_time_at_least_and_less_memory_with_more_ranks(
     blocks: int, sharing: dict[str, Any]
