@@ -72,6 +72,8 @@ class Attend:
     ) -> torch.Tensor:
         """Returns the output of this rank's tokens: shape (batch, query heads, local tokens, value width).
 
+        Under autocast it is computed in autocast's type, as torch's own attention is.
+
         Args:
             q: Queries of this rank's tokens, as ``plan.layout`` orders them: (batch, query heads, local tokens, width).
             k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
@@ -84,6 +86,11 @@ class Attend:
             ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
             InfeasibleError: The device has no room for one group of heads.
         """
+        kind = q.device.type
+        if torch.is_autocast_enabled(kind):
+            to = torch.get_autocast_dtype(kind)
+            with torch.autocast(kind, enabled=False):  # or products inside would be of that type, forwards alone
+                return self(*(one if one.dtype == torch.float64 else one.to(to) for one in (q, k, v)), scale=scale)
         self._check(q, k, v)
         if isinstance(q, FakeTensor):  # somebody asks for shapes, maybe on this rank alone: nothing is sent
             return q.new_empty(*q.shape[:-1], v.shape[-1])
