@@ -37,20 +37,24 @@ def attach(model: nn.Module) -> Attached:
             is attached already.
     """
     check_config(model)
-    if model.config._attn_implementation == NAME:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} attends over context ranks already; attach a model once, and call remove() of "
-            "what that returned before it is attached again"
-        )
     return Attached(model)
 
 
 def use_attention(model: Any) -> str:
-    """Has a model's layers call ``attention``; returns the name of what they called before."""
+    """Has a model's layers call ``attention``; returns the name of what they called before.
+
+    Raises:
+        UnsupportedModelError: They do so already.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
     before: str = model.config._attn_implementation
+    if before == NAME:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} attends over context ranks already; attach a model once, and call remove() of "
+            "what that returned before it is attached again"
+        )
     model.set_attn_implementation(NAME)
     return before
 
