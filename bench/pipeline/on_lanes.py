@@ -31,7 +31,9 @@ from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
-from mosaic.ranks.pipeline.trial import COLOCATED, RIVAL, Candidates, fit_candidates
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
+from mosaic.ranks.pipeline.trying.trial import COLOCATED, RIVAL
 from mosaic.ranks.pipeline.ways import Way
 
 IMAGES = (2, 0, 4, 1, 4, 0, 3, 2)

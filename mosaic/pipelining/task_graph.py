@@ -127,6 +127,20 @@ class KnowsWeightsApart(Protocol):
         """Returns the module as it is then."""
 
 
+@runtime_checkable
+class KnowsOutput(Protocol):
+    """A module of whose output more or less leaves a rank than passes between its layers."""
+
+    def output_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes that leave one rank."""
+
+
+def _output_bytes(module: LayeredModule, microbatch: Microbatch, units: int) -> int:
+    if isinstance(module, KnowsOutput):
+        return module.output_bytes(microbatch, units)
+    return module.boundary_bytes(microbatch, units)
+
+
 def _treated(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
     return module.with_weights_apart() if weights_apart and isinstance(module, KnowsWeightsApart) else module
 
@@ -283,11 +297,11 @@ class _Build:
             module = self.counter.modules[name]
             units = passed.pieces[name]
             if name in names:  # within a module, each piece by itself
-                sent = [(piece, units[piece], 1)]
+                sent = [(piece, module.boundary_bytes(passed.microbatch, units[piece]))]
             else:
-                sent = [(at, count, len(passed.units(chunk))) for at, count in enumerate(units)]
-            for at, count, shared_by in sent:
-                size = module.boundary_bytes(passed.microbatch, count) // shared_by
+                share = len(passed.units(chunk))
+                sent = [(at, _output_bytes(module, passed.microbatch, one) // share) for at, one in enumerate(units)]
+            for at, size in sent:
                 found[source, at] = found.get((source, at), 0) + size
         return found.items()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mosaic.context.attention.agreement import check_agreement
 from mosaic.context.attention.exchange import Pending, make_exchange
@@ -79,6 +80,8 @@ class Attend:
             v: Values: (batch, heads, local tokens, value width).
             scale: Of the scores; None: one over the square root of the width.
 
+        Tensors without data get one without data.
+
         Raises:
             ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
             InfeasibleError: The device has no room for one group of heads.
@@ -89,6 +92,8 @@ class Attend:
             with torch.autocast(kind, enabled=False):  # or products inside would be of that type, forwards alone
                 return self(*(one if one.dtype == torch.float64 else one.to(to) for one in (q, k, v)), scale=scale)
         self._check(q, k, v)
+        if isinstance(q, FakeTensor):  # somebody asks for shapes, maybe on this rank alone: nothing is sent
+            return q.new_empty(*q.shape[:-1], v.shape[-1])
         self.num_calls += 1
         out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,
     Plan,
+    check_kept,
     check_same_split,
     check_same_weights,
     degrees_of,
@@ -37,7 +39,8 @@ from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
 from mosaic.ranks.pipeline.ways import lacks_weights
 
 DEFAULTS = Given()
@@ -116,13 +119,18 @@ def pipeline(
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
         candidates = make_candidates(model, step, world, given)
-        if isinstance(plan, KeptWay):
-            found = PipelineTrial(best=candidates.kept(plan))
-        elif candidates.partition is not None:
-            found = PipelineTrial(best=candidates.given(candidates.partition))
-        else:
-            found = try_ways(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
-        return Pipeline(candidates, found)
+        with nullcontext() if candidates.sequences is None else candidates.sequences.removed_on_error():
+            return Pipeline(candidates, _found(candidates, step, plan, trial=trial))
+
+
+def _found(
+    candidates: Candidates, step: Sequence[Mapping[str, Any]], plan: Plan | None, *, trial: bool
+) -> PipelineTrial:
+    if isinstance(plan, KeptWay):
+        return PipelineTrial(best=candidates.kept(plan))
+    if candidates.partition is not None:
+        return PipelineTrial(best=candidates.given(candidates.partition))
+    return try_ways(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
 
 
 def make_candidates(
@@ -145,6 +153,7 @@ def make_candidates(
     partition = None if given.plan is None else partition_of(given.plan, request)
     context = 1 if given.context is None else given.context.ranks
     degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, context=context, partition=partition)
+    check_kept(given.plan, degrees)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world, split=repr(split.modules))
     slices = None
@@ -152,12 +161,16 @@ def make_candidates(
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
     sequences, options = None, given.options
     if given.context is not None and context > 1:
-        sequences = Sequences(model, counted.split, given.context, grids.groups.of_context(degrees))
-        step = [sequences.cut(one) for one in step]
+        sequences = Sequences(
+            model, counted.split, given.context, grids.groups.of_context(degrees), device=world.device
+        )
+        with sequences.removed_on_error():
+            step = [sequences.cut(one) for one in step]
+            if not lacks_weights(model):
+                sequences.check(step[0])
         counted = replace(counted, units_together=context)
-        if not lacks_weights(model):
-            sequences.check(step[0])
-        if options.partition == AUTO and all(degrees.pipeline <= one.count for one in counted.split.modules):
+        many = all(degrees.pipeline <= one.count for one in counted.split.modules)
+        if options.partition == AUTO and many and counted.split.encoders:
             options = replace(options, partition="separated")  # only chunks of their own share encoders' units out
     return Candidates(
         model=model,

@@ -101,6 +101,15 @@ def degrees_of(
     return Degrees(data=replicas, pipeline=places, tensor=tensor, context=context)
 
 
+def check_kept(plan: Plan | None, degrees: Degrees) -> None:
+    """Raises ValueError if a way that was kept shares layers or sequences with other numbers of ranks."""
+    if isinstance(plan, KeptWay) and (plan.degrees.tensor, plan.degrees.context) != (degrees.tensor, degrees.context):
+        raise ValueError(
+            f"the way that was kept has {plan.degrees.tensor} ranks a layer and {plan.degrees.context} a sequence, and "
+            f"tensor= and context= ask for {degrees.tensor} and {degrees.context}; give them as they were then"
+        )
+
+
 def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())

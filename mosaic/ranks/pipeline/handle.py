@@ -28,9 +28,11 @@ from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.context.sequences import masks_of
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
 
@@ -40,6 +42,8 @@ MAX_SCHEDULES = 256
 """Steps of different shapes whose schedules are kept."""
 PLANNING_SHARE = 0.05
 """Of the time of the last step, for a step that nobody announced."""
+
+_COMPARED = ("shapes", "values", "masks")
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
@@ -107,7 +111,7 @@ class Pipeline(KeepsCheckpoints):
         began = time.perf_counter()
         own = self._cut(microbatches)
         counted = self._count(own)
-        shared = self._shared(microbatches, counted)
+        shared = self._shared(microbatches, own, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
@@ -139,7 +143,7 @@ class Pipeline(KeepsCheckpoints):
         own = self._cut(microbatches)
         counted = self._count(own)
         key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, key)
+        self._check_alike(microbatches, own, key)
         if key not in self._forwards:
             found = forwards_of(self._way, counted) if self.world.rank == 0 else None
             _keep_few(self._forwards)
@@ -298,25 +302,25 @@ class Pipeline(KeepsCheckpoints):
         precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
         return [f"{one.key} {precision}" for one in counted]
 
-    def _shared(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
+    def _shared(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
         key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, key)
+        self._check_alike(microbatches, own, key)
         is_announced, self._announced = self._announced == self._number, -1
-        own = None
+        found = None
         if self.world.rank == 0 and is_announced and self._ahead is not None:
             handed = self._ahead.take(self._number)
-            own = handed.schedule if handed.step == self._number else None
+            found = handed.schedule if handed.step == self._number else None
             self._note(handed.error)
         if is_announced:
-            own = self.world.first_says(own)
-        if own is None and key in self._schedules:
+            found = self.world.first_says(found)
+        if found is None and key in self._schedules:
             return self._schedules[key]
-        if own is None:
+        if found is None:
             if self.world.rank == 0:
-                own = self._planned_now(counted)
-            own = self.world.first_says(own)
-        shared: SharedStep | None = own
+                found = self._planned_now(counted)
+            found = self.world.first_says(found)
+        shared: SharedStep | None = found
         assert shared is not None
         _keep_few(self._schedules)
         self._schedules[key] = shared
@@ -336,14 +340,15 @@ class Pipeline(KeepsCheckpoints):
             if self._failed_ahead == 1:
                 _LOG.warning("step %d could not be planned ahead: %s", self._number, error)
 
-    def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
-        """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
+    def _check_alike(self, microbatches: Step, own: Step, key: tuple[str, ...]) -> None:
+        """Raises InvalidScheduleError on all ranks unless they have the same shapes and masks, and on CPUs values."""
         leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(one)[0]]
-        own = json.dumps((fingerprint(key), fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])))
-        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(own)]
+        values = fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])
+        mine = json.dumps((fingerprint(key), values, fingerprint(masks_of(own))))
+        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(mine)]
         for rank, other in enumerate(told):
             if other != told[0]:
-                what = "shapes" if other[0] != told[0][0] else "values"
+                what = next(name for name, one, first in zip(_COMPARED, other, told[0], strict=True) if one != first)
                 raise InvalidScheduleError(
                     f"microbatches of rank {rank} have other {what} than rank 0's; give all ranks the same microbatches"
                 )

@@ -76,11 +76,15 @@ class StepData:
         return self._own[task]
 
     def _encoder_of(self, task: TaskName) -> tuple[str, bool]:
-        """Returns the encoder that a chunk has a part of, and whether its last; an empty name for other chunks."""
-        part, *others = self.partition.chunks[task.chunk].parts
-        if others or part.module == self.split.modules[-1].name or not self.split.by_name[part.module].own_inputs:
-            return "", False
-        return part.module, part.end == part.total
+        """Returns the encoder of which a chunk has a part, and whether it is the last; an empty name for others."""
+        part = self.partition.chunks[task.chunk].parts[0]
+        return (part.module, part.end == part.total) if part.module in self._encoders_apart else ("", False)
+
+    @cached_property
+    def _encoders_apart(self) -> frozenset[str]:
+        """Encoders that are in no chunk with others."""
+        mixed = {part.module for chunk in self.partition.chunks if len(chunk.parts) > 1 for part in chunk.parts}
+        return self.split.encoders - mixed
 
     def carried(self, edge: Edge) -> tuple[str, ...]:
         """Returns the modules whose tensors one forward hands to another, in order."""

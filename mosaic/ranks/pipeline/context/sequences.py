@@ -9,8 +9,9 @@ microbatch, which all have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ Microbatch = Mapping[str, Any]
 """Keyword arguments of the model, of whole sequences; or as ``Sequences.cut`` makes them."""
 
 
+def masks_of(own: Sequence[Microbatch]) -> list[str]:
+    """Names the plans of microbatches as ``Sequences.cut`` makes them; of others there are none."""
+    return [one["context"].plan.digest() for one in own if isinstance(one.get("context"), Attend)]
+
+
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
@@ -43,6 +49,7 @@ class Sequences:
         split: Where it can be cut.
         settings: How sequences are shared out.
         group: The ranks that share them.
+        device: Of this rank.
 
     Raises:
         UnsplittableError: The layers are in no such model, or draw random numbers.
@@ -50,10 +57,15 @@ class Sequences:
     """
 
     def __init__(
-        self, model: nn.Module, split: ModelSplit, settings: ContextSettings, group: dist.ProcessGroup
+        self,
+        model: nn.Module,
+        split: ModelSplit,
+        settings: ContextSettings,
+        group: dist.ProcessGroup,
+        *,
+        device: torch.device,
     ) -> None:
-        self._settings, self._group, self._model = settings, group, model
-        self._device = next(model.parameters()).device
+        self._settings, self._group, self._model, self._device = settings, group, model, device
         self._num_layers = split.modules[-1].count
         path, self._text = _language_model(model, split)
         self._names = list(inspect.signature(self._text.forward).parameters)
@@ -124,6 +136,15 @@ class Sequences:
                 f"{float(expected):.4g}: what else is in it, each rank would count over its own tokens; give "
                 "mosaic.pipeline loss= a function that makes this rank's part of a sum over tokens"
             )
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """A block whose errors leave the model as it was."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Gives the language model its own attention back."""

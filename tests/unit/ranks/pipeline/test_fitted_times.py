@@ -14,8 +14,8 @@ from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
-from mosaic.ranks.pipeline.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
-from mosaic.ranks.pipeline.least_squares import fit_above_zero
+from mosaic.ranks.pipeline.trying.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
+from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
 
 STEP = images(2, 3, 6)
 RIGHT = {
