@@ -19,10 +19,11 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.chunk_work import Loss
-from mosaic.ranks.pipeline.context.sequences import Sequences
+from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,
@@ -41,7 +42,6 @@ from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
-from mosaic.ranks.pipeline.ways import lacks_weights
 
 DEFAULTS = Given()
 
@@ -161,17 +161,10 @@ def make_candidates(
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
     sequences, options = None, given.options
     if given.context is not None and context > 1:
-        sequences = Sequences(
-            model, counted.split, given.context, grids.groups.of_context(degrees), device=world.device
-        )
-        with sequences.removed_on_error():
-            step = [sequences.cut(one) for one in step]
-            if not lacks_weights(model):
-                sequences.check(step[0])
-        counted = replace(counted, units_together=context)
-        many = all(degrees.pipeline <= one.count for one in counted.split.modules)
-        if options.partition == AUTO and many and counted.split.encoders:
-            options = replace(options, partition="separated")  # only chunks of their own share encoders' units out
+        group = grids.groups.of_context(degrees)
+        sequences = share_sequences(model, counted.split, given.context, group, device=world.device, sample=step[0])
+        step = [sequences.cut(one) for one in step]
+        counted, options = _sharing_units(counted, options, degrees)
     return Candidates(
         model=model,
         counted=counted,
@@ -191,6 +184,17 @@ def make_candidates(
         backend=backend,
         partition=partition,
     )
+
+
+def _sharing_units(
+    counted: CountedModel, options: PlannerOptions, degrees: Degrees
+) -> tuple[CountedModel, PlannerOptions]:
+    """Has planning know that context ranks share units of encoders out, which they do in chunks of their own alone."""
+    counted = replace(counted, units_together=degrees.context)
+    are_many = all(degrees.pipeline <= one.count for one in counted.split.modules)
+    if options.partition == AUTO and are_many and counted.split.encoders:
+        options = replace(options, partition="separated")
+    return counted, options
 
 
 def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int, slots: int) -> Request:

@@ -41,6 +41,24 @@ def masks_of(own: Sequence[Microbatch]) -> list[str]:
     return [one["context"].plan.digest() for one in own if isinstance(one.get("context"), Attend)]
 
 
+def share_sequences(
+    model: nn.Module,
+    split: ModelSplit,
+    settings: ContextSettings,
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device,
+    sample: Microbatch,
+) -> Sequences:
+    """Has ranks share sequences, and tries it on a sample if the model has its weights; see ``Sequences``."""
+    made = Sequences(model, split, settings, group, device=device)
+    with made.removed_on_error():
+        own = made.cut(sample)
+        if not any(one.is_meta for one in model.parameters()):
+            made.check(own)
+    return made
+
+
 class Sequences:
     """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
 
