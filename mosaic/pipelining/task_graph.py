@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
-from mosaic.pipelining.costs import CostCounter, Costs, Strategies, in_proportion
+from mosaic.pipelining.costs import CostCounter, Costs, Strategies
 from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
 from mosaic.pipelining.partition.partition import Partition
@@ -48,7 +48,6 @@ def task_graph(
     weights_apart: bool = False,
     limit_bytes: Sequence[int] = (),
     host: HostTimes = NO_HOST_TIMES,
-    slowdown: Callable[[str, float], float] = in_proportion,
 ) -> TaskGraph:
     """Returns the tasks of a step.
 
@@ -63,7 +62,6 @@ def task_graph(
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
         host: What tasks and messages take beside layers and the network.
-        slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
         ValueError: There are no microbatches, the partition is of another model, a time or a number of bytes is
@@ -84,7 +82,6 @@ def task_graph(
         counter=CostCounter(
             modules={module.name: _treated(module, weights_apart=weights_apart) for module in model.modules},
             strategies=strategies,
-            slowdown=slowdown,
         ),
         weights_apart=weights_apart,
         host=host,
