@@ -18,7 +18,7 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,
