@@ -158,6 +158,10 @@ class PartedModel:
         with torch.no_grad():
             self._call(through, kwargs)
 
+    def forget_results(self) -> None:
+        """Forgets what modules return and draw, since their modes have changed, such as a rate of dropout."""
+        self._blank.forget()
+
     def computing(self) -> AbstractContextManager[None]:
         """A block that computes with the model's weights outside of ``forward``, as a loss may."""
         return self._in_use.shared()

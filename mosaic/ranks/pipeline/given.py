@@ -25,7 +25,7 @@ from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]

@@ -18,7 +18,8 @@ from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
-from mosaic.parts.finding.layer_lists import batch_norms, check_frozen
+from mosaic.parts.finding.layer_lists import check_model
+from mosaic.parts.modes import modes_of
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
@@ -81,7 +82,8 @@ class Pipeline(KeepsCheckpoints):
         self._failed_ahead = 0
         self._played = PlayedSteps(trial.best, self._runner.grid.executor)
         self._forwards: dict[tuple[str, ...], SharedStep] = {}
-        self._frozen = batch_norms(candidates.model)
+        self._modules = tuple(candidates.model.modules())
+        self._modes = modes_of(self._modules)
         hook = PlainCalls(candidates.counted.split.sites[0].path)
         self._plain_calls = candidates.model.register_forward_pre_hook(hook)
         self.active = True
@@ -279,7 +281,16 @@ class Pipeline(KeepsCheckpoints):
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        check_frozen(self._frozen)
+        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
+        if trained and torch.is_grad_enabled():
+            raise ValueError(
+                f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
+                "compute it in the model, or detach() it"
+            )
+        modes = modes_of(self._modules)
+        if modes != self._modes:
+            check_model(self._model)
+            self._modes = modes
 
     def _cut(self, microbatches: Step) -> Step:
         """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""
@@ -385,6 +396,12 @@ class Pipeline(KeepsCheckpoints):
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""
+
+
+def _trained_in(microbatch: Mapping[str, Any]) -> list[str]:
+    """Returns the names of arguments with tensors that require a gradient."""
+    leaves = pytree.tree_leaves_with_path(dict(microbatch))
+    return [pytree.keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _value(leaf: Any) -> Any:
