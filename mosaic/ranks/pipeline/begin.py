@@ -22,12 +22,8 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
-<<<<<<< HEAD
-from mosaic.ranks.pipeline.chunk_work import Loss
-from mosaic.ranks.pipeline.context.sequences import share_sequences
-=======
 from mosaic.ranks.pipeline.checked_loss import Loss
->>>>>>> pbrk
+from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,

@@ -27,13 +27,9 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED
-<<<<<<< HEAD
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
-from mosaic.ranks.pipeline.context.items import SharedItems
-=======
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Scale
->>>>>>> pbrk
+from mosaic.ranks.pipeline.context.items import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes

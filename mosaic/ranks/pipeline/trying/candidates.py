@@ -19,12 +19,8 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
-<<<<<<< HEAD
-from mosaic.ranks.pipeline.chunk_work import Loss
-from mosaic.ranks.pipeline.context.sequences import Sequences
-=======
 from mosaic.ranks.pipeline.checked_loss import Loss
->>>>>>> pbrk
+from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.rank_lanes import check_lanes
