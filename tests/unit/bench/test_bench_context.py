@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from bench.context import balance, on_ranks, papers, planning, tables
+from bench.context import balance, families, on_ranks, papers, planning, tables
 from bench.context.__main__ import draw, packed_blocks
 from bench.harness import study_of
+from bench.ranks import launch
 from bench.record import Study
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
@@ -80,3 +82,12 @@ def test_attention_on_two_ranks_is_measured_in_turn():
 def test_the_picture_is_drawn(study: Study, tmp_path: Path):
     draw(study, tmp_path)
     assert (tmp_path / "context_mp.png").stat().st_size > 10_000
+
+
+ENDS = {"qwen3": "equal", "bart": "refused"}
+
+
+def test_every_family_ends_in_a_word():
+    found = {one.name: one.labels for one in launch.on_ranks(partial(families.tried, [*ENDS]), 2, 60.0)}
+    assert {name: labels["outcome"] for name, labels in found.items()} == ENDS
+    assert "takes no position_ids" in found["bart"]["says"]
