@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.context import balance, families, on_ranks, papers, planning, tables
+from bench.context import balance, families, in_pipeline, on_ranks, papers, planning, tables
 from bench.context.__main__ import draw, packed_blocks
 from bench.harness import study_of
 from bench.ranks import launch
@@ -76,6 +76,13 @@ def test_tables_have_theirs_beside_ours(study: Study, tmp_path: Path):
 def test_attention_on_two_ranks_is_measured_in_turn():
     found = {one.name: one for one in on_ranks.attention(512, (0,), 1, 60.0)}
     assert len(found) == 13
+    assert all(one.value > 0 for one in found.values())
+
+
+def test_steps_of_pipelines_are_measured_in_turn_and_have_the_same_losses():
+    sizes = in_pipeline.Sizes(tokens=512, microbatches=1, layers=2, rounds=1)
+    found = {one.name: one for one in in_pipeline.in_pipeline(sizes, 90.0)}
+    assert len(found) == 6
     assert all(one.value > 0 for one in found.values())
 
 
