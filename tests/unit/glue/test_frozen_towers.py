@@ -41,7 +41,10 @@ def test_training_leaves_the_bytes_of_frozen_towers_as_they_were():
 
 
 def test_a_frozen_tower_stays_in_eval_mode_and_what_is_not_frozen_follows_train():
-    model = cases.glued().freeze("vision.model")
+    model = cases.glued()
+    assert model.vision.model.training
+    model.freeze("vision.model")
+    assert not any(module.training for module in model.vision.model.modules())
     for outer in (model, nn.ModuleDict({"inner": model})):
         outer.eval()
         outer.train()
@@ -130,6 +133,7 @@ def test_adapters_of_peft_train_and_nothing_else_does(where: str):
         plain.language_model = get_peft_model(plain.language_model, LoraConfig(r=2, target_modules=["q_proj"]))
         model = plain
     model.train()
+    assert {module.training for name, module in model.named_modules() if "lora_dropout" in name} == {True}
     base = {name: value for name, value in bytes_of(model).items() if "lora" not in name and "projector" not in name}
     base = {name: value for name, value in base.items() if "audio" not in name}
     trained(model)

@@ -107,9 +107,14 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
 
 
 def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
+    def full(folder: Path) -> None:
+        raise OSError("no space left")
+
     model = cases.glued()
     model.save_pretrained(tmp_path)
-    (tmp_path / "glue.json").unlink()
+    model.audio.model.save_pretrained = full
+    with pytest.raises(OSError, match="no space left"):
+        model.save_pretrained(tmp_path)
     with pytest.raises(InvalidFileError, match=r"cannot read .*glue.json"):
         Glue.from_pretrained(tmp_path)
 
@@ -118,12 +123,17 @@ def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
     ("kind", "match"),
     [
         ("os:system", "is no model of this version of transformers"),
-        ("transformers.models.qwen3.modeling_qwen3:logger", "is no model of this version of transformers"),
+        ("somebody:Model", "is no model of this version of transformers"),
+        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "is no model of this version of transformers"),
         ("transformers.models.nothing:Nothing", "is no model of this version of transformers"),
         ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not hold the weights of"),
     ],
 )
-def test_a_class_that_is_not_the_one_that_was_saved_is_refused(tmp_path: Path, kind: str, match: str):
+def test_a_class_that_is_not_the_one_that_was_saved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, match: str
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "somebody.py").write_text("raise SystemExit('code of a folder was run')")
     cases.glued().save_pretrained(tmp_path)
     record = json.loads((tmp_path / "glue.json").read_text())
     (tmp_path / "glue.json").write_text(json.dumps(record | {"language_model": kind}))
