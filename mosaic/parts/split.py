@@ -101,6 +101,12 @@ class ModelSplit:
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     @cached_property
+    def encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.feeds} - {target for _, target in self.feeds})
+
+    @cached_property
     def unreached(self) -> tuple[str, ...]:
         """Modules with parameters that the sample did not call."""
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.idle_parameters)

@@ -99,6 +99,9 @@ class ChunkWork:
             self.losses[task.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}
+        else:
+            with torch.set_grad_enabled(has_backward):
+                found = data.gathered(task, found)
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
         return {
@@ -141,7 +144,7 @@ class ChunkWork:
         """Returns what crosses an edge; gradients are of what its forward handed over."""
         is_back = edge.source.kind is not ActionKind.FORWARD
         ends = Edge(_forward_of(edge.target), _forward_of(edge.source)) if is_back else edge
-        kwargs = self._data.kwargs_of(ends.source)
+        kwargs = self._data.leaving_kwargs_of(ends.source)
         with self._turn:
             likes = self._model.boundary_like(ends.source.chunk, kwargs)
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from mosaic.glue import Glue
+from mosaic.glue import Glue, Tower
 
 
 def trained(model: nn.Module, steps: int = 2) -> None:
@@ -69,6 +69,22 @@ def test_gradients_flow_through_a_frozen_tower_to_an_input_that_wants_them():
     assert given["vision"]["pixel_values"].grad is not None
 
 
+def test_an_input_inside_of_a_list_may_want_gradients_too():
+    class Listening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, cases.WIDTH)
+
+        def forward(self, clips: list[torch.Tensor]) -> torch.Tensor:
+            return self.layer(torch.stack(clips))
+
+    tower = Tower(Listening(), projector=None, token=cases.AUDIO)
+    model = Glue(language_model=cases.language_model(), audio=tower).freeze("audio")
+    clips = [torch.randn(3, 6, requires_grad=True) for _ in range(2)]
+    model(**cases.batch(images=0, clips=2) | {"audio": {"clips": clips}}).loss.backward()
+    assert all(clip.grad is not None for clip in clips)
+
+
 def test_a_frozen_language_model_hands_gradients_to_projectors():
     model = cases.glued().freeze("language_model", "vision.model", "audio.model")
     model(**cases.batch()).loss.backward()
@@ -87,6 +103,19 @@ def test_unfreezing_trains_what_trained_before_and_no_more():
     assert model.frozen == ("vision",)
     assert model.freeze("vision").unfreeze("vision").frozen == ()
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
+
+
+@pytest.mark.parametrize("order", [("vision", "vision.model"), ("vision.model", "vision")])
+def test_a_frozen_module_inside_of_another_stays_frozen_until_it_is_unfrozen_itself(order: tuple[str, str]):
+    model = cases.glued()
+    before = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    model.freeze(*order, "vision").unfreeze("vision")
+    trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trains == {name for name in before if not name.startswith("vision.model.")}
+    assert (model.vision.model.training, model.vision.projector.training) == (False, True)
+    model.unfreeze("vision.model")
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
+    assert model.vision.model.training
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks for it

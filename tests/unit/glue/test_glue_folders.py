@@ -48,14 +48,15 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
 
 def test_a_folder_gives_back_the_model_that_was_saved_bit_for_bit(tmp_path: Path):
     torch.manual_seed(0)
-    model = cases.glued().freeze("vision.model")
+    model = cases.glued(tie_word_embeddings=True).freeze("vision.model", "language_model.lm_head")
     model.save_pretrained(tmp_path)
     found = Glue.from_pretrained(tmp_path)
     assert_equal(model, found)
-    assert found.frozen == ("vision.model",)
+    assert found.frozen == ("vision.model", "language_model.lm_head")
     assert not found.training
+    assert found.language_model.lm_head.weight is found.language_model.get_input_embeddings().weight
     for each in (model, found):
-        each.unfreeze("vision.model")
+        each.unfreeze("vision.model", "language_model.lm_head")
     trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trains == {name for name, weight in found.named_parameters() if weight.requires_grad}
 

@@ -20,6 +20,7 @@ from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.rank_lanes import check_lanes
@@ -53,6 +54,8 @@ class Candidates:
     """For all ways."""
     slices: WeightSlices | None = None
     """Of weights that tensor ranks share."""
+    sequences: Sequences | None = None
+    """That context ranks share."""
     backend: Backend | None = None
     """What this rank runs on; None: it has no lanes."""
     partition: Partition | None = None
@@ -82,7 +85,7 @@ class Candidates:
                 options=options or self.options,
                 baseline=baseline,
             )
-            check_lanes(self.model, self.counted.split, way.partition, tensor=way.degrees.tensor)
+            check_lanes(self.model, self.counted.split, way.partition, way.degrees)
             return way
 
         return self._planned(plan)
@@ -149,6 +152,10 @@ class Candidates:
             backend=self.backend,
             keeps_all=keeps_all,
         )
+
+    def cut(self, step: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Returns what the model is called with on this rank for a step's microbatches."""
+        return list(step) if self.sequences is None else [self.sequences.cut(one) for one in step]
 
     def shapes(self, step: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Names the shapes of a step's microbatches."""

@@ -12,10 +12,11 @@ from typing import Any
 
 from mosaic.errors import InfeasibleError
 from mosaic.parts.random_state import kept_random_state
-from mosaic.pipelining.planner import AUTO
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
+from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 RIVAL = "1f1b"
@@ -53,7 +54,10 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
     """
     with kept_random_state(candidates.world.device):
         own = fit_candidates(candidates, step)
-        made = _made(own)
+        lanes = replace(own.options, partition="colocated") if _may_have_lanes(own) else None
+        if lanes is not None and isinstance(way := own.make(COLOCATED, options=lanes), Way):
+            own = fit_lanes(own, way, step)
+        made = _made(own, lanes)
         ways = {name: way for name, way in made.items() if isinstance(way, Way)}
         planned = {name: own.plan_sample(way) for name, way in ways.items()}
         shared = {name: found for name, found in planned.items() if isinstance(found, SharedStep)}
@@ -66,11 +70,15 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
     return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
 
 
-def _made(own: Candidates) -> dict[str, Way | str]:
-    """Returns by name the ways to try, and why others are not tried."""
+def _may_have_lanes(own: Candidates) -> bool:
+    return own.options.partition == AUTO and len(own.request.model.modules) > 1
+
+
+def _made(own: Candidates, lanes: PlannerOptions | None) -> dict[str, Way | str]:
+    """Returns by name the ways to try, with those of ways on lanes, and why others are not tried."""
     made = {PLANNED: own.make(PLANNED), RIVAL: own.make(RIVAL, baseline=RIVAL)}
-    if own.options.partition == AUTO and len(own.request.model.modules) > 1:
-        made[COLOCATED] = own.make(COLOCATED, options=replace(own.options, partition="colocated"))
+    if lanes is not None:
+        made[COLOCATED] = own.make(COLOCATED, options=lanes)
     places = own.degrees.data * own.degrees.pipeline
     if not own.is_free or places == 1:
         return made
