@@ -69,10 +69,10 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
                 "the model cannot take microbatch 0 of 1: "
                 "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]"
             ]
-    model.gradient_checkpointing_enable()
+    model.model.gradient_checkpointing = True
     with pytest.raises(UnsplittableError, match="gradient_checkpointing=True"):
         pipe.step(words(1))
-    model.gradient_checkpointing_disable()
+    model.model.gradient_checkpointing = False
     model.zero_grad()
     same = [{name: value.int() if name != "labels" else value for name, value in one.items()} for one in words(1)]
     for step in (words(1), same):  # other types of whole numbers mean the same here
