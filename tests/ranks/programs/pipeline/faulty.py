@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import BatchEncoding
 
 import mosaic
 from mosaic.engine.options import RankSettings
@@ -58,7 +59,7 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
         ([], ValueError, "a step has at least one"),
         ([{"inputs_embeds": torch.randn(1, 5, 16).double().requires_grad_()}], ValueError, "compute it in the model"),
         ([{**one, "use_cache": rank == 0}], InvalidScheduleError, "microbatches of rank 1 have other values"),
-        ([{**one, "input_ids": ids + rank}], InvalidScheduleError, "microbatches of rank 1 have other values"),
+        ([BatchEncoding({**one, "input_ids": ids + rank})], InvalidScheduleError, "rank 1 have other values"),
         ([one] * (2 + rank), InvalidScheduleError, "microbatches of rank 1 have other shapes"),
         ([{**one, "input_ids": ids[0]}], IndexError, "dimension"),  # the model's own words
     ):
