@@ -20,6 +20,7 @@ from mosaic.errors import (
     BackendUnavailableError,
     InvalidPlanError,
     InvalidScheduleError,
+    ModuleContractError,
     MosaicError,
     UnsplittableError,
 )
@@ -70,6 +71,11 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
                 "the model cannot take microbatch 0 of 1: "
                 "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]"
             ]
+    head = model.lm_head
+    model.lm_head = nn.Linear(16, 32, bias=False).double()
+    with pytest.raises(ModuleContractError, match="lm_head is not what it was"):
+        pipe.step(words(1))
+    model.lm_head = head
     model.model.gradient_checkpointing = True
     with pytest.raises(UnsplittableError, match="gradient_checkpointing=True"):
         pipe.step(words(1))
