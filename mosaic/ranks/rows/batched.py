@@ -215,7 +215,10 @@ def _in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 def _drawn_outside_of_torch() -> tuple[Any, ...]:
     """Returns what changes when anybody draws random numbers of Python or numpy."""
     numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else [str(part) for part in numpy.random.get_state()]
+    if numpy is None:
+        return (random.getstate(),)
+    _, words, *rest = numpy.random.get_state()
+    return random.getstate(), words.tobytes(), *rest
 
 
 def _shapes(leaves: Sequence[Any]) -> str:
