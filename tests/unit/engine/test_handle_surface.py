@@ -46,7 +46,9 @@ def test_settings_of_ranks_are_refused_on_one(given: mosaic.RankSettings):
 
 
 def test_data_parallel_training_is_refused_on_one_rank():
-    with pytest.raises(ValueError, match="method='data-parallel' is for several ranks, and this process is the only one"):
+    with pytest.raises(
+        ValueError, match="method='data-parallel' is for several ranks, and this process is the only one"
+    ):
         mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(method="data-parallel"))
 
 
