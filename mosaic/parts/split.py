@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,6 +86,8 @@ class ModelSplit:
     """Tensors of the microbatch that the model writes into: each chunk has a copy."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
+    kind: Hashable = ()
+    """Of the sample: its switches, and which tensors it has."""
 
     @cached_property
     def by_name(self) -> dict[str, SplitModule]:

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_, length_hint
 from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any
@@ -58,9 +58,14 @@ def _named(of: Callable[[Any], dict[Any, Any]], put: Any, delete: Any, *, is_ord
     return Kind(of, is_same, put_back, dict.values)
 
 
-def _mapping(base: Any) -> Kind:
+def _mapping(base: Any, copy: Callable[[Any], dict[Any, Any]]) -> Kind:
     """Returns the kind of dicts, to be read and written by the methods of ``base``, whatever a subclass has."""
-    return _named(lambda found: dict(base.items(found)), base.__setitem__, base.__delitem__, is_ordered=True)
+    named = _named(copy, base.__setitem__, base.__delitem__, is_ordered=True)
+
+    def is_same(found: Any, kept: dict[Any, Any]) -> bool:
+        return named.is_same(found, kept) if kept else not base.__len__(found)  # empty, as most dicts of a part are
+
+    return replace(named, is_same=is_same)
 
 
 def _state(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Kind:
@@ -139,8 +144,8 @@ ITERATORS: tuple[type, ...] = (
 )
 
 _KINDS: dict[type, Kind] = {
-    OrderedDict: _mapping(OrderedDict),
-    dict: _mapping(dict),
+    OrderedDict: _mapping(OrderedDict, lambda found: dict(OrderedDict.items(found))),  # whose order is its own
+    dict: _mapping(dict, dict.copy),
     list: Kind(list, _are_same, lambda found, kept: list.__setitem__(found, slice(None), kept), iter),
     tuple: _holder(tuple),
     deque: Kind(list, _are_same, lambda found, kept: (deque.clear(found), deque.extend(found, kept)), iter),

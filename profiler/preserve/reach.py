@@ -123,7 +123,8 @@ class Reach:
         if isinstance(value, _FUNCTIONS):
             self._functions.append((value, where, depth))
         elif type(value) in _CONTAINERS and not value:  # as most dicts of a part are
-            self._keep(value, self._kind_of(type(value)), where, depth)
+            kind = self._kind_of(type(value))
+            self._objects.append((value, kind, kind.keep(value), where))
         else:
             self._queue.append((value, where, depth))
 
@@ -153,6 +154,8 @@ class Reach:
         self._objects.append((value, kind, kept, where))
         if type(kept) is dict:
             for name, item in kept.items():
+                if type(item) in _ATOMS:  # as most attributes are
+                    continue
                 self._add(item, (where, name if type(name) is str else "[...]"), depth)
         elif kind.inner is not None:
             for item in kind.inner(kept):

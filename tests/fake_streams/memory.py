@@ -98,7 +98,10 @@ class Memory:
         ``stream`` at the time of deallocation is complete"; without it, "memory will only be reused with the same
         creation stream", and that is all. What a declared stream was given waits for others, too.
         """
-        for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
+        expired = (
+            torch.UntypedStorage._expired
+        )  # as StorageWeakRef asks by a longer way, at each operator for all memory
+        for key in [key for key, block in self._blocks.items() if expired(block.alive.cdata)]:
             block = self._blocks.pop(key)
             if block.is_host:
                 continue  # its allocator waits for the streams that copied

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import torch_state
+from mosaic.parts.random_state import is_same_torch_state, torch_state
 
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's output and the microbatch to one number."""
@@ -24,7 +23,7 @@ def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: Part
         UnsplittableError: It draws random numbers, or trains something that is no parameter of the model.
     """
     before, found = torch_state(model.device), loss(output, kwargs)
-    if not all(map(torch.equal, _numbers(before), _numbers(torch_state(model.device)))):
+    if not is_same_torch_state(before, torch_state(model.device)):
         raise UnsplittableError(
             "the loss draws random numbers, which ranks without the last layer do not; draw them in the model, or in "
             "the loop, and give them with the microbatch"
@@ -38,10 +37,6 @@ def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: Part
             "the last layer would not see its gradient: make the model compute with it"
         )
     return found
-
-
-def _numbers(state: Any) -> list[Tensor]:
-    return [state[0], *([] if state[1] is None else [state[1][1]])]
 
 
 def _trained(loss: Tensor, *, until: Any) -> Iterator[Tensor]:

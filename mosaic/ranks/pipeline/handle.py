@@ -353,7 +353,7 @@ class Pipeline(KeepsCheckpoints):
 
     def _check_alike(self, microbatches: Step, own: Step, key: tuple[str, ...]) -> None:
         """Raises InvalidScheduleError on all ranks unless they have the same shapes and masks, and on CPUs values."""
-        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(one)[0]]
+        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(dict(one))[0]]
         values = fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])
         mine = json.dumps((fingerprint(key), values, fingerprint(masks_of(own))))
         told = [json.loads(one) for one in self._runner.grid.transport.tell_all(mine)]

@@ -88,9 +88,10 @@ class StepData:
 
     def carried(self, edge: Edge) -> tuple[str, ...]:
         """Returns the modules whose tensors one forward hands to another, in order."""
-        names = self.split.handed(*(self.partition.chunks[end.chunk].parts for end in edge))
-        present = self._present[edge.source.microbatch]
-        return tuple(name for name in names if name in present)
+        present, chunks = self._present[edge.source.microbatch], self.partition.chunks
+        return self.split.handed(
+            *([part for part in chunks[end.chunk].parts if part.module in present] for end in edge)
+        )
 
     def ends(self, task: TaskName) -> bool:
         """Returns whether the model ends with a forward, which then has a loss."""

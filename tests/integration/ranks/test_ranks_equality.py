@@ -8,7 +8,7 @@ import pytest
 from ranks.cases import run_ranks
 
 TOLERANCE = 1e-4
-"""Of a loss, and of a tensor's largest value, after 20 steps: sums are added up in another order."""
+"""Of a loss, and of a tensor's largest value, after the loop's steps: sums are added up in another order."""
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree as pytree
 
 from mosaic.context.attention.attend import Attend
 from mosaic.context.attention.batch import ContextBatch, shifted_labels
 from mosaic.context.attention.hugging_face import check_config, use_attention
 from mosaic.context.plan import ContextPlan
 from mosaic.context.settings import ContextSettings
-from mosaic.errors import UnsplittableError
-from mosaic.parts.random_state import kept_random_state
+from mosaic.errors import UnsplittableError, said_by
+from mosaic.parts.random_state import TorchState, is_same_torch_state, kept_random_state, torch_state
 from mosaic.parts.split import ModelSplit
 
 MAX_DIFFERENCE = 1e-3
@@ -70,7 +70,7 @@ class Sequences:
         device: Of this rank.
 
     Raises:
-        UnsplittableError: The layers are in no such model, or draw random numbers.
+        UnsplittableError: The layers are in no such model.
         UnsupportedModelError: They have windows, or something else that mask words cannot say.
     """
 
@@ -85,17 +85,15 @@ class Sequences:
     ) -> None:
         self._settings, self._group, self._model, self._device = settings, group, model, device
         self._num_layers = split.modules[-1].count
-        path, self._text = _language_model(model, split)
+        self._text = _language_model(model, split)
         self._names = list(inspect.signature(self._text.forward).parameters)
         check_config(self._text)
-        drawing = [name for name, one in self._text.named_modules() if isinstance(one, _DropoutNd) and one.p > 0]
-        if drawing:
-            raise UnsplittableError(
-                f"{path}.{drawing[0]} drops features at random, and ranks that share a sequence would drop others than "
-                "one rank does: set dropout in the language model to 0, or use no context="
-            )
         self._before = use_attention(self._text)
-        self._hook = self._text.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self._hooks = (
+            self._text.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self._text.register_forward_hook(self._leave),
+        )
+        self._state: TorchState | None = None
         self._ahead: dict[int, tuple[Microbatch, Future[ContextPlan]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
@@ -116,8 +114,7 @@ class Sequences:
             device=self._device,
             agreed=True,
         )
-        own = {name: value for name, value in microbatch.items() if name != "attention_mask"}
-        own["context"] = attend
+        own = {**microbatch, "context": attend}
         if microbatch.get("labels") is not None:
             own |= shifted_labels(ContextBatch(attend=attend), microbatch["labels"])
         return own
@@ -130,12 +127,19 @@ class Sequences:
         """Runs the model, which has all its weights, with a microbatch once; all ranks of the group call it.
 
         Raises:
-            UnsplittableError: Some layers did not attend over context ranks, or the loss is not the mean over labels.
+            UnsplittableError: It cannot take a rank's tokens, some layers did not attend over context ranks, or the
+                loss is not the mean over labels.
         """
         attend: Attend = own["context"]
         before = attend.num_calls
-        with torch.no_grad(), kept_random_state(self._device):
-            output = self._model(**own)
+        try:
+            with torch.no_grad(), kept_random_state(self._device):
+                output = self._model(**own)
+        except (RuntimeError, IndexError, TypeError) as error:  # of shapes and arguments
+            raise UnsplittableError(
+                f"{type(self._model).__name__} cannot be called with a rank's tokens alone, {said_by(error)}; use no "
+                "context="
+            ) from error
         if attend.num_calls - before != self._num_layers:
             raise UnsplittableError(
                 f"{attend.num_calls - before} of {self._num_layers} layers of {type(self._text).__name__} attended "
@@ -166,7 +170,8 @@ class Sequences:
 
     def remove(self) -> None:
         """Gives the language model its own attention back."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._text.set_attn_implementation(self._before)
         self._thread.shutdown(cancel_futures=True)
 
@@ -174,6 +179,7 @@ class Sequences:
         self, text: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cuts what the language model is called with to this rank's tokens."""
+        self._state = torch_state(self._device)
         given = dict(zip(self._names, arguments, strict=False)) | given
         attend = given.get("context")
         if not isinstance(attend, Attend):
@@ -184,25 +190,47 @@ class Sequences:
         batch, tokens = ContextBatch(attend=attend), attend.plan.mask.num_tokens
         if given.get("position_ids") is None:
             given["position_ids"] = torch.from_numpy(attend.plan.mask.positions())[None].to(attend.device)
-        for name in _TOKENS:
-            value = given.get(name)
-            if value is not None:
-                given[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
-        strange = [
-            name
-            for name, value in given.items()
-            if name not in _TOKENS and isinstance(value, Tensor) and tokens in value.shape
-        ]
+        cut: dict[str, Any] = {"use_cache": False, **_features_of(given, batch)}
+        if getattr(given.get("attention_mask"), "ndim", 0) == 2:  # what is around the model may read it
+            cut["attention_mask"] = None
+        for name, value in given.items():
+            if value is not None and (name in _TOKENS or name.endswith("token_type_ids")):
+                cut[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
+        others = {name: value for name, value in given.items() if name not in cut}
+        strange = [name for name, value in others.items() if any(tokens in one.shape for one in _tensors(value))]
         if strange:
             raise UnsplittableError(
                 f"{type(text).__name__} is given {', '.join(strange)} of all {tokens} tokens, which context ranks "
                 "cannot cut; use no context="
             )
-        return (), given | {"use_cache": False}
+        return (), given | cut
+
+    def _leave(self, text: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Looks whether random numbers were drawn, as before the first step of each mode all are."""
+        if self._state is not None and not is_same_torch_state(self._state, torch_state(self._device)):
+            raise UnsplittableError(
+                f"{type(text).__name__} draws random numbers, as dropout does, and ranks that share a sequence would "
+                "draw others than one rank does: set dropout in the language model to 0, or use no context="
+            )
 
 
-def _language_model(model: nn.Module, split: ModelSplit) -> tuple[str, Any]:
-    """Returns the model of transformers around the last module's layers, and its name."""
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _features_of(given: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
+    """Returns features that layers add to tokens of images, as Qwen3-VL's do (DeepStack): those of a rank's tokens."""
+    marks, features = given.get("visual_pos_masks"), given.get("deepstack_visual_embeds")
+    if marks is None or features is None:
+        return {}
+    rows = marks.flatten().cumsum(0).view_as(marks) - 1  # of all tokens, the last image token's up to there
+    own = batch.cut(marks)
+    kept = batch.cut(rows)[own]
+    return {"visual_pos_masks": own, "deepstack_visual_embeds": [one[kept] for one in features]}
+
+
+def _language_model(model: nn.Module, split: ModelSplit) -> Any:
+    """Returns the model of transformers around the last module's layers."""
     path = split.modules[-1].path
     while path and not hasattr(model.get_submodule(path), "set_attn_implementation"):
         path = path.rpartition(".")[0]
@@ -214,7 +242,7 @@ def _language_model(model: nn.Module, split: ModelSplit) -> tuple[str, Any]:
             f"the layers of {split.modules[-1].path!r} are in no language model of transformers of their own, and "
             "sequences of such alone are shared out: use no context="
         )
-    return path, found
+    return found
 
 
 def _check_mask(microbatch: Microbatch, plan: ContextPlan) -> None:

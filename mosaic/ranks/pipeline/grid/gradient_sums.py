@@ -82,6 +82,12 @@ class GradientSums:
     ) -> None:
         self._grid = grid
         self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
+        self._held = [
+            (table, name, one, f"{path}.{name}" if path else name)
+            for path, module in model.named_modules()
+            for table in (module._parameters, module._modules)
+            for name, one in table.items()
+        ]
         self._trains = {name: one.requires_grad for name, one in self._named.items()}
         own = slices.names if slices is not None else frozenset()
         summed = slices.summed if slices is not None else frozenset()
@@ -113,8 +119,15 @@ class GradientSums:
         """Before a step: puts aside what earlier steps have summed of tied weights.
 
         Raises:
-            ModuleContractError: A weight trains now, or does not any more: plans and sums were made for the others.
+            ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
+                its place: plans and sums were made for the others.
         """
+        for table, key, one, path in self._held:
+            if table.get(key) is not one:
+                raise ModuleContractError(
+                    f"{path} is not what it was when the pipeline was made; copy values into the weights that are "
+                    "there, as load_state_dict() does without assign=True, or change the model before mosaic.pipeline"
+                )
         for name, parameter in self._named.items():
             if parameter.requires_grad != self._trains[name]:
                 raise ModuleContractError(

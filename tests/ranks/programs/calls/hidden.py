@@ -30,8 +30,7 @@ class Tower(nn.Module):
         self.register_buffer("center", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(60):
-            torch.ones(128, 128) @ torch.ones(128, 128)
+        torch.ones(512, 512) @ torch.ones(512, 512)
         settings = float(torch.are_deterministic_algorithms_enabled())
         return (self.net(x) - self.center) * self.scale * self.part.gain + settings
 

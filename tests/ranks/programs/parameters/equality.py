@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ranks.graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
 
-STEPS = 20
+STEPS = 8
 KINDS = ("equal", "disjoint", "nested", "overlapping", "any", "any", "all", "any")
 
 

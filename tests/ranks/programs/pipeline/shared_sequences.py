@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import OPTConfig, OPTForCausalLM
 
 import mosaic
 from mosaic.backends.host import HostBackend
@@ -151,12 +151,17 @@ def refused(rank: int, size: int, place: Path) -> None:
             assert getattr(getattr(module, "config", None), "_attn_implementation", None) != "mosaic_context"
 
     check("context=3, and there are 2 ranks", ValueError, context=shared(ranks=3))
-    check("drops features at random", UnsplittableError, dropping)
+    check("OPTDecoder draws random numbers, as dropout does", UnsplittableError, dropping)
     check("attention_dropout=0.2", UnsupportedModelError, lambda: llava(dropout=0.2))
     check("in no language model of transformers", UnsplittableError, Plain)
     check("mask= 8 of 8 in each row", ValueError, context=shared(mask=lambda _: causal(8)))
     check("1 blocks for 2 ranks", ValueError, context=shared(block=512))
     check("the partition has lanes", InfeasibleError, options=options(partition="colocated"), backend=HostBackend(2))
+    pipe, model, _ = begun(lambda: dropping().eval())
+    model.train()
+    with pytest.raises(UnsplittableError, match="OPTDecoder draws random numbers, as dropout does"):
+        pipe.step(text()[0])
+    pipe.remove()
     pipe, model, _ = begun(context=shared(mask=lambda given: as_written(given) if rank else crossed(given)))
     with pytest.raises(InvalidScheduleError, match="rank 1 have other masks"):
         pipe.step(steps()[0])
@@ -170,17 +175,9 @@ def crossed(microbatch: Mapping[str, Any]) -> MaskWords:
 
 
 def dropping() -> nn.Module:
-    config: dict[str, Any] = {
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "vocab_size": 32,
-        "n_positions": 64,
-        "attn_pdrop": 0.0,
-    }
-    return GPT2LMHeadModel(GPT2Config(**config, use_cache=False)).double()
+    sizes = {"hidden_size": 16, "ffn_dim": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}
+    config = OPTConfig(**sizes, word_embed_proj_dim=16, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    return OPTForCausalLM(config).double()
 
 
 class Plain(nn.Module):

@@ -1,0 +1,72 @@
+"""Days that two ranks begin and one ends: with ``ranks_exact``, whose bits one rank has too, and without.
+
+Run as ``python retraining_ranks.py FOLDER``; prints what tests look at, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from retraining_forks import start
+
+from bench.retrain.small_folder import bits_of, write_folder, write_recipe
+from mosaic.artifact import load
+from mosaic.lines import steps_in
+from mosaic.retrain.folder import Folder
+from mosaic.retrain.records import DayReport
+from mosaic.train.records import Trained
+
+DAY = "2026-11-20"
+MICRO_BATCHES = {"micro_batches": 4}
+EXACT = {**MICRO_BATCHES, "ranks_exact": True}
+STOP_AT = 5
+
+
+def tell(**found: Any) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
+    """Runs a day on two ranks and tells it to stop once some steps are logged; then runs it on one to its end."""
+    day, is_told = folder.day(DAY), False
+    write_recipe(folder.path, budget={"ranks": 2, **budget})
+    process = start(folder)
+    while process.poll() is None:
+        if not is_told and max(steps_in(day.metrics), default=0) >= STOP_AT:
+            process.send_signal(signal.SIGTERM)
+            is_told = True
+        time.sleep(0.005)
+    stopped_at = max(steps_in(day.metrics))
+    write_recipe(folder.path, budget=budget)
+    ended = start(folder).wait()
+    trained = load(Trained, day.trained)
+    run = load(DayReport, day.report).run
+    return {
+        "stopped": process.wait(),
+        "stopped_at": stopped_at,
+        "ended": ended,
+        "step": trained.step,
+        "differs_from_step": trained.notes.differs_from_step,
+        "differs_because": trained.notes.differs_because,
+        "restarts": [(restart.cause, restart.from_step) for restart in run.restarts] if run is not None else None,
+    }
+
+
+def main(top: Path) -> None:
+    one, several = (write_folder(top / name, DAY, budget=EXACT) for name in ("one", "several"))
+    tell(one=start(one).wait())
+    tell(exact=begun_by_two(several, EXACT))
+    tell(same_bits=bits_of(several.day(DAY)) == bits_of(one.day(DAY)))
+    other = write_folder(top / "other", DAY, budget=MICRO_BATCHES)
+    program = other.path / "train.py"
+    program.write_text(program.read_text().replace("nn.BatchNorm1d(16)", "nn.LayerNorm(16)"))
+    tell(other=begun_by_two(other, MICRO_BATCHES))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
