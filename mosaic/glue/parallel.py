@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.distributed import ProcessGroup
 
 from mosaic.context import CONTEXT_METHODS, ContextSettings, MaskWords, plan_context
@@ -58,15 +59,19 @@ class Parallel:
         if self.method not in CONTEXT_METHODS:
             raise ValueError(f"method={self.method!r} shares no sequences out; use one of {', '.join(CONTEXT_METHODS)}")
 
-    def sequence(self, mask: MaskWords, group: ProcessGroup | None = None) -> ContextBatch:
+    def sequence(
+        self, mask: MaskWords, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu"
+    ) -> ContextBatch:
         """Shares a sequence out over the context ranks of a group; see ``Glue.mask`` and ``Glue.embed``.
+
+        ``device`` is the model's.
 
         Raises:
             ValueError: The sequence has fewer blocks than there are ranks.
             MosaicError: The group has another size, or its ranks have other masks.
         """
         plan = plan_context(mask, ranks=self.context, method=self.method, block=self.block)
-        return ContextBatch(attend=Attend(plan, group, heads=self.heads))
+        return ContextBatch(attend=Attend(plan, group, heads=self.heads, device=device))
 
 
 def parallelize(
