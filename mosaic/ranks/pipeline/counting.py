@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
+from mosaic.ranks.pipeline.random_numbers import Seen
 
 STATE_BYTES = 16
 """Of a parameter that trains: itself, its gradient, and AdamW's two moments, in float32."""
@@ -45,6 +46,8 @@ class CountedModel:
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
     """Its modules."""
+    draws: Seen = field(default_factory=dict)
+    """Which microbatches draw random numbers, as far as the ways that have run saw."""
 
     @cached_property
     def _encoders(self) -> frozenset[str]:

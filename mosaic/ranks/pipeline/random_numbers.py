@@ -15,12 +15,21 @@ from mosaic.pipelining.schedule.action import TaskName
 MAX_SEED = 2**62
 
 
-class DrawnNumbers:
-    """Which microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
+Seen = dict[tuple[bool, frozenset[str]], bool]
+"""By the model's mode and the modules that a microbatch has, whether it draws random numbers."""
 
-    def __init__(self, model: PartedModel) -> None:
+
+class DrawnNumbers:
+    """Which microbatches of a model draw random numbers, as far as was seen; kept from step to step.
+
+    Args:
+        model: The model.
+        seen: What was seen of it before, however it was cut; what is seen is added.
+    """
+
+    def __init__(self, model: PartedModel, seen: Seen | None = None) -> None:
         self._model = model
-        self._draws: dict[tuple[bool, frozenset[str]], bool] = {}
+        self._draws: Seen = {} if seen is None else seen
 
     def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
         """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""

@@ -219,7 +219,7 @@ class WayRunner:
         with self.parted.lent_memory():
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
-        self._numbers = DrawnNumbers(self.parted)
+        self._numbers = DrawnNumbers(self.parted, counted.draws)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
