@@ -17,7 +17,7 @@ demo: $(STAMP)
 
 # mypy has one core, and the tests wait a tenth of their time: both together take less than one after the other.
 test: lint
-	$(MAKE) --jobs 2 types unit
+	$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

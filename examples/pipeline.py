@@ -4,6 +4,7 @@ The model is Hugging Face's own, from a configuration; microbatches are ragged, 
 
     torchrun --nproc-per-node 4 examples/pipeline.py
     torchrun --nproc-per-node 2 examples/pipeline.py --check          # beside the plain loop: the same gradients
+    torchrun --nproc-per-node 4 examples/pipeline.py --check --context 2     # two ranks share each sequence
 
 A run that is killed goes on from its last checkpoint, with any number of ranks::
 
@@ -17,7 +18,7 @@ import copy
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import mosaic
+from mosaic.context import ContextSettings, MaskWords, causal
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 
 IMAGE_TOKEN = 255
@@ -65,6 +67,10 @@ def make_steps(steps: int, microbatches: int) -> Iterator[list[dict[str, Any]]]:
         yield [microbatch(count, 160 - PATCHES * count, draw) for count in images]
 
 
+def who_sees_whom(microbatch: Mapping[str, Any]) -> MaskWords:
+    return causal(microbatch["input_ids"].shape[1])
+
+
 def difference(model: nn.Module, plain: nn.Module) -> float:
     """Returns by how much gradients differ, as a share of each one's length."""
     own = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
@@ -78,6 +84,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8, help="of a step")
     parser.add_argument("--width", type=int, default=128, help="of both towers")
     parser.add_argument("--layers", type=int, default=6, help="of each tower")
+    parser.add_argument("--context", type=int, default=1, help="ranks that share each sequence")
     parser.add_argument("--check", action="store_true", help="compare with the plain loop")
     parser.add_argument("--checkpoint", type=Path, help="where to save every other step, and to go on from")
     parser.add_argument("--picture", type=Path, help="where to draw the last step, measured above simulated")
@@ -88,7 +95,8 @@ def main() -> None:
     plain = copy.deepcopy(model) if args.check else None
     (sample,) = make_steps(1, args.microbatches)
 
-    pipe = mosaic.pipeline(model, sample)  # <- mosaic
+    shared = ContextSettings(ranks=args.context, mask=who_sees_whom, block=16) if args.context > 1 else None
+    pipe = mosaic.pipeline(model, sample, context=shared)  # <- mosaic
     is_first = int(os.environ["RANK"]) == 0
     if is_first:
         print(pipe.describe())

@@ -4,8 +4,8 @@
 
 Masks are drawn: causal, encoder outputs prepended (EP), embedded (EE), packed documents of these (MP). Work is visible
 pairs. What a paper measured on GPUs is predicted from counted tiles of a described device. Attention on two gloo ranks
-is measured, with one core each. Every part runs in a process of its own that is ended in time. ``--quick``: short
-sequences, within a minute on two quiet cores.
+is measured, with one core each, and so are steps of a model in pipelines. Every part runs in processes of its own that
+are ended in time. ``--quick``: short sequences, within a minute on two quiet cores.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from bench.context import balance, on_ranks, papers, planning
+from bench.context import balance, in_pipeline, on_ranks, papers, planning
 from bench.record import Study
 from bench.study_parts import PartedStudy, StudyPart
 from mosaic.context.drawn import DRAWN, embedded, multimodal_packed
 from mosaic.context.tiles import MaskBlocks
 
 MILLION = 1 << 20
+SHORT = in_pipeline.Sizes(tokens=1024, microbatches=2, layers=2, rounds=2)
+LONG = in_pipeline.Sizes(tokens=4096, microbatches=4, layers=4, rounds=7)
 MIXED = ("ep", "ee", "mp")
 
 
@@ -52,6 +54,7 @@ QUICK = (
     received(1 << 16, (8,), 1),
     StudyPart.alone("Table 4", 20, lambda: chain(*(papers.table_4(kind, 16384, 8, 3) for kind in MIXED))),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(2048, (0,), 3, left), seconds=30),
+    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(SHORT, left), seconds=40),
 )
 FULL = (
     StudyPart.alone("planning", 90, lambda: chain(*(planning.planning(kind, MILLION, (8, 64)) for kind in DRAWN))),
@@ -74,6 +77,7 @@ FULL = (
         ),
     ),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(8192, (0, 1, 2), 7, left), seconds=150),
+    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(LONG, left), seconds=240),
 )
 
 

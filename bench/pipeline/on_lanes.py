@@ -31,7 +31,10 @@ from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
-from mosaic.ranks.pipeline.trial import COLOCATED, RIVAL, Candidates, fit_candidates
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
+from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
+from mosaic.ranks.pipeline.trying.trial import COLOCATED, RIVAL
 from mosaic.ranks.pipeline.ways import Way
 
 IMAGES = (2, 0, 4, 1, 4, 0, 3, 2)
@@ -85,6 +88,7 @@ def on_host(width: int, rounds: int) -> Iterator[Figure]:
     world = World.join(torch.device("cpu"))
     torch.set_num_threads(cores)
     own = fit_candidates(make_candidates(model, step, world, given), step)
+    own = fit_lanes(own, _made(own, COLOCATED, options=_options(3, "colocated")), step)
     lanes = _made(own, COLOCATED, options=_options(3, "colocated"))
     rival = _made(own, RIVAL, baseline=RIVAL)
     ways: dict[str, Callable[[], object]] = {

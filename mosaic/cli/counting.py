@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cli.workload import ZOO, Workload, load_workload, moved
+from mosaic.cli.workload import ZOO, Workload, load_workload, mean_square, moved
 from mosaic.cost.analytic import CudaAutocast, count_degrees
 from mosaic.cost.communication.traffic import ModuleTraffic
 from mosaic.cost.counts import ModuleCounts, main_dtype
@@ -81,9 +81,16 @@ def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, Counted
             f"{where} made a sample of {type(workload.sample).__name__}; for a pipeline it is a dict of keywords, one "
             "microbatch"
         )
-    split = find_split(workload.model, workload.sample)
+    loss = _own_loss if workload.loss is mean_square else workload.loss
+    split = find_split(workload.model, workload.sample, loss=loss)
     counted = count_model(workload.model, split, workload.sample, hardware)
     return counted.model, counted.microbatch(workload.sample)
+
+
+def _own_loss(output: Any) -> Any:
+    """Returns the loss of a model's output, which pipelines train by default; all of it where there is none."""
+    loss = getattr(output, "loss", None)
+    return output if loss is None else loss
 
 
 def count_modules(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from tyro.conf import arg
@@ -19,12 +19,15 @@ from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.semu.step import gradient_sums_ns
 from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
 from mosaic.pipelining.workload.generators import draw_step
 from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.transformer import TransformerModule
+from mosaic.report.context_cost_table import context_cost_table
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 from mosaic.report.pipeline_table import pipeline_table
 from mosaic.user_file import import_file
@@ -46,6 +49,16 @@ class PipelineCommand:
     """Devices that share each matrix; by default what the model's paper says, or 1."""
     context: int = 1
     """Devices that share each sequence."""
+    mask: Literal["causal", "ep", "ee", "mp"] | None = None
+    """Who sees whom in a backbone's sequences: drawn as by --context alone; by default what the model says."""
+    share: str | None = None
+    """Who gets which blocks of a sequence, one of mosaic.context's methods; by default lpt."""
+    exchange: Literal["gather", "needed"] | None = None
+    """Whether all keys and values travel between the devices of a sequence, or those that are read."""
+    heads: int | None = None
+    """Heads of keys that travel together; by default 1."""
+    encoders: Literal["share", "repeat", "split"] | None = None
+    """Whether devices that share a sequence each encode whole images of their own, all of them, or parts of each."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME|FILE:FACTORY")] = "zoo:vlm-s"
@@ -81,7 +94,7 @@ class PipelineCommand:
 
     def execute(self) -> int:
         """Plans the step, writes its schedule, and prints it beside baselines; returns the exit code."""
-        request, microbatches, space = self._job()
+        request, microbatches, machine, space = self._job()
         options = PlannerOptions(
             partition=self.partition,
             method=self.method,
@@ -95,9 +108,16 @@ class PipelineCommand:
         save(schedule, self.output)
         console = Console()
         console.print(pipeline_table(planned, contenders))
+        degrees, sums = machine.degrees, ""
+        if degrees.context > 1 or self.mask is not None:
+            console.print(context_cost_table(request.model, microbatches))
+        if (copies := degrees.data * degrees.context) > 1:
+            most_ns = max(gradient_sums_ns(machine, request.model, planned.partition))
+            sums = f", behind it {most_ns / 1e6:.1f} ms for sums of gradients over {copies} ranks"
         console.print(
             f"{planned.origin}: {len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of "
-            f"this partition (bound {planned.bound_ns / 1e6:.1f} ms); all times are simulated; wrote {self.output}",
+            f"this partition (bound {planned.bound_ns / 1e6:.1f} ms){sums}; all times are simulated; "
+            f"wrote {self.output}",
             highlight=False,
         )
         if self.picture is not None:
@@ -109,7 +129,7 @@ class PipelineCommand:
             draw_pipelines(runs, self.picture)
         return 0
 
-    def _job(self) -> tuple[Request, list[Microbatch], RankSpace]:
+    def _job(self) -> tuple[Request, list[Microbatch], RankHardware, RankSpace]:
         if self.model.startswith(_ZOO):
             known = find_known_model(self.model.removeprefix(_ZOO))
             degrees = self._degrees(self.tensor or known.degrees.tensor)
@@ -124,9 +144,11 @@ class PipelineCommand:
         if given is None:
             mixture = dict.fromkeys(self.data_set, 1.0) or mixture
             given = list(draw_step(mixture, num_microbatches=self.microbatches, seed=self.seed))
+        model = self._shared(model)
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
-        return Request(model=model, num_ranks=self.pipeline, microbatches=given), given, space
+        request = Request(model=model, num_ranks=self.pipeline, microbatches=given)
+        return request, given, RankHardware(cluster=cluster, degrees=degrees), space
 
     def _counted(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
         if degrees.tensor > 1 or degrees.context > 1:
@@ -138,6 +160,22 @@ class PipelineCommand:
 
         model, microbatch = count_layers(self.model, cluster.hardware)
         return model, [microbatch] * self.microbatches
+
+    def _shared(self, model: PipelineModel) -> PipelineModel:
+        """Has context ranks share sequences as was asked for."""
+        asked: dict[str, Any] = {"mask": self.mask, "method": self.share, "exchange": self.exchange}
+        asked |= {"heads": self.heads, "items": self.encoders}
+        given = {name: value for name, value in asked.items() if value is not None}
+        if not given:
+            return model
+        counted = [one.name for one in model.modules if not isinstance(one, TransformerModule)]
+        if counted:
+            raise MosaicError(
+                f"how sequences are shared is asked for, and layers of {', '.join(counted)} are no formulas of them: "
+                "leave --mask, --share, --exchange, --heads and --encoders out, or give a TransformerModule"
+            )
+        modules = [one for one in model.modules if isinstance(one, TransformerModule)]
+        return replace(model, modules=tuple(replace(one, sharing=replace(one.sharing, **given)) for one in modules))
 
     def _degrees(self, tensor: int) -> Degrees:
         return Degrees(tensor=tensor, pipeline=self.pipeline, data=self.data, context=self.context)

@@ -84,7 +84,7 @@ class ContextPlan:
     def received_bytes(self, token_bytes: int, needed: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
         """Returns the bytes of keys and values that each rank receives in a forward of one layer; shape (ranks,).
 
-        The backward pass receives as many again, and sends back gradients of as many.
+        The backward pass receives as many again, and sends back gradients of as many numbers, in 32 bits.
 
         Args:
             token_bytes: Of a token's keys and values together, of all heads.

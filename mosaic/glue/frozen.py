@@ -12,7 +12,8 @@ class Freezing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._frozen: dict[str, tuple[str, ...]] = {}
+        self._frozen: list[str] = []
+        self._thawing: set[str] = set()  # parameters that train once nothing that holds them is frozen
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -22,9 +23,10 @@ class Freezing(nn.Module):
     @property
     def still(self) -> tuple[str, ...]:
         """Names of the parameters that would not train even if nothing were frozen, such as Whisper's positions."""
-        thawing = {f"{name}.{key}" for name, trained in self._frozen.items() for key in trained}
+        every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
+        thawing = {id(parameter) for name, parameter in every if name in self._thawing}
         named = self.named_parameters()
-        return tuple(name for name, parameter in named if not parameter.requires_grad and name not in thawing)
+        return tuple(name for name, one in named if not one.requires_grad and id(one) not in thawing)
 
     def freeze(self, *names: str) -> Self:
         """Freezes modules, such as ``vision.model``: no gradients, and eval mode until they are unfrozen.
@@ -34,14 +36,14 @@ class Freezing(nn.Module):
         """
         for name in names:
             module = self._named(name)
-            if name not in self._frozen:
-                training = tuple(key for key, parameter in module.named_parameters() if parameter.requires_grad)
-                self._frozen[name] = training
+            every = module.named_parameters(prefix=name, remove_duplicate=False)
+            self._thawing.update(key for key, parameter in every if parameter.requires_grad)
+            self._frozen += [] if name in self._frozen else [name]
             module.requires_grad_(False).eval()
         return self
 
     def unfreeze(self, *names: str) -> Self:
-        """Takes ``freeze`` back: what trained before it trains again.
+        """Takes ``freeze`` back: what trained before it trains again, but for modules inside that are frozen too.
 
         Raises:
             ValueError: No module of that name was frozen.
@@ -50,20 +52,27 @@ class Freezing(nn.Module):
             if name not in self._frozen:
                 raise ValueError(f"{name!r} was not frozen; frozen are {', '.join(self._frozen) or 'none'}")
             module = self._named(name)
-            trained = self._frozen.pop(name)
-            for key, parameter in module.named_parameters():
-                parameter.requires_grad_(parameter.requires_grad or key in trained)
+            self._frozen.remove(name)
+            held = {id(one) for other in self._frozen for one in self._named(other).parameters()}
+            for key, parameter in module.named_parameters(prefix=name, remove_duplicate=False):
+                if key in self._thawing and id(parameter) not in held:
+                    self._thawing.remove(key)
+                    parameter.requires_grad_(True)
             module.train(self.training)
+            self._rest()
         return self
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; what is frozen stays in eval mode, but where adapters were put into it."""
         super().train(mode)
+        self._rest()
+        return self
+
+    def _rest(self) -> None:
         for name in self._frozen:
             module = self._named(name)
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 module.eval()
-        return self
 
     def _named(self, name: str) -> nn.Module:
         try:

@@ -8,19 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from mosaic.context import CONTEXT_METHODS, MaskWords, plan_context
+from mosaic.context import CONTEXT_METHODS, ContextSettings, MaskWords, plan_context
 from mosaic.context.attention import Attend, ContextBatch
 from mosaic.glue.glue import Glue
 from mosaic.glue.record import LANGUAGE_MODEL
 from mosaic.pipelining.partition.parallel import on_own_ranks
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+
+MaskOf = Callable[[Mapping[str, Any]], MaskWords]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Parallel:
     pipeline: int | None = None
     """Ranks that have its layers, one after the other; None: found by Cornstarch's Algorithm 1."""
     context: int = 1
-    """Ranks that share each sequence; more than 1 for the language model alone, by ``sequence``."""
+    """Ranks that share each sequence; more than 1 for the language model alone. All places of the pipeline then have
+    as many, and those of towers share whole items out."""
     tensor: int = 1
     """Ranks that share each layer; the same for all modules."""
     data: int | None = None
@@ -44,9 +47,11 @@ class Parallel:
     """How a sequence is shared out, one of ``mosaic.context``'s."""
     heads: int = 1
     """Of keys, how many are gathered together."""
+    block: int = 128
+    """Tokens of a sequence that stay together."""
 
     def __post_init__(self) -> None:
-        for name in ("pipeline", "context", "tensor", "data", "heads"):
+        for name in ("pipeline", "context", "tensor", "data", "heads", "block"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}; use 1 or more")
@@ -60,16 +65,20 @@ class Parallel:
             ValueError: The sequence has fewer blocks than there are ranks.
             MosaicError: The group has another size, or its ranks have other masks.
         """
-        plan = plan_context(mask, ranks=self.context, method=self.method)
+        plan = plan_context(mask, ranks=self.context, method=self.method, block=self.block)
         return ContextBatch(attend=Attend(plan, group, heads=self.heads))
 
 
-def parallelize(model: Glue, specs: Mapping[str, Parallel] | None = None) -> dict[str, Any]:
+def parallelize(
+    model: Glue, specs: Mapping[str, Parallel] | None = None, *, mask: MaskOf | None = None
+) -> dict[str, Any]:
     """Returns the arguments with which ``mosaic.pipeline`` puts each module on ranks of its own.
 
     Args:
         model: Whose children are spread.
         specs: By child, such as ``vision`` and ``language_model``; None: all is found.
+        mask: Who sees whom in a microbatch, where ranks share its sequence; by default ``model.mask`` of its
+            ``input_ids``, causal.
 
     Raises:
         ValueError: A child is missing, a name is strange, or something is asked that pipelines cannot do.
@@ -82,14 +91,23 @@ def parallelize(model: Glue, specs: Mapping[str, Parallel] | None = None) -> dic
             raise ValueError(f"there is no module {name!r}; this model has {', '.join(children)}")
         if name not in specs:
             raise ValueError(f"there is no Parallel for {name!r}; give {name!r}: Parallel(), of which all is found")
-        if specs[name].context > 1:
-            raise ValueError(_why_no_context(name, specs[name].context))
+        if specs[name].context > 1 and name != LANGUAGE_MODEL:
+            raise ValueError(
+                f"context={specs[name].context} for {name!r}; sequences of the language model alone are shared out, "
+                "and towers' items over the same ranks: use 1"
+            )
     data, tensor = (_common(specs, axis) for axis in ("data", "tensor"))
     pipeline = {name: own.pipeline for name, own in specs.items() if own.pipeline is not None}
     if data is None and len(pipeline) < len(children):
         data = 1
-    plan = OwnRanks(pipeline=pipeline, data=data, tensor=tensor or 1)
-    return {"plan": plan, "data": data, "tensor": plan.tensor}
+    own = specs[LANGUAGE_MODEL]
+    plan = OwnRanks(pipeline=pipeline, data=data, tensor=tensor or 1, context=own.context)
+    found = {"plan": plan, "data": data, "tensor": plan.tensor}
+    if own.context == 1:
+        return found
+    mask = mask or (lambda microbatch: model.mask(microbatch["input_ids"]))
+    settings = ContextSettings(ranks=own.context, mask=mask, method=own.method, heads=own.heads, block=own.block)
+    return found | {"context": settings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +120,8 @@ class OwnRanks:
     """Replicas of all; None: one of as many ranks as ``pipeline`` says."""
     tensor: int
     """Ranks that share each layer."""
+    context: int = 1
+    """Ranks that share each sequence."""
 
     def __call__(self, request: Request) -> Partition:
         """Returns the partition of one replica.
@@ -118,12 +138,13 @@ class OwnRanks:
                 )
             if count > found[name]:
                 raise ValueError(f"pipeline={count} for {name!r}, which has {found[name]} layers; use {found[name]}")
-        given = sum(self.pipeline.values())
-        num_ranks = given if self.data is None else request.num_ranks // (self.data * self.tensor)
+        given, shared = sum(self.pipeline.values()), self.tensor * self.context
+        num_ranks = given if self.data is None else request.num_ranks // (self.data * shared)
         if len(self.pipeline) == len(found) and given != num_ranks:
             raise ValueError(
                 f"the modules have {given} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, "
-                f"data={self.data}, tensor={self.tensor}); give one of them pipeline=None, and it has the rest"
+                f"data={self.data}, tensor={self.tensor}, context={self.context}); give one of them pipeline=None, and "
+                "it has the rest"
             )
         return on_own_ranks(replace(request, num_ranks=num_ranks), self.pipeline)
 
@@ -137,12 +158,3 @@ def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:
             f"modules have different {axis} ({each}); mosaic.pipeline shares all of them out alike: give them one"
         )
     return next(iter(found), None)
-
-
-def _why_no_context(name: str, context: int) -> str:
-    if name != LANGUAGE_MODEL:
-        return f"context={context} for {name!r}; sequences of the language model alone are shared out: use 1"
-    return (
-        f"context={context} beside pipelines is not there yet; train with one pipeline rank by Parallel.sequence(mask, "
-        "group), or use context=1"
-    )

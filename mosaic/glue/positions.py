@@ -16,16 +16,18 @@ from mosaic.glue.masks import Ints, item_numbers
 
 
 def line_positions(documents: Tensor) -> Tensor:
-    """Returns (batch, tokens): places in documents, from 0; padding has 0.
+    """Returns (batch, tokens): places in documents, from 0, counting no padding; padding has 0.
 
     Args:
         documents: (batch, tokens), -1 for padding; a document's tokens lie together.
     """
-    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    is_token = documents >= 0
+    place = is_token.cumsum(dim=1)  # from 1
+    last = torch.where(is_token, torch.arange(documents.shape[1], device=documents.device), 0).cummax(dim=1).values
+    before = documents.gather(1, last)[:, :-1]  # document of the last token before, whatever padding is between
+    begins = torch.cat([is_token[:, :1], is_token[:, 1:] & (before != documents[:, 1:])], dim=1)
     first = torch.where(begins, place, 0).cummax(dim=1).values
-    return torch.where(documents < 0, 0, place - first)
+    return torch.where(is_token, place - first, 0)
 
 
 def axes_positions(
@@ -53,9 +55,10 @@ def axes_positions(
         raise ValueError(f"items have positions on {sorted(axes)} axes; give all of them on as many")
     found = np.zeros((axes.pop(), *ids.shape), np.int64)
     for row in range(len(ids)):
-        edges = np.flatnonzero(np.diff(owners[row])) + 1
-        for own in np.split(np.arange(ids.shape[1]), edges):
-            if owners[row, own[0]] >= 0:
+        tokens_of_row = np.flatnonzero(owners[row] >= 0)
+        edges = np.flatnonzero(np.diff(owners[row, tokens_of_row])) + 1
+        for own in np.split(tokens_of_row, edges):
+            if len(own):
                 here = {name: number[row, own] for name, number in numbers.items()}
                 found[:, row, own] = _document(found[:, row, own], here, offsets)
     return torch.from_numpy(found).to(input_ids.device)

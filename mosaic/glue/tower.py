@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Inputs = dict[str, Any]
 """Keyword arguments of a model."""
@@ -106,13 +107,24 @@ class Tower(nn.Module):
                 output = self.model(**given)
         found = _hidden(output) if self.after is None else self.after(inputs, output)
         if self.projector is not None:
+            if self.kind in PROJECTORS:
+                _check_width(found, cast(int, self.width))
             found = self.projector(found) if isinstance(found, Tensor) else [self.projector(item) for item in found]
         return found if self.after_projector is None else self.after_projector(inputs, found)
 
     def _keeps_graph(self, inputs: Mapping[str, Any]) -> bool:
         return any(parameter.requires_grad for parameter in self.model.parameters()) or any(
-            isinstance(value, Tensor) and value.requires_grad for value in inputs.values()
+            isinstance(value, Tensor) and value.requires_grad for value in pytree.tree_leaves(inputs)
         )
+
+
+def _check_width(found: Features, width: int) -> None:
+    for item in [found] if isinstance(found, Tensor) else found:
+        if item.shape[-1] != width:
+            raise ValueError(
+                f"the projector gets {tuple(item.shape)} and was made for features of width {width}; give "
+                "Tower(..., width=...), or Tower(..., after=...), which returns (items, tokens, width)"
+            )
 
 
 def check_no_decoder(model: nn.Module, what: str) -> None:

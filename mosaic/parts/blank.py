@@ -67,6 +67,10 @@ class BlankResults:
         self._hooked: dict[Hashable, tuple[HookedCall, ...]] = {}
         self._precisions: dict[Hashable, torch.dtype] = {}
 
+    def forget(self) -> None:
+        """Forgets what calls return and draw, and learns it anew."""
+        self._known.clear()
+
     def of(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any], Any]:

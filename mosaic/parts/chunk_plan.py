@@ -55,7 +55,7 @@ def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]
         layers=tuple(layers),
         last=None if not split.sites[max(running)].path else max(running),
         last_shape=max([*running, *(value.site for value in sends)]),
-        entries=_present(split, split.entries(chunk), present),
+        entries=_present(split, split.entries([part for part in chunk if part.module in present]), present),
         leaves=leaves,
         present=present,
         sends=sends,

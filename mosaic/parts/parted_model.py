@@ -12,14 +12,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import UnsplittableError
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
 from mosaic.parts.doors import Forward, replaced_forwards
+from mosaic.parts.finding.module_state import kept_state
 from mosaic.parts.hooked import HookedResults, watching
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
+from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again
+from mosaic.parts.ways_seen import WaysSeen, is_alike
 from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory, load_weights, meta_buffer
 from mosaic.parts.weights_in_use import WeightsInUse
 
@@ -75,6 +79,7 @@ class PartedModel:
         self._lock = threading.Lock()
         self._num_calls = 0
         self._in_place = ExitStack()
+        self._ways = WaysSeen(split.kind)
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
 
@@ -115,13 +120,12 @@ class PartedModel:
         if strategies and len(strategies) != len(plan.layers):
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
         given = self._given(chunk, plan, received or {})
+        if self._ways.is_new(chunk, kwargs):
+            self._check_way(chunk, plan, kwargs, given)
         through = self._through(plan, own=plan.own, received=given)
         through.draws = draws
         through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
-        output = self._call(through, kwargs)
-        if plan.last is None:
-            return self._without_foreign_leaves(output)
-        return {module: through.sent(values) for module, values in plan.leaves.items()}
+        return self._made(plan, through, kwargs)
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
         """Returns what ``forward`` of a chunk hands over, on whichever rank it is, as tensors without data.
@@ -157,6 +161,10 @@ class PartedModel:
         through.draws = "all"
         with torch.no_grad():
             self._call(through, kwargs)
+
+    def forget_results(self) -> None:
+        """Forgets what modules return and draw, since their modes have changed, such as a rate of dropout."""
+        self._blank.forget()
 
     def computing(self) -> AbstractContextManager[None]:
         """A block that computes with the model's weights outside of ``forward``, as a loss may."""
@@ -244,6 +252,34 @@ class PartedModel:
             present=plan.present,
             results=self._results,
         )
+
+    def _made(self, plan: ChunkPlan, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
+        output = self._call(through, kwargs)
+        if plan.last is None:
+            return self._without_foreign_leaves(output)
+        return {module: through.sent(values) for module, values in plan.leaves.items()}
+
+    def _check_way(
+        self, chunk: int, plan: ChunkPlan, kwargs: Mapping[str, Any], given: Mapping[Value, torch.Tensor]
+    ) -> None:
+        """Raises UnsplittableError if results of other chunks reach what this one makes, that it does not receive."""
+        found = []
+        for added in (0.0, 1.0):
+            lent = {value: tensor.clone() for value, tensor in given.items()}  # it may be written into
+            through = self._through(plan, own=plan.own, received=lent)
+            through.added = added
+            with torch.no_grad(), kept_random_state(self.device), kept_state(self.model):
+                try:
+                    found.append(self._made(plan, through, kwargs))
+                except Exception:  # of any kind: a run that counts raises it again, and other values may be impossible
+                    return
+        if not is_alike(*found):
+            given_as = ", ".join(f"{name}={one!r}" for name, one in kwargs.items() if isinstance(one, bool | str))
+            raise UnsplittableError(
+                f"chunk {'+'.join(map(str, self.chunks[chunk]))} needs results of others with this microbatch"
+                f"{given_as and f' ({given_as})'} that it did not need with the sample; split with a sample that takes "
+                "the same way through the model"
+            )
 
     def _watching_forwards(self) -> dict[nn.Module, Forward]:
         """Of modules inside of sites of which hooks keep something that other chunks need."""

@@ -57,6 +57,8 @@ class PassThrough:
     """For own layers, by site."""
     again: Again = nullcontext
     """For layers that are made again in backward."""
+    added: float = 0.0
+    """To what stands for results of other sites: what the chunk makes should not depend on it."""
     results: HookedResults = field(default_factory=HookedResults)
     """What hooked modules inside of own sites return."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -124,6 +126,8 @@ class PassThrough:
             leaves[0] = self.blank.in_precision_of(site.module, door.module, door.forward, args, kwargs)
         else:
             leaves, tree = self.blank.of(door.module, door.forward, args, kwargs)
+        if self.added:
+            leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
         for number in range(len(leaves)):
             given = self.received.get(Value(index, number))
             if given is not None:
@@ -179,6 +183,10 @@ class PassThrough:
                     "it does with the sample, and not in place"
                 )
         return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -21,7 +21,23 @@ def count_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> in
     return 1 if units is None else units
 
 
+def rows_of_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> tuple[int, ...] | None:
+    """Returns for each unit of a module its rows in the longest of its tensors; None where these have none."""
+    tensors = _tensors(split, kwargs, module)
+    units = _units(tensors)
+    if not units:
+        return None
+    longest = max(map(len, tensors.values()))
+    sizes = None if longest == units else _grid(tensors, longest)
+    return (1,) * units if sizes is None else tuple(sizes.tolist())
+
+
 def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first: int, count: int) -> dict[str, Any]:
+    """Returns a microbatch with ``count`` units of a module from ``first`` on; see ``take_units``."""
+    return take_units(split, kwargs, module, range(first, first + count))
+
+
+def take_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str, chosen: Sequence[int]) -> dict[str, Any]:
     """Returns a microbatch with a module's own tensors cut to some units.
 
     Units are rows of all its tensors; or, where the patches of all images lie behind each other in one tensor, rows of
@@ -38,17 +54,16 @@ def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first
             f"rows of the tensors of {module!r} are no units ({shapes}): they have different lengths, and none gives "
             "the sizes of the others; leave the module uncut"
         )
-    if first < 0 or count < 1 or first + count > units:
-        raise ValueError(f"units {first} to {first + count} of {module!r}; this microbatch has {units}")
-    rows = slice(first, first + count)
+    if not chosen or not 0 <= min(chosen) <= max(chosen) < units:
+        raise ValueError(f"units {', '.join(map(str, chosen)) or 'none'} of {module!r}; this microbatch has {units}")
     cut = dict(kwargs)
     for (name, *inner), tensor in tensors.items():
-        own = tensor[rows]
+        pieces: Sequence[torch.Tensor] = tensor.split(1)
         if len(tensor) != units:
             sizes = _grid(tensors, len(tensor))
             assert sizes is not None
-            begin = int(sizes[:first].sum())
-            own = tensor[begin : begin + int(sizes[rows].sum())]
+            pieces = tensor.split(sizes.tolist())
+        own = torch.cat([pieces[unit] for unit in chosen])
         cut[name] = {**cut[name], inner[0]: own} if inner else own
     return cut
 

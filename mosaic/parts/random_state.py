@@ -75,10 +75,14 @@ def kept_random_state(device: torch.device) -> Iterator[None]:
 
 def is_same_state(one: State, other: State) -> bool:
     """Whether nothing was drawn between two states."""
-    (cpu, own), python = one
-    (its_cpu, its_own), its_python = other
+    return is_same_torch_state(one[0], other[0]) and is_same_python_state(one[1], other[1])
+
+
+def is_same_torch_state(one: TorchState, other: TorchState) -> bool:
+    """Whether nothing was drawn of the CPU's and the device's generators between two states."""
+    (cpu, own), (its_cpu, its_own) = one, other
     is_same_gpu = own is None or its_own is None or torch.equal(own[1], its_own[1])
-    return is_same_gpu and torch.equal(cpu, its_cpu) and is_same_python_state(python, its_python)
+    return is_same_gpu and torch.equal(cpu, its_cpu)
 
 
 def is_same_python_state(one: PythonState, other: PythonState) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,6 +86,8 @@ class ModelSplit:
     """Tensors of the microbatch that the model writes into: each chunk has a copy."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
+    kind: Hashable = ()
+    """Of the sample: its switches, and which tensors it has."""
 
     @cached_property
     def by_name(self) -> dict[str, SplitModule]:
@@ -97,6 +99,12 @@ class ModelSplit:
         """Pairs of modules of which the first's values reach the second."""
         pairs = ((self.sites[v.site].module, site.module) for site in self.sites for v in sorted(site.needs))
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+    @cached_property
+    def encoders(self) -> frozenset[str]:
+        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        own = {module.name for module in self.modules if module.own_inputs}
+        return frozenset(own & {source for source, _ in self.feeds} - {target for _, target in self.feeds})
 
     @cached_property
     def unreached(self) -> tuple[str, ...]:

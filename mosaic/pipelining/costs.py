@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -19,11 +19,6 @@ Strategies = str | Mapping[PairKey, tuple[int, ...]]
 """One name for all layers that have it; or for a pair an index for each of its layers, the first where left out."""
 
 
-def in_proportion(module: str, share: float) -> float:
-    """Returns how much slower a module is on a share of a rank if its speed is proportional to it."""
-    return 1 / share
-
-
 @runtime_checkable
 class Shareable(Protocol):
     """A module that knows its layers on a share of a rank."""
@@ -32,13 +27,11 @@ class Shareable(Protocol):
         """Returns the module on a share of its ranks' SMs."""
 
 
-def on_lane(
-    module: LayeredModule, share: float, slowdown: Callable[[str, float], float]
-) -> tuple[LayeredModule, float]:
-    """Returns a module on a lane and how much slower than it says it is there: the latter where it does not know."""
+def on_lane(module: LayeredModule, share: float) -> tuple[LayeredModule, float]:
+    """Returns a module on a lane and how much slower than it says it is there: in proportion where it does not know."""
     if share == 1:
         return module, 1.0
-    return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, slowdown(module.name, share))
+    return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, 1 / share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +66,6 @@ class CostCounter:
     """By name."""
     strategies: Strategies
     """What becomes of activations."""
-    slowdown: Callable[[str, float], float]
-    """How much slower a module's phases are on a share of a rank's SMs, where it does not know itself."""
     known: dict[object, Costs] = field(default_factory=dict)
     """Costs that were counted."""
     layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
@@ -139,7 +130,7 @@ class CostCounter:
         )
 
     def _layers(self, name: str, share: float, microbatch: Microbatch, units: int) -> tuple[tuple[Layer, ...], float]:
-        module, slower = on_lane(self.modules[name], share, self.slowdown)
+        module, slower = on_lane(self.modules[name], share)
         key = name, share, microbatch, units
         if key not in self.layers:
             self.layers[key] = module.layers(microbatch, units)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from mosaic.pipelining.workload.counted import CountedModule
+from mosaic.pipelining.workload.counted import IN_PROPORTION, CountedModule
 from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
@@ -43,6 +43,8 @@ class FittedTimes:
     """Of each module, where backward for weights is a task of its own; empty: nobody ran it so."""
     host: HostTimes
     """Of tasks and messages."""
+    share_exponents: dict[str, float] = field(default_factory=dict)
+    """Of modules that were measured on lanes; see ``CountedModule``."""
 
     @classmethod
     def of(cls, modules: Iterable[LayeredModule], host: HostTimes) -> FittedTimes:
@@ -52,6 +54,7 @@ class FittedTimes:
             modules={one.name: one.fit for one in counted},
             apart={one.name: one.fit_apart for one in counted if one.fit_apart is not None},
             host=host,
+            share_exponents={one.name: one.share_exponent for one in counted if one.share_exponent != IN_PROPORTION},
         )
 
     def model(self, model: PipelineModel) -> PipelineModel:
@@ -60,5 +63,6 @@ class FittedTimes:
         for one in model.modules:
             assert isinstance(one, CountedModule)
             fit, apart = self.modules.get(one.name, AS_COUNTED), self.apart.get(one.name)
-            modules.append(replace(one, fit=fit, fit_apart=apart))
+            exponent = self.share_exponents.get(one.name, IN_PROPORTION)
+            modules.append(replace(one, fit=fit, fit_apart=apart, share_exponent=exponent))
         return replace(model, modules=tuple(modules))

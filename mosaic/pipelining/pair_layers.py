@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mosaic.graph import Part
-from mosaic.pipelining.costs import PairKey, in_proportion, on_lane
+from mosaic.pipelining.costs import PairKey, on_lane
 from mosaic.pipelining.partition.backward import Gradients, gradients_of
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.sizes import even_pieces
@@ -18,18 +18,14 @@ _SKIPPED = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(_K
 
 
 def pair_layers(
-    model: PipelineModel,
-    partition: Partition,
-    microbatches: Sequence[Microbatch],
-    *,
-    slowdown: Callable[[str, float], float] = in_proportion,
+    model: PipelineModel, partition: Partition, microbatches: Sequence[Microbatch]
 ) -> Mapping[PairKey, tuple[Layer, ...]]:
     """Returns the layers of each pair that has a backward, in the order in which ``Strategies`` count them.
 
     A layer without a backward of its own keeps nothing, and a skipped one does nothing: both have one strategy. What
     strategies add on a lane is slowed by its share.
     """
-    finder = _Finder(modules={module.name: module for module in model.modules}, slowdown=slowdown)
+    finder = _Finder(modules={module.name: module for module in model.modules})
     gradients: dict[frozenset[str], Mapping[str, Gradients]] = {}
     found: dict[PairKey, tuple[Layer, ...]] = {}
     for index, microbatch in enumerate(microbatches):
@@ -56,7 +52,6 @@ class _Finder:
     """Layers of chunks, those of like pieces once."""
 
     modules: Mapping[str, LayeredModule]
-    slowdown: Callable[[str, float], float]
     known: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
 
     def layers(
@@ -85,7 +80,7 @@ class _Finder:
         if part.module not in gradients:
             return [_SKIPPED] * part.count
         own = gradients[part.module]
-        module, slower = on_lane(self.modules[part.module], chunk.share, self.slowdown)
+        module, slower = on_lane(self.modules[part.module], chunk.share)
         layers = module.layers(microbatch, units[part.module])[part.first : part.end]
         return [
             replace(layer, strategies=tuple(_slowed(one, slower) for one in layer.strategies))

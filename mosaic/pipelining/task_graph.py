@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
-from mosaic.pipelining.costs import CostCounter, Costs, Strategies, in_proportion
+from mosaic.pipelining.costs import CostCounter, Costs, Strategies
 from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
 from mosaic.pipelining.partition.partition import Partition
@@ -48,7 +48,6 @@ def task_graph(
     weights_apart: bool = False,
     limit_bytes: Sequence[int] = (),
     host: HostTimes = NO_HOST_TIMES,
-    slowdown: Callable[[str, float], float] = in_proportion,
 ) -> TaskGraph:
     """Returns the tasks of a step.
 
@@ -63,7 +62,6 @@ def task_graph(
         weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
         limit_bytes: Memory of each rank, 0 for no limit.
         host: What tasks and messages take beside layers and the network.
-        slowdown: How much slower a module's phases are on a share of a rank's SMs, if it has no ``on_share``.
 
     Raises:
         ValueError: There are no microbatches, the partition is of another model, a time or a number of bytes is
@@ -84,7 +82,6 @@ def task_graph(
         counter=CostCounter(
             modules={module.name: _treated(module, weights_apart=weights_apart) for module in model.modules},
             strategies=strategies,
-            slowdown=slowdown,
         ),
         weights_apart=weights_apart,
         host=host,
@@ -125,6 +122,20 @@ class KnowsWeightsApart(Protocol):
 
     def with_weights_apart(self) -> LayeredModule:
         """Returns the module as it is then."""
+
+
+@runtime_checkable
+class KnowsOutput(Protocol):
+    """A module of whose output more or less leaves a rank than passes between its layers."""
+
+    def output_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes that leave one rank."""
+
+
+def _output_bytes(module: LayeredModule, microbatch: Microbatch, units: int) -> int:
+    if isinstance(module, KnowsOutput):
+        return module.output_bytes(microbatch, units)
+    return module.boundary_bytes(microbatch, units)
 
 
 def _treated(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
@@ -283,11 +294,11 @@ class _Build:
             module = self.counter.modules[name]
             units = passed.pieces[name]
             if name in names:  # within a module, each piece by itself
-                sent = [(piece, units[piece], 1)]
+                sent = [(piece, module.boundary_bytes(passed.microbatch, units[piece]))]
             else:
-                sent = [(at, count, len(passed.units(chunk))) for at, count in enumerate(units)]
-            for at, count, shared_by in sent:
-                size = module.boundary_bytes(passed.microbatch, count) // shared_by
+                share = len(passed.units(chunk))
+                sent = [(at, _output_bytes(module, passed.microbatch, one) // share) for at, one in enumerate(units)]
+            for at, size in sent:
                 found[source, at] = found.get((source, at), 0) + size
         return found.items()
 

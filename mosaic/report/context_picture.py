@@ -26,6 +26,8 @@ _PANEL, _LEFT, _BETWEEN, _HEAD, _FOOT = 4.3, 0.95, 1.35, 1.05, 1.0
 _STRIP = 0.1
 _MAX_PAIRS = 1536
 """Tokens up to which single pairs are drawn; beyond, whole tiles, those seen in part lighter."""
+_MAX_TOLD = 16
+"""Ranks that are written at their bars; of more, some are."""
 _PARTLY = 0.55
 """Share of white in tiles that are seen in part."""
 _Pixels = npt.NDArray[np.float64]
@@ -55,7 +57,7 @@ def context_canvas(plans: Sequence[ContextPlan], *, title: str = "") -> Canvas:
     """
     if not plans:
         raise ValueError("there are no plans to draw; give one at least")
-    canvas = Canvas(width=_LEFT + len(plans) * (_PANEL + _BETWEEN) - 0.6, height=_HEAD + _PANEL + _FOOT)
+    canvas = Canvas(width=_LEFT + len(plans) * (_PANEL + _BETWEEN) - 0.35, height=_HEAD + _PANEL + _FOOT)
     mask = plans[0].mask
     documents = len(np.unique(mask.documents[mask.documents >= 0]))
     shown = title or f"Who sees whom: {mask.num_tokens} tokens, {documents} document{'s' if documents != 1 else ''}"
@@ -66,7 +68,7 @@ def context_canvas(plans: Sequence[ContextPlan], *, title: str = "") -> Canvas:
         left = _LEFT + index * (_PANEL + _BETWEEN)
         _draw_panel(canvas, left, plan, list(colors.values()), is_first=index == 0)
         _draw_shares(canvas, left + _PANEL + 0.08, plan, list(colors.values()), most)
-    _draw_legend(canvas, colors, is_exact=mask.num_tokens <= _MAX_PAIRS)
+    _draw_legend(canvas, plans[0], is_repeating=len(set(colors.values())) < len(colors))
     return canvas
 
 
@@ -102,9 +104,12 @@ def _draw_strip(canvas: Canvas, left: float, plan: ContextPlan) -> None:
 
 
 def _draw_shares(canvas: Canvas, left: float, plan: ContextPlan, colors: list[str], most: float) -> None:
-    """Beside the panel: the work of each rank as bars, against the mean."""
-    axes = canvas.panel(left, _HEAD, _BETWEEN - 0.8, _PANEL * 0.45)
-    axes.set_yticks([])
+    """Beside the panel: the work of each rank as bars, against the mean; the legend of ranks' colours too."""
+    axes = canvas.panel(left, _HEAD, _BETWEEN - 0.8, _PANEL * 0.6)
+    told = range(0, plan.ranks, -(-plan.ranks // _MAX_TOLD))
+    axes.set_yticks([-rank for rank in told], [str(rank) for rank in told])
+    axes.yaxis.tick_right()
+    axes.tick_params(axis="y", length=0, pad=2)
     axes.set_xticks([])
     mean = max(float(plan.loads.mean()), 1.0)
     for rank, load in enumerate(plan.loads):
@@ -112,18 +117,22 @@ def _draw_shares(canvas: Canvas, left: float, plan: ContextPlan, colors: list[st
     axes.set_ylim(-plan.ranks + 0.4, 0.6)
     axes.axvline(1, color=INK, linewidth=0.6, linestyle="--")
     axes.set_xlim(0, 1.05 * most)
-    axes.set_xlabel("work", color=FAINT)
+    axes.set_xlabel("work of\neach rank", color=FAINT)
 
 
-def _draw_legend(canvas: Canvas, colors: dict[str, str], *, is_exact: bool) -> None:
+def _draw_legend(canvas: Canvas, plan: ContextPlan, *, is_repeating: bool) -> None:
     at, low = _LEFT, canvas.height - 0.34
     axes = canvas.panel(0, 0, canvas.width, canvas.height)
     axes.axis("off")
     axes.set_xlim(0, canvas.width)
     axes.set_ylim(canvas.height, 0)
-    meanings = [*colors.items(), ("text", lighter(GLUE, 0.4)), ("images", "#4a4a4a")]
-    if not is_exact:
+    meanings = [("text", lighter(GLUE, 0.4)), ("images", "#4a4a4a")]
+    if (plan.mask.documents < 0).any():
+        meanings.append(("padding", "#ffffff"))
+    if plan.mask.num_tokens > _MAX_PAIRS:
         meanings.append(("lighter: tiles seen in part", ""))
+    if is_repeating:
+        meanings.append(("ranks' colours repeat", ""))
     for text, color in meanings:
         if color:
             canvas.bar(axes, (at, low - 0.12, 0.2, 0.14), color)

@@ -13,8 +13,8 @@ from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.fitting import gather_tasks
-from mosaic.ranks.pipeline.trial import Candidates
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.fitting import gather_tasks
 from mosaic.ranks.pipeline.ways import Way, WayRunner
 
 
@@ -61,7 +61,7 @@ def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[
     began = time.perf_counter()
     ran = runner.run(judged.shared, step, shapes=own.shapes(step))
     judged.step_ms.append(slowest_ms(own, began))
-    drop_gradients(own)
+    own.drop_gradients()
     tasks = gather_tasks(ran.times, runner.grid.executor)
     judged.tasks_ms.append(max(tasks.start_ns[name] + tasks.time_ns[name] for name in tasks.time_ns) / 1e6)
     return ran.losses.tolist()
@@ -71,9 +71,3 @@ def slowest_ms(own: Candidates, began: float) -> float:
     """Returns the time since ``began`` of the rank that has taken longest."""
     took = 1e3 * (time.perf_counter() - began)
     return max(float(text) for text in own.world.tell(json.dumps(took)))
-
-
-def drop_gradients(own: Candidates) -> None:
-    """Leaves none for the next step."""
-    for parameter in own.model.parameters():
-        parameter.grad = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-import mosaic
 from bench.pipeline.measured.models import MODELS
+from bench.pipeline.measured.steps import Sizes, begun
 from bench.record import Figure, median_figure
 from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.trying.trial import PipelineTrial
 
 WIDTH, LAYERS, MICROBATCHES, STEPS = 64, 2, 8, 6
 
@@ -16,7 +17,8 @@ WIDTH, LAYERS, MICROBATCHES, STEPS = 64, 2, 8, 6
 def step_cost(rank: int, size: int, *, rounds: int) -> Iterator[Figure]:
     """Steps whose shapes were seen before, each of other data."""
     model = MODELS["llava"]
-    pipe = mosaic.pipeline(model.model(WIDTH, LAYERS), model.step(0, MICROBATCHES), data=1, trial=False)
+    own = begun(model, Sizes(width=WIDTH, layers=LAYERS, microbatches=MICROBATCHES))
+    pipe = Pipeline(own, PipelineTrial(best=own.planned()))
     steps = [model.step(seed, MICROBATCHES) for seed in range(1, 1 + STEPS)]
     for step in steps:
         pipe.step(step)
@@ -31,12 +33,12 @@ def step_cost(rank: int, size: int, *, rounds: int) -> Iterator[Figure]:
     labels = {"samples": str(len(whole))}
     beside = [one - other for one, other in zip(whole, tasks, strict=True)]
     yield median_figure(f"a step beside its tasks, {of}, ms", beside, labels=labels)
-    transport = pipe._runner.grid.transport
+    transport = own.grids.of(pipe.degrees).transport
     known = [steps[at % STEPS] for at in range(rounds)]
     yield _timed(f"of it one agreement of all ranks, {of}, ms", lambda at: transport.tell_all("x" * 200), rounds)
     yield _timed(
         f"of it counting what microbatches cost, {of}, ms",
-        lambda at: [pipe._counted.microbatch(one) for one in known[at]],
+        lambda at: [own.counted.microbatch(one) for one in known[at]],
         rounds,
     )
     pipe.remove()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.pipeline.measured.judged import JudgedStep, drop_gradients, judge, slowest_ms, take
+from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
 from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.pipeline.measured.torch_schedule import TorchSteps, why_not
 from bench.record import Figure, median_figure, missing_figure
@@ -22,7 +22,8 @@ from mosaic.engine.options import RankSettings
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
-from mosaic.ranks.pipeline.trial import Candidates, fit_candidates
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 RIVALS = ("1f1b", "megatron", "gpipe")
@@ -115,7 +116,7 @@ class _Turns:
         began = time.perf_counter()
         found = self._torch.run(step)
         self.torch_ms[-1].append(slowest_ms(self.own, began))
-        drop_gradients(self.own)
+        self.own.drop_gradients()
         last = self.own.world.tell(found)[-1]
         if not torch.allclose(torch.tensor(last), torch.tensor(losses), rtol=1e-4):
             self.torch_reason = f"it computes other losses: {last} and not {losses}"

@@ -15,6 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mosaic.context.attention.agreement import check_agreement
 from mosaic.context.attention.exchange import Pending, make_exchange
@@ -37,6 +39,7 @@ class Attend:
         exchange: Name in ``EXCHANGES``: whether all keys and values travel, or those that are read.
         kernel: Name in ``KERNELS``; None: compiled FlexAttention on CUDA, block rows elsewhere.
         device: Where tensors are.
+        agreed: Whether ranks have compared their plans already.
 
     Raises:
         RankFailedError: Ranks have different plans; says which.
@@ -52,6 +55,7 @@ class Attend:
         exchange: str = "gather",
         kernel: str | None = None,
         device: torch.device | str = "cpu",
+        agreed: bool = False,
     ) -> None:
         self.plan, self.heads, self.device = plan, heads, torch.device(device)
         self.group, self.rank, self.num_calls = group, 0, 0
@@ -59,7 +63,7 @@ class Attend:
         if heads < 1:
             raise ValueError(f"heads={heads} are fetched together; use 1 or more")
         if plan.ranks > 1 or group is not None:
-            self.rank = check_agreement(plan, group, self.device)
+            self.rank = dist.get_rank(group) if agreed else check_agreement(plan, group, self.device)
         self._exchange = make_exchange(exchange, plan, group, self.rank, self.device)
         self.kernel: Kernel = make_kernel(kernel, plan, self.rank, self._exchange, self.device)
 
@@ -68,20 +72,35 @@ class Attend:
     ) -> torch.Tensor:
         """Returns the output of this rank's tokens: shape (batch, query heads, local tokens, value width).
 
+        Under autocast it is computed in autocast's type, as torch's own attention is.
+
         Args:
             q: Queries of this rank's tokens, as ``plan.layout`` orders them: (batch, query heads, local tokens, width).
             k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
             v: Values: (batch, heads, local tokens, value width).
             scale: Of the scores; None: one over the square root of the width.
 
+        Tensors without data get one without data.
+
         Raises:
             ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
             InfeasibleError: The device has no room for one group of heads.
         """
+        kind = q.device.type
+        if torch.is_autocast_enabled(kind):
+            to = torch.get_autocast_dtype(kind)
+            with torch.autocast(kind, enabled=False):  # or products inside would be of that type, forwards alone
+                return self(*(one if one.dtype == torch.float64 else one.to(to) for one in (q, k, v)), scale=scale)
         self._check(q, k, v)
+        if isinstance(q, FakeTensor):  # somebody asks for shapes, maybe on this rank alone: nothing is sent
+            return q.new_empty(*q.shape[:-1], v.shape[-1])
         self.num_calls += 1
         out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
         return out
+
+    def __repr__(self) -> str:
+        """Says what shapes depend on, and nothing that differs between sequences of one length."""
+        return f"Attend({self.plan.layout.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
         """Returns for each group of heads its query heads and its heads of keys."""

@@ -91,8 +91,16 @@ class ContextBatch:
         else:
             assert inputs_embeds is not None
             found["inputs_embeds"] = self.cut(inputs_embeds)
-        if labels is not None:
-            shifted = self.shift(labels)
-            own = self.cut(shifted, fill=IGNORED)
-            found |= {"labels": own, "shift_labels": own, "num_items_in_batch": (shifted != IGNORED).sum()}
-        return found
+        return found if labels is None else found | shifted_labels(self, labels)
+
+
+def shifted_labels(batch: ContextBatch, labels: torch.Tensor) -> dict[str, Any]:
+    """Returns what a Hugging Face model is given for labels of whole sequences: those of this rank, and their number.
+
+    Args:
+        batch: A rank's part.
+        labels: Not shifted, (batch, tokens).
+    """
+    shifted = batch.shift(labels)
+    own = batch.cut(shifted, fill=IGNORED)
+    return {"labels": own, "shift_labels": own, "num_items_in_batch": (shifted != IGNORED).sum()}

@@ -7,6 +7,8 @@ in the layer that meets it.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +20,10 @@ from mosaic.errors import UnsupportedModelError
 NAME = "mosaic_context"
 """Of the attention function."""
 _FULL = ("full_attention",)
-_BIASES = ("softcap", "s_aux", "position_bias", "sliding_window")
+_BIASES = ("softcap", "s_aux", "sinks", "position_bias", "sliding_window", "indices", "block_indices")
+"""What layers ask for that alters scores, or leaves keys out."""
+_STRETCHED = {"dynamic", "longrope"}
+"""Rotary positions that depend on the greatest position of a call."""
 
 
 def attach(model: nn.Module) -> Attached:
@@ -28,21 +33,37 @@ def attach(model: nn.Module) -> Attached:
         model: A ``PreTrainedModel`` of transformers whose layers all see the whole sequence.
 
     Raises:
-        UnsupportedModelError: Some layers have windows, chunks or no attention, or attention has dropout.
+        UnsupportedModelError: Some layers have windows, chunks or no attention, or attention has dropout; or the model
+            is attached already.
+    """
+    check_config(model)
+    return Attached(model)
+
+
+def use_attention(model: Any) -> str:
+    """Has a model's layers call ``attention``; returns the name of what they called before.
+
+    Raises:
+        UnsupportedModelError: They do so already.
     """
     from transformers import AttentionInterface
 
-    check_config(model)
     AttentionInterface.register(NAME, attention)
-    return Attached(model)
+    before: str = model.config._attn_implementation
+    if before == NAME:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} attends over context ranks already; attach a model once, and call remove() of "
+            "what that returned before it is attached again"
+        )
+    model.set_attn_implementation(NAME)
+    return before
 
 
 class Attached:
     """A model that attends over context ranks."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._before, self._calls = model, model.config._attn_implementation, 0
-        model.set_attn_implementation(NAME)
+        self._model, self._before, self._calls = model, use_attention(model), 0
         self._hooks = (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, with_kwargs=True),
@@ -55,7 +76,7 @@ class Attached:
         self._model.set_attn_implementation(self._before)
 
     def _enter(self, model: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]) -> None:
-        _check_call(model, given)
+        _check_call(model, arguments, given)
         self._calls = given["context"].num_calls
 
     def _leave(self, model: Any, arguments: tuple[Any, ...], given: dict[str, Any], out: object) -> None:
@@ -68,11 +89,16 @@ class Attached:
 
 
 def check_config(model: Any) -> None:
-    """Checks that all layers of a model attend to the whole sequence.
+    """Checks that all layers of a model attend to the whole sequence, at the positions that they are told.
 
     Raises:
         UnsupportedModelError: Some do not, or attention has dropout.
     """
+    if not hasattr(model, "config"):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is no model of transformers; attach the language model in it, or call Attend in "
+            "layers of your own"
+        )
     config = model.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
@@ -100,6 +126,31 @@ def check_config(model: Any) -> None:
             f"{type(model).__name__} has attention_dropout={config.attention_dropout}; ranks would drop different "
             "pairs than one rank does: set it to 0"
         )
+    _check_positions(model, config)
+
+
+def _check_positions(model: Any, config: Any) -> None:
+    from transformers import PreTrainedModel
+
+    name = type(model).__name__
+    own = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), model)  # inside of peft's
+    if "position_ids" not in inspect.signature(own.forward).parameters:
+        raise UnsupportedModelError(
+            f"{name} takes no position_ids: it would count this rank's tokens, which are not in a row; train it "
+            "without context parallelism"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, Mapping)}
+    if stretched := sorted(_STRETCHED & kinds):
+        raise UnsupportedModelError(
+            f"{name} has rope_type={stretched[0]!r}, which depends on the greatest position of a call, and ranks have "
+            "different ones: use another, such as 'yarn', or train it without context parallelism"
+        )
+    if getattr(config, "attn_temperature_tuning", False):
+        raise UnsupportedModelError(
+            f"{name} has attn_temperature_tuning, which counts this rank's tokens whatever their positions are: set it "
+            "to False, or train it without context parallelism"
+        )
 
 
 def attention(
@@ -122,12 +173,15 @@ def attention(
     """
     if context is None:
         raise ValueError(
-            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...), "
-            "whose context= it hands to its layers"
+            f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). A "
+            "model that does not hand context= to its layers is trained without context parallelism"
         )
     asked = {name: given[name] for name in _BIASES if given.get(name) is not None}
     if dropout or asked:
-        found = ", ".join(f"{name}={value}" for name, value in {"dropout": dropout or None, **asked}.items() if value)
+        wanted = {"dropout": dropout, **asked} if dropout else asked
+        found = ", ".join(
+            name if isinstance(value, torch.Tensor) else f"{name}={value}" for name, value in wanted.items()
+        )
         raise UnsupportedModelError(
             f"{type(module).__name__} asks for {found}; attention over context ranks has none of it: set it to 0 or "
             "None in the configuration, or train the model without context parallelism"
@@ -138,10 +192,20 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _check_call(model: nn.Module, given: dict[str, Any]) -> None:
+def _check_call(model: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]) -> None:
     if not isinstance(given.get("context"), Attend):
         raise ValueError(
             f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)"
+        )
+    if len(arguments) > 1:
+        raise ValueError(
+            f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
+            "input_ids by name"
+        )
+    if given.get("output_router_logits"):
+        raise ValueError(
+            "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
+            "out"
         )
     if given.get("attention_mask") is not None:
         raise ValueError("attention_mask is given beside context; the mask words say who sees whom: leave it out")

@@ -19,6 +19,7 @@ from mosaic.parts.finding.owners import (
 )
 from mosaic.parts.finding.seen_call import SeenCall
 from mosaic.parts.split import ModelSplit, Site, SplitModule
+from mosaic.parts.ways_seen import kind_of
 
 _Owned = tuple[Owner, SeenCall]
 
@@ -53,6 +54,7 @@ def describe(
     needed = frozenset().union(*(call.values for _, call in owned))
     kept = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
     return ModelSplit(
+        kind=kind_of(sample),
         modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
         sites=tuple(
             Site(

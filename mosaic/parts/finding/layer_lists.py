@@ -41,8 +41,13 @@ def check_model(model: nn.Module) -> None:
     Raises:
         UnsplittableError: It normalizes over its batch, drops layers at random, or recomputes by itself.
     """
-    check_frozen(batch_norms(model))
     for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            raise UnsplittableError(
+                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
+                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it by eval() after each "
+                "model.train()"
+            )
         for drop in _DROPS:
             rate = getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0))
             if isinstance(rate, float) and rate > 0 and module.training:
@@ -64,26 +69,6 @@ def check_model(model: nn.Module) -> None:
             raise UnsplittableError(
                 f"{name or 'the model'} has gradient_checkpointing=True; parts choose themselves which layers are "
                 "recomputed: call gradient_checkpointing_disable() and give strategies"
-            )
-
-
-def batch_norms(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
-    """Returns the modules that normalize over a batch, by name."""
-    return tuple((name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm))
-
-
-def check_frozen(norms: Sequence[tuple[str, nn.Module]]) -> None:
-    """Checks that modules that normalize over a batch are in evaluation mode.
-
-    Raises:
-        UnsplittableError: One is not.
-    """
-    for name, module in norms:
-        if module.training:
-            raise UnsplittableError(
-                f"{name or 'the model'} is a {type(module).__name__}: its statistics are of a whole batch, "
-                "microbatches would change them; use GroupNorm or LayerNorm, or freeze it by eval() after each "
-                "model.train()"
             )
 
 

@@ -93,7 +93,8 @@ class ModuleState:
         with torch.no_grad():
             for name, buffer, content in self._buffers:
                 self._module._buffers[name] = buffer
-                buffer.copy_(content)
+                if not (buffer.is_meta or torch.equal(buffer, content)):  # graphs may have saved it as it is
+                    buffer.copy_(content)
 
 
 def _has_same(one: Any, other: Any) -> bool:

@@ -70,6 +70,18 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Messages between all context peers at once, of different sizes."""
+
+    name: str
+    """Such as ``attention keys``."""
+    sent_bytes: tuple[tuple[int, ...], ...]
+    """From each peer to each."""
+    axis: Literal["context"] = "context"
+    """Who takes part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankHardware:
     """One rank of a job, and the links to its peers.
 
@@ -83,7 +95,9 @@ class RankHardware:
     """How it is spread."""
     share: float = 1.0
     """Of the device's SMs that kernels have; lanes of one rank have less than all."""
-    _known: dict[Operator | Collective, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[Operator | Collective | Exchange, int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -98,14 +112,13 @@ class RankHardware:
         """SMs that kernels have, at least one."""
         return max(1, round(self.cluster.hardware.num_sms * self.share))
 
-    def time_ns(self, work: Operator | Collective) -> int:
-        """Returns the device's time of all calls of a kernel, or of a collective; worked out once."""
+    def time_ns(self, work: Operator | Collective | Exchange) -> int:
+        """Returns the device's time of all calls of a kernel, or of what peers tell each other; worked out once."""
         known = self._known.get(work)
         if known is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            timed = self._operator_ns(work) if isinstance(work, Operator) else self.collective_ns(work)
-            known = self._known[work] = timed
+            known = self._known[work] = self._timed_ns(work)
         return known
 
     def launch_ns(self, kernels: int) -> int:
@@ -117,6 +130,22 @@ class RankHardware:
         degree = self._degree(collective.axis)
         whole = self._peers(degree, collective.axis).all_reduce_ms(collective.num_bytes, degree)
         return round(whole * 1e6 * (1.0 if collective.is_reduce else 0.5))
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Returns the time of messages among this rank's peers.
+
+        Raises:
+            ValueError: There are more or fewer senders than peers.
+        """
+        degree = self._degree(exchange.axis)
+        if len(exchange.sent_bytes) != degree:
+            raise ValueError(f"{exchange.name}: {len(exchange.sent_bytes)} senders among {degree} context ranks")
+        messages = [
+            Message(source=source, target=target, num_bytes=count)
+            for source, row in enumerate(exchange.sent_bytes)
+            for target, count in enumerate(row)
+        ]
+        return round(self._peers(degree, exchange.axis).exchange_ms(messages) * 1e6)
 
     def send_ns(self, num_bytes: int, source: int, target: int) -> int:
         """Returns the time in which all peers of one pipeline rank send as much to those of another, each to its own.
@@ -134,6 +163,11 @@ class RankHardware:
             for at in range(together)
         ]
         return round(self.cluster.exchange_ms(messages) * 1e6)
+
+    def _timed_ns(self, work: Operator | Collective | Exchange) -> int:
+        if isinstance(work, Operator):
+            return self._operator_ns(work)
+        return self.collective_ns(work) if isinstance(work, Collective) else self.exchange_ns(work)
 
     def _operator_ns(self, operator: Operator) -> int:
         return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)

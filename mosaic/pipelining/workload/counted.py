@@ -13,6 +13,9 @@ from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
+IN_PROPORTION = 1.0
+"""Of a module whose speed is its share's, which is how lanes are planned before they are measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedLayers:
@@ -62,6 +65,9 @@ class CountedModule:
     """What measured steps say about counted times, where backward is one task."""
     fit_apart: ModuleFit | None = None
     """The same where backward for weights is a task of its own; None: as ``fit``."""
+    share_exponent: float = IN_PROPORTION
+    """On a share s of its rank, beside what runs there, it takes ``s ** -share_exponent`` times as long: 0 if the rest
+    of the rank is of no use to it, above 1 where others disturb it, too."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -86,6 +92,12 @@ class CountedModule:
         assert found is not None  # there are units
         share = units / found.units
         return self.fit.layers(tuple(scaled_layer(one, share) for one in found.layers))
+
+    def on_share(self, share: float) -> CountedModule:
+        """Returns the module as it is on a share of its rank."""
+        slower = share**-self.share_exponent
+        apart = None if self.fit_apart is None else self.fit_apart.slower(slower)
+        return replace(self, fit=self.fit.slower(slower), fit_apart=apart)
 
     def with_weights_apart(self) -> CountedModule:
         """Returns the module as it is where backward for weights is a task of its own."""

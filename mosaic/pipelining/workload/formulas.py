@@ -6,8 +6,8 @@ sequence, half of that where it is causal, and 2.5 times as many in backward, wh
 al. 2022, arXiv 2205.14135). Tensor and sequence parallelism are Megatron's (Shoeybi et al. 2020, arXiv 1909.08053;
 Korthikanti et al. 2022, arXiv 2205.05198, figure 5): tokens are split over the tensor peers around norms and residuals,
 gathered before the first product of each half of a layer and reduce-scattered behind the second; backward does the
-reverse, and gathers the inputs of the first products again for the weights' gradients. Context parallelism gathers keys
-and values, as Llama 3 does (arXiv 2407.21783, section 3.3.2), with causal work spread evenly over the peers.
+reverse, and gathers the inputs of the first products again for the weights' gradients. Context ranks have blocks of
+tokens, filled to one length, and their attention is that of ``mosaic.context``'s plan (``attention_core.py``).
 
 What a layer keeps for backward follows from the steps: 32 n h bytes for a plain layer on one rank, which is
 Korthikanti's 34 n h without the two masks of dropout, and without scores, which fused attention does not keep.
@@ -17,68 +17,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mosaic.cost.counts import Gemm, Operator, OperatorKind
 from mosaic.pipelining.semu.rank_hardware import Collective, Degrees
+from mosaic.pipelining.workload.attention_core import Core, fetched_keys
+from mosaic.pipelining.workload.layer_steps import (
+    ITEM_BYTES,
+    Gathered,
+    LayerStep,
+    ModuleLoad,
+    memory_of,
+    product_of,
+)
+from mosaic.pipelining.workload.sequence_share import (
+    PLAIN_SHARING,
+    ContextSharing,
+    SequenceShare,
+    share_sequences,
+)
 from mosaic.pipelining.workload.shapes import TransformerShape
-
-ITEM_BYTES = 2
-"""Bytes of a number in bfloat16."""
-_DTYPE = "bfloat16"
-
-LayerWork = Operator | Collective
-"""What a step does: a kernel, or a collective."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleLoad:
-    """What a module is called with."""
-
-    sequences: int
-    """Equally long ones; attention stays within each."""
-    tokens: int
-    """Of each sequence."""
-    context: int = 0
-    """Tokens of the other module that each sequence reads across."""
-    outputs: int = 0
-    """Tokens of each sequence that leave the module, where its own are merged before a projector; 0: as many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerStep:
-    """One operation of a layer, in all phases."""
-
-    name: str
-    """In its layer."""
-    forward: LayerWork
-    """Forward."""
-    reads: tuple[str, ...]
-    """Tensors."""
-    writes: str
-    """Tensor."""
-    num_bytes: int
-    """Of what it writes, on this rank."""
-    backward: tuple[LayerWork, ...]
-    """Backward for its inputs."""
-    weights: tuple[Operator, ...] = ()
-    """Backward for its weights."""
-    again: Collective | None = None
-    """Gathers its input once more for the weights' gradients."""
-    saved: tuple[str, ...] = ()
-    """Tensors that its backward reads; of a step with weights, that their gradients read."""
-    is_cheap: bool = False
-    """Whether selective recomputation runs it again instead of keeping what it wrote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """The input of a product."""
-
-    tensor: str
-    """What the product reads."""
-    kept: str
-    """What its weights' gradients are computed from: the same, or what it was gathered from."""
-    again: Collective | None = None
-    """Gathers it once more for them."""
 
 
 @dataclass(slots=True)
@@ -91,13 +46,27 @@ class StepWriter:
     """Peers."""
     load: ModuleLoad
     """Data."""
+    sharing: ContextSharing = PLAIN_SHARING
+    """How context peers share it."""
     steps: list[LayerStep] = field(default_factory=list)
     """So far."""
 
     @property
+    def share(self) -> SequenceShare | None:
+        """What context ranks have, or one rank of a mask that was asked for; None: one rank sees all or the past."""
+        is_causal = self.shape.causal
+        if self.degrees.context == 1 and not (is_causal and self.sharing.mask):
+            return None
+        load, ranks = self.load, self.degrees.context
+        return share_sequences(
+            self.sharing, sequences=load.sequences, tokens=load.tokens, ranks=ranks, is_causal=is_causal
+        )
+
+    @property
     def context_tokens(self) -> int:
         """Tokens on one context rank."""
-        return -(-self.load.sequences * self.load.tokens // self.degrees.context)
+        share = self.share
+        return self.load.sequences * self.load.tokens if share is None else share.local_tokens
 
     @property
     def own_tokens(self) -> int:
@@ -110,9 +79,16 @@ class StepWriter:
         return self.own_tokens * self.shape.hidden * ITEM_BYTES
 
     @property
-    def key_width(self) -> int:
-        """Width of keys and values together on one rank; more tensor peers than groups have copies of them."""
-        return 2 * max(1, self.shape.groups // self.degrees.tensor) * self.shape.head_dim
+    def output_rows(self) -> int:
+        """Tokens of these that leave the module."""
+        load, degrees = self.load, self.degrees
+        tokens = load.sequences * (load.outputs or load.tokens)
+        return max(1, -(-tokens // (degrees.tensor * degrees.context)))
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys on one rank, and as many of values; more tensor peers than groups have copies of them."""
+        return max(1, self.shape.groups // self.degrees.tensor)
 
     def layer(self, source: str) -> str:
         """Writes one layer, and returns the name of its output as all others do."""
@@ -125,15 +101,15 @@ class StepWriter:
         """Writes norm, projections, attention and residual."""
         shape, t = self.shape, self.degrees.tensor
         normed = self.gathered(self.norm(source, name), name)
-        query, key = shape.query_width // t, self.key_width
+        query, key = shape.query_width // t, 2 * self.key_heads * shape.head_dim
         if crosses:
             self.product(f"{name} q", normed, shape.hidden, query)
             rows = max(1, self.load.sequences * self.load.context)
             self.product(f"{name} kv", "context", shape.hidden, key, rows=rows)
-            core = self._core(name, (f"{name} q", f"{name} kv"))
+            core = self._core(name, (f"{name} q", f"{name} kv"), crosses=True)
         else:
             self.product(f"{name} qkv", normed, shape.hidden, query + key)
-            core = self._core(name, (f"{name} qkv", *self._gather_keys(name, key)))
+            core = self._core(name, (f"{name} qkv",), crosses=False)
         self.product(f"{name} out", core, query, shape.hidden)
         return self.add(source, self.scattered(f"{name} out", name), name)
 
@@ -148,11 +124,11 @@ class StepWriter:
         self.steps.append(
             LayerStep(
                 name="mlp act",
-                forward=_memory("act", read, width),
+                forward=memory_of("act", read, width),
                 reads=("mlp up",),
                 writes="mlp act",
                 num_bytes=width,
-                backward=(_memory("act backward", read + width, read),),
+                backward=(memory_of("act backward", read + width, read),),
                 saved=("mlp up",),
                 is_cheap=True,
             )
@@ -166,11 +142,11 @@ class StepWriter:
         self.steps.append(
             LayerStep(
                 name=f"{name} norm",
-                forward=_memory("norm", num_bytes, num_bytes),
+                forward=memory_of("norm", num_bytes, num_bytes),
                 reads=(source,),
                 writes=f"{name} norm",
                 num_bytes=num_bytes,
-                backward=(_memory("norm backward", 3 * num_bytes, num_bytes),),  # adds the residual's gradient
+                backward=(memory_of("norm backward", 3 * num_bytes, num_bytes),),  # adds the residual's gradient
                 saved=(source,),
                 is_cheap=True,
             )
@@ -225,12 +201,12 @@ class StepWriter:
         self.steps.append(
             LayerStep(
                 name=name,
-                forward=_product(m, n, k),
+                forward=product_of(m, n, k),
                 reads=(source.tensor,),
                 writes=name,
                 num_bytes=m * n * ITEM_BYTES,
-                backward=() if is_first else (_product(m, k, n),),
-                weights=(_product(k, n, m),),
+                backward=() if is_first else (product_of(m, k, n),),
+                weights=(product_of(k, n, m),),
                 again=source.again,
                 saved=(source.kept,),
             )
@@ -243,7 +219,7 @@ class StepWriter:
         self.steps.append(
             LayerStep(
                 name=f"{name} add",
-                forward=_memory("add", 2 * num_bytes, num_bytes),
+                forward=memory_of("add", 2 * num_bytes, num_bytes),
                 reads=(residual, source),
                 writes=f"{name} sum",
                 num_bytes=num_bytes,
@@ -252,79 +228,31 @@ class StepWriter:
         )
         return f"{name} sum"
 
-    def _gather_keys(self, name: str, width: int) -> tuple[str, ...]:
-        """Writes the gathering of keys and values; backward gathers them again, and reduce-scatters their gradients."""
-        if self.degrees.context == 1:
-            return ()
-        num_bytes = self.load.sequences * self.load.tokens * width * ITEM_BYTES
-        gather = Collective(name=f"{name} keys", num_bytes=num_bytes, axis="context")
-        self.steps.append(
-            LayerStep(
-                name=f"{name} keys",
-                forward=gather,
-                reads=(f"{name} qkv",),
-                writes=f"{name} keys",
-                num_bytes=num_bytes,
-                backward=(gather, Collective(name=f"{name} keys backward", num_bytes=num_bytes, axis="context")),
-            )
-        )
-        return (f"{name} keys",)
-
-    def _core(self, name: str, sources: tuple[str, ...]) -> str:
-        """Fused attention; beside its output it keeps 4 bytes for each head and token."""
-        shape, load = self.shape, self.load
-        heads = max(1, shape.heads // self.degrees.tensor)
+    def _core(self, name: str, sources: tuple[str, ...], *, crosses: bool) -> str:
+        """Writes fused attention within sequences, or across them and those of another module."""
+        shape, load, rows = self.shape, self.load, self.context_tokens
+        seen, share = (load.context, None) if crosses else (load.tokens, self.share)
+        heads, fetched = max(1, shape.heads // self.degrees.tensor), None
         width = heads * shape.head_dim
-        seen = load.context if name == "cross" else load.tokens
-        rows = self.context_tokens
-        flops = 4 * rows * max(1, seen) * width // (2 if shape.causal and name != "cross" else 1)
-        keys = self.key_width * max(1, load.sequences * seen)
-        read = (rows * width + keys) * ITEM_BYTES
-        out = rows * width * ITEM_BYTES + rows * heads * 4
-        self.steps.append(
-            LayerStep(
-                name=name,
-                forward=_attention(flops, read, out, load.sequences * heads, rows // max(1, load.sequences)),
-                reads=sources,
-                writes=f"{name} core",
-                num_bytes=out,
-                backward=(
-                    _attention(
-                        flops * 5 // 2, 2 * read + 2 * out, read, load.sequences * heads, rows // max(1, load.sequences)
-                    ),
-                ),
-                saved=(*(one for one in sources if not one.endswith(" keys")), f"{name} core"),
+        if share is None:
+            flops = 4 * rows * max(1, seen) * width // (2 if shape.causal and not crosses else 1)
+        else:
+            flops = 4 * share.pairs * width
+        if share is not None and share.ranks > 1:
+            fetched = fetched_keys(
+                name, share, key_heads=self.key_heads, head_dim=shape.head_dim, heads=self.sharing.heads
             )
+        core = Core(
+            flops=flops,
+            sequences=max(1, load.sequences) if fetched is None else 1,
+            rows=rows,
+            keys=max(1, load.sequences * seen) if share is None else share.fetched_tokens,
+            heads=heads,
+            head_dim=shape.head_dim,
+            key_heads=self.key_heads,
         )
+        self.steps.append(core.step(name, sources, fetched))
         return f"{name} core"
-
-
-def _product(m: int, n: int, k: int) -> Operator:
-    return Operator(
-        name="aten.mm",
-        kind=OperatorKind.MATMUL,
-        dtype=_DTYPE,
-        flops=2 * m * n * k,
-        read_bytes=(m * k + k * n) * ITEM_BYTES,
-        written_bytes=m * n * ITEM_BYTES,
-        gemm=Gemm(m=m, n=n, k=k),
-    )
-
-
-def _attention(flops: int, read: int, written: int, batch: int, rows: int) -> Operator:
-    return Operator(
-        name="aten._scaled_dot_product_flash_attention",
-        kind=OperatorKind.ATTENTION,
-        dtype=_DTYPE,
-        flops=flops,
-        read_bytes=read,
-        written_bytes=written,
-        gemm=Gemm(batch=max(1, batch), m=max(1, rows), n=128, k=0),
-    )
-
-
-def _memory(name: str, read: int, written: int) -> Operator:
-    return Operator(name=name, kind=OperatorKind.MEMORY, dtype=_DTYPE, flops=0, read_bytes=read, written_bytes=written)
 
 
 def write_first(writer: StepWriter) -> str:
@@ -338,12 +266,12 @@ def write_first(writer: StepWriter) -> str:
     writer.steps.append(
         LayerStep(
             name="lookup",
-            forward=_memory("lookup", num_bytes, num_bytes),
+            forward=memory_of("lookup", num_bytes, num_bytes),
             reads=(),
             writes="looked up",
             num_bytes=num_bytes,
             backward=(),
-            weights=(_memory("lookup backward", 2 * num_bytes, num_bytes),),
+            weights=(memory_of("lookup backward", 2 * num_bytes, num_bytes),),
         )
     )
     return "looked up"
@@ -359,11 +287,11 @@ def write_head(writer: StepWriter, source: str) -> str:
     writer.steps.append(
         LayerStep(
             name="loss",
-            forward=_memory("cross entropy", 3 * single_bytes, single_bytes),
+            forward=memory_of("cross entropy", 3 * single_bytes, single_bytes),
             reads=("logits",),
             writes="softmax",
             num_bytes=single_bytes,
-            backward=(_memory("cross entropy backward", single_bytes, single_bytes // 2),),
+            backward=(memory_of("cross entropy backward", single_bytes, single_bytes // 2),),
             saved=("softmax",),
         )
     )
@@ -372,9 +300,24 @@ def write_head(writer: StepWriter, source: str) -> str:
 
 def write_projector(writer: StepWriter, source: str, width: int) -> str:
     """Writes one product to the width of who reads the output; where tokens are merged, of so many side by side."""
-    tokens = writer.load.outputs or writer.load.tokens
-    rows = max(1, -(-writer.load.sequences * tokens // (writer.degrees.tensor * writer.degrees.context)))
-    return writer.product("projector", source, projected_width(writer.shape, writer.load), width, rows=rows)
+    return writer.product(
+        "projector", source, projected_width(writer.shape, writer.load), width, rows=writer.output_rows
+    )
+
+
+def write_gathered(writer: StepWriter, source: str, num_bytes: int) -> str:
+    """Writes the gathering of a module's output, of all context ranks: who reads it merges whole sequences."""
+    writer.steps.append(
+        LayerStep(
+            name="output gather",
+            forward=Collective(name="output gather", num_bytes=num_bytes, axis="context"),
+            reads=(source,),
+            writes="gathered output",
+            num_bytes=num_bytes,
+            backward=(Collective(name="output scatter backward", num_bytes=num_bytes, axis="context"),),
+        )
+    )
+    return "gathered output"
 
 
 def projected_width(shape: TransformerShape, load: ModuleLoad) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.pipelining.workload.formulas import ModuleLoad
+from mosaic.pipelining.workload.layer_steps import ModuleLoad
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 WINDOW_S = 30.0

@@ -25,6 +25,7 @@ from mosaic.pipelining.workload.intake import Intake
 from mosaic.pipelining.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
 from mosaic.pipelining.workload.transformer import TransformerModule
 
 IMAGE_TOKENS = 169
@@ -61,6 +62,8 @@ class KnownModel:
     """On which it ran."""
     degrees: Degrees
     """How it was spread."""
+    sharing: ContextSharing = PLAIN_SHARING
+    """How context ranks share sequences."""
     ranks: tuple[int, ...] = ()
     """Pipeline ranks of each module, in the order of ``PipelineModel.modules``, where modules have ranks of their own;
     empty: all modules are on all ranks."""
@@ -126,6 +129,7 @@ class KnownModel:
                 is_frozen=self.is_frozen,
                 has_head=shape == backbone and not self.video,
                 projects_to=0 if shape == backbone else KNOWN_SHAPES[backbone].shape.hidden,
+                sharing=self.sharing,
             )
 
 
@@ -210,6 +214,7 @@ def _cornstarch() -> Iterator[KnownModel]:
                 is_frozen=True,
                 device="a40",
                 degrees=Degrees(tensor=2, context=2, pipeline=sum(ranks)),
+                sharing=ContextSharing(items="split"),  # a microbatch has one image, and encoders too 2 context ranks
                 ranks=ranks,
                 colocated_ranks=None if both is None else (both[1], both[0]),
             )

@@ -8,13 +8,13 @@ and that is reduce-scattered while the weights' gradients are, as Megatron does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mosaic.cost.counts import Operator
 from mosaic.pipelining.semu.graph import OperatorNode, Subgraph, TensorNode
 from mosaic.pipelining.semu.rank_hardware import RankHardware
 from mosaic.pipelining.semu.simulate import Simulator
-from mosaic.pipelining.workload.formulas import LayerStep, LayerWork
+from mosaic.pipelining.workload.layer_steps import LayerStep, LayerWork
 from mosaic.pipelining.workload.layers import Layer, Strategy
 
 
@@ -61,7 +61,10 @@ def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
         draft.tensors[name] = layer.sources[name]
     for step in layer.steps:
         draft.tensors[step.writes] = step.num_bytes
-        draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
+        if step.fetched is not None:
+            _add_fetching(draft, step, step.forward, reads=step.reads, writes=(step.writes,))
+        else:
+            draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
     kept = {layer.output, *layer.saved} - set(layer.read)
     return draft.subgraph("forward", inputs=layer.read, outputs=kept)
 
@@ -113,11 +116,55 @@ def _add_backward(
     at = len(step.backward) - 1
     for place, work in enumerate(step.backward):
         reads = (*own, *before, *(() if step.weights else saved))
-        draft.add(f"{step.name} backward {place}", work, reads=reads, writes=tuple(after) if place == at else ())
+        if step.fetched is not None:
+            _add_fetching(draft, step, work, reads=reads, writes=after, is_backward=True)
+        else:
+            draft.add(f"{step.name} backward {place}", work, reads=reads, writes=tuple(after) if place == at else ())
     if weights:
         again = (f"{step.name} again",) if step.again is not None else saved
         for place, work in enumerate(step.weights):
             draft.add(f"{step.name} weights {place}", work, reads=(*own, *again))
+
+
+def _add_fetching(
+    draft: _Draft,
+    step: LayerStep,
+    work: LayerWork,
+    *,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    is_backward: bool = False,
+) -> None:
+    """Computes one group of heads after the other, the next one's keys on their way meanwhile, as ``Attend`` does.
+
+    Two fetched groups are in memory; in backward also the gradients of one, and those of another on their way::
+
+        context link   [ fetch 0 ][ fetch 1 ][give back 0][ fetch 2 ][give back 1]
+        compute                   [    0    ]             [    1    ][    2      ]     giving back is backward's
+    """
+    fetched = step.fetched
+    assert fetched is not None
+    assert isinstance(work, Operator)
+    once, groups = replace(work, calls=1), fetched.groups
+    name = f"{step.name} backward" if is_backward else step.name
+    for at in range(groups + 1):
+        if at < groups:
+            draft.tensors[f"{name} keys {at}"] = fetched.num_bytes
+            before = (f"{name} {at - 2}",) if at > 1 else ()
+            draft.wait(f"{name} room {at}", device="room", reads=reads, writes=(f"{name} keys {at}",), after=before)
+            draft.add(f"{name} fetch {at}", fetched.fetch, reads=(f"{name} keys {at}",))
+        if at == 0:
+            continue
+        own, made = at - 1, list(writes) if at == 1 else []
+        if is_backward:
+            made.append(f"d {name} keys {own}")
+            draft.tensors[made[-1]] = fetched.gradient_bytes
+        keys, arrived = f"{name} keys {own}", (f"{name} fetch {own}",)
+        draft.add(f"{name} {own}", once, reads=(*reads, keys), writes=made, after=arrived)
+        if is_backward:
+            draft.add(f"{name} give back {own}", fetched.give_back, reads=(made[-1],))
+    if is_backward:
+        draft.wait(f"{name} given back", device="compute", after=(f"{name} give back {groups - 1}",))
 
 
 def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
@@ -186,7 +233,15 @@ class _Draft:
     tensors: dict[str, int] = field(default_factory=dict)
     nodes: list[OperatorNode] = field(default_factory=list)
 
-    def add(self, name: str, work: LayerWork, *, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        work: LayerWork,
+        *,
+        reads: Sequence[str],
+        writes: Sequence[str] = (),
+        after: tuple[str, ...] = (),
+    ) -> None:
         device = "compute" if isinstance(work, Operator) else f"{work.axis} link"
         self.nodes.append(
             OperatorNode(
@@ -195,12 +250,27 @@ class _Draft:
                 time_ns=self.machine.time_ns(work),
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(writes),
+                after=after,
             )
+        )
+
+    def wait(
+        self,
+        name: str,
+        *,
+        device: str,
+        after: tuple[str, ...],
+        reads: Sequence[str] = (),
+        writes: tuple[str, ...] = (),
+    ) -> None:
+        """Takes no time: holds a device up until others are done, or begins a tensor before who fills it."""
+        self.nodes.append(
+            OperatorNode(name=name, device=device, time_ns=0, reads=tuple(reads), writes=writes, after=after)
         )
 
     def subgraph(self, name: str, *, inputs: Sequence[str], outputs: set[str] | list[str]) -> Subgraph:
         """With the thread that launches all kernels."""
-        launch_ns = self.machine.launch_ns(len(self.nodes))
+        launch_ns = self.machine.launch_ns(sum(node.device != "room" for node in self.nodes))
         launcher = OperatorNode(name="launch", device="launcher", time_ns=launch_ns)
         return Subgraph(
             name=name,

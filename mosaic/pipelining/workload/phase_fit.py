@@ -24,6 +24,12 @@ class PhaseFit:
     last_ms: float = 0.0
     """Of the last layer beside that: what comes behind them, such as a loss."""
 
+    def slower(self, by: float) -> PhaseFit:
+        """Returns the line of a module that takes ``by`` times as long."""
+        return PhaseFit(
+            scale=self.scale * by, layer_ms=self.layer_ms * by, first_ms=self.first_ms * by, last_ms=self.last_ms * by
+        )
+
     def ms(self, counted_ms: float, at: int, count: int) -> float:
         """Returns the time of layer ``at`` of ``count``."""
         ends_ms = (0.0 if at else self.first_ms) + (self.last_ms if at == count - 1 else 0.0)
@@ -43,6 +49,12 @@ class ModuleFit:
     """Backward for inputs."""
     weights: PhaseFit = _AS_COUNTED
     """Backward for weights."""
+
+    def slower(self, by: float) -> ModuleFit:
+        """Returns the lines of a module that takes ``by`` times as long."""
+        return ModuleFit(
+            forward=self.forward.slower(by), backward=self.backward.slower(by), weights=self.weights.slower(by)
+        )
 
     def layers(self, counted: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """Returns all layers of the module with fitted times; what is computed again takes a forward's."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+from mosaic.context import share_items
 from mosaic.cost.counts import Operator
 from mosaic.pipelining.semu.rank_hardware import RankHardware
 from mosaic.pipelining.workload.formulas import (
-    ITEM_BYTES,
-    ModuleLoad,
     StepWriter,
     source_bytes,
     write_first,
+    write_gathered,
     write_head,
     write_projector,
 )
 from mosaic.pipelining.workload.intake import Intake
 from mosaic.pipelining.workload.layer_graphs import LayerSteps, timed_layer
+from mosaic.pipelining.workload.layer_steps import ITEM_BYTES, Fetched, ModuleLoad
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
 from mosaic.pipelining.workload.shapes import TransformerShape
 
 MAX_LOADS = 2000
@@ -51,6 +53,8 @@ class TransformerModule:
     """Whether it ends in a head over its vocabulary and a loss."""
     projects_to: int = 0
     """Width of who reads its output, behind a projector; 0: it has none."""
+    sharing: ContextSharing = PLAIN_SHARING
+    """How the context ranks of the machine share what it is called with."""
     host_gb_per_s: float = 25.0
     """Of a device's link to the host, in 10^9 bytes a second; PCIe 4 by default."""
     _known: dict[ModuleLoad, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -106,14 +110,29 @@ class TransformerModule:
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two of its layers on one rank; its output counts the same."""
-        return self._writer(self.intake.load(microbatch, units)).own_bytes
+        return self.writer(microbatch, units).own_bytes
+
+    def output_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes that leave one rank; each context rank sends what was gathered."""
+        load = self.intake.load(microbatch, units)
+        writer = self._writer(load)
+        return self._gathered_bytes(writer) if self._is_gathered(load) else writer.own_bytes
 
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the operations of forward on all tensor and context ranks together; a step has three times it."""
-        load, degrees = self.intake.load(microbatch, units), self.machine.degrees
-        steps = (step for layer in self._layer_steps(load) for step in layer.steps)
-        own = sum(step.forward.flops for step in steps if isinstance(step.forward, Operator))
-        return own * degrees.tensor * degrees.context
+        """Returns the operations of forward, each once whatever ranks repeat; a step has three times it."""
+        degrees = dataclasses.replace(self.machine.degrees, context=1)
+        whole = dataclasses.replace(self, machine=dataclasses.replace(self.machine, degrees=degrees))
+        steps = (step for layer in whole._layer_steps(self.intake.load(microbatch, units)) for step in layer.steps)
+        return sum(step.forward.flops for step in steps if isinstance(step.forward, Operator)) * degrees.tensor
+
+    def writer(self, microbatch: Microbatch, units: int) -> StepWriter:
+        """Returns what one rank has of a microbatch, before any step is written."""
+        return self._writer(self.intake.load(microbatch, units))
+
+    def fetched(self, microbatch: Microbatch, units: int) -> Fetched | None:
+        """Returns what the attention of one layer needs of other context ranks; None: nothing."""
+        steps = self._layer_steps(self.intake.load(microbatch, units))[0].steps
+        return next((step.fetched for step in steps if step.fetched is not None), None)
 
     def on_share(self, share: float) -> TransformerModule:
         """Returns the module on a share of its ranks' SMs, as one lane of several has."""
@@ -140,7 +159,20 @@ class TransformerModule:
         return self.shape.hidden * self.intake.merges * self.projects_to
 
     def _writer(self, load: ModuleLoad) -> StepWriter:
-        return StepWriter(shape=self.shape, degrees=self.machine.degrees, load=load)
+        degrees, ranks = self.machine.degrees, self.machine.degrees.context
+        if self.projects_to and self.sharing.items != "split":
+            if self.sharing.items == "share" and load.sequences >= ranks:
+                most = share_items([load.tokens] * load.sequences, ranks).room // load.tokens
+                load = dataclasses.replace(load, sequences=most)
+            degrees = dataclasses.replace(degrees, context=1)
+        return StepWriter(shape=self.shape, degrees=degrees, load=load, sharing=self.sharing)
+
+    def _is_gathered(self, load: ModuleLoad) -> bool:
+        """Whether its output is in parts on the context ranks; who reads it needs all."""
+        if self.machine.degrees.context == 1 or not self.projects_to:
+            return False
+        writer = self._writer(load)
+        return writer.degrees.context > 1 or writer.load.sequences < load.sequences
 
     def _steps(self, load: ModuleLoad, *, first: bool, last: bool) -> LayerSteps:
         writer = self._writer(load)
@@ -148,12 +180,19 @@ class TransformerModule:
         if last and self.has_head:
             output = write_head(writer, output)
         elif last and self.projects_to and not self._projects_apart:
-            output = write_projector(writer, output, self.projects_to)
+            output = self._projected(writer, output, load)
         return self._as_steps(writer, output, trains=not self.is_frozen)
 
     def _projector(self, load: ModuleLoad) -> LayerSteps:
         writer = self._writer(load)
-        return self._as_steps(writer, write_projector(writer, "x", self.projects_to), trains=True)
+        return self._as_steps(writer, self._projected(writer, "x", load), trains=True)
+
+    def _projected(self, writer: StepWriter, source: str, load: ModuleLoad) -> str:
+        output = write_projector(writer, source, self.projects_to)
+        return write_gathered(writer, output, self._gathered_bytes(writer)) if self._is_gathered(load) else output
+
+    def _gathered_bytes(self, writer: StepWriter) -> int:
+        return self.machine.degrees.context * writer.output_rows * self.projects_to * ITEM_BYTES
 
     def _as_steps(self, writer: StepWriter, output: str, *, trains: bool) -> LayerSteps:
         return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
+from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.devices import device_of, gpu_bytes
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
     Given,
     Plan,
+    check_kept,
     check_same_split,
     check_same_weights,
     degrees_of,
@@ -34,7 +40,8 @@ from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
-from mosaic.ranks.pipeline.trial import Candidates, PipelineTrial, try_ways
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
 
 DEFAULTS = Given()
 
@@ -49,6 +56,7 @@ def pipeline(
     data: int | None = None,
     tensor: int = 1,
     tp_plan: TensorPlan | None = None,
+    context: ContextSettings | None = None,
     options: PlannerOptions = DEFAULTS.options,
     memory_bytes: int = 0,
     trial: bool = True,
@@ -76,6 +84,8 @@ def pipeline(
         tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
             ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
             model. All others are whole on each rank.
+        context: Has several ranks share each sequence of the language model, whose layers they all have; losses and
+            gradients are the sums of their parts. A microbatch holds whole sequences as ever.
         options: How steps are planned.
         memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
         trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
@@ -98,6 +108,7 @@ def pipeline(
         data=data,
         tensor=tensor,
         tp_plan=tp_plan,
+        context=context,
         options=options,
         memory_bytes=memory_bytes,
         backend=backend,
@@ -108,13 +119,18 @@ def pipeline(
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
         candidates = make_candidates(model, step, world, given)
-        if isinstance(plan, KeptWay):
-            found = PipelineTrial(best=candidates.kept(plan))
-        elif candidates.partition is not None:
-            found = PipelineTrial(best=candidates.given(candidates.partition))
-        else:
-            found = try_ways(candidates, step) if trial else PipelineTrial(best=candidates.planned())
-        return Pipeline(candidates, found)
+        with nullcontext() if candidates.sequences is None else candidates.sequences.removed_on_error():
+            return Pipeline(candidates, _found(candidates, step, plan, trial=trial))
+
+
+def _found(
+    candidates: Candidates, step: Sequence[Mapping[str, Any]], plan: Plan | None, *, trial: bool
+) -> PipelineTrial:
+    if isinstance(plan, KeptWay):
+        return PipelineTrial(best=candidates.kept(plan))
+    if candidates.partition is not None:
+        return PipelineTrial(best=candidates.given(candidates.partition))
+    return try_ways(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
 
 
 def make_candidates(
@@ -135,28 +151,50 @@ def make_candidates(
     slots = min(world.tell(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)
     partition = None if given.plan is None else partition_of(given.plan, request)
-    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, partition=partition)
+    context = 1 if given.context is None else given.context.ranks
+    degrees = degrees_of(world.size, data=given.data, tensor=given.tensor, context=context, partition=partition)
+    check_kept(given.plan, degrees)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world, split=repr(split.modules))
     slices = None
     if degrees.tensor > 1:
         counted, slices = share_layers(model, counted, grids, degree=degrees.tensor, plan=given.tp_plan, sample=step[0])
+    sequences, options = None, given.options
+    if given.context is not None and context > 1:
+        group = grids.groups.of_context(degrees)
+        sequences = share_sequences(model, counted.split, given.context, group, device=world.device, sample=step[0])
+        step = [sequences.cut(one) for one in step]
+        counted, options = _sharing_units(counted, options, degrees)
     return Candidates(
         model=model,
         counted=counted,
         request=_request(counted, step, degrees.pipeline, slots),
         space=RankSpace(
-            network=cluster, devices_per_rank=degrees.tensor, limit_bytes=given.memory_bytes or gpu_bytes(world.device)
+            network=cluster,
+            devices_per_rank=degrees.tensor * degrees.context,
+            limit_bytes=given.memory_bytes or gpu_bytes(world.device),
         ),
-        options=given.options,
+        options=options,
         loss=loss,
         degrees=degrees,
         is_free=given.data is None,
         grids=grids,
         slices=slices,
+        sequences=sequences,
         backend=backend,
         partition=partition,
     )
+
+
+def _sharing_units(
+    counted: CountedModel, options: PlannerOptions, degrees: Degrees
+) -> tuple[CountedModel, PlannerOptions]:
+    """Has planning know that context ranks share units of encoders out, which they do in chunks of their own alone."""
+    counted = replace(counted, units_together=degrees.context)
+    are_many = all(degrees.pipeline <= one.count for one in counted.split.modules)
+    if options.partition == AUTO and are_many and counted.split.encoders:
+        options = replace(options, partition="separated")
+    return counted, options
 
 
 def _request(counted: CountedModel, step: Sequence[Mapping[str, Any]], num_ranks: int, slots: int) -> Request:

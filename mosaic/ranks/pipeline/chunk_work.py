@@ -21,6 +21,7 @@ from mosaic.parts.pieces import join_pieces
 from mosaic.parts.random_state import State
 from mosaic.parts.strategies import Again
 from mosaic.pipelining.schedule.action import TaskName
+from mosaic.ranks.pipeline.checked_loss import Loss, checked_loss
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.late_weights import LateWeights
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
@@ -28,8 +29,6 @@ from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.schedule import ActionKind
 
-Loss = Callable[[Any, Mapping[str, Any]], Tensor]
-"""From the model's output and the microbatch to one number."""
 Scale = Callable[[Tensor], Tensor]
 """Of a loss before its backward, as ``GradScaler.scale``."""
 
@@ -95,11 +94,14 @@ class ChunkWork:
         with torch.set_grad_enabled(has_backward), nullcontext() if late is None else late.collecting():
             found = self._run(task, *given, again=nullcontext if late is None else late.collecting)
         if data.ends(task):
-            with self._model.computing():
-                loss = self._loss(found, kwargs)
+            with self._turn, self._model.computing():
+                loss = checked_loss(self._loss, found, kwargs, self._model)
             self.losses[task.microbatch] = loss.detach()
             mean = loss / data.averaged_over
             found = {"": (mean if self._scale is None else self._scale(mean),)}
+        else:
+            with torch.set_grad_enabled(has_backward):
+                found = data.gathered(task, found)
         if has_backward:
             self._kept[task] = _Kept(leaves=leaves, outputs=found, late=late)
         return {
@@ -142,7 +144,7 @@ class ChunkWork:
         """Returns what crosses an edge; gradients are of what its forward handed over."""
         is_back = edge.source.kind is not ActionKind.FORWARD
         ends = Edge(_forward_of(edge.target), _forward_of(edge.source)) if is_back else edge
-        kwargs = self._data.kwargs_of(ends.source)
+        kwargs = self._data.leaving_kwargs_of(ends.source)
         with self._turn:
             likes = self._model.boundary_like(ends.source.chunk, kwargs)
         found = (TensorSpec.of(one) for name in self._data.carried(ends) for one in likes[name])

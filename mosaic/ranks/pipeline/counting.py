@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+<<<<<<< HEAD
 from dataclasses import dataclass, field
 from functools import cached_property
+=======
+from dataclasses import dataclass
+>>>>>>> main
 from typing import Any
 
 import torch
@@ -46,6 +50,7 @@ class CountedModel:
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
     """Its modules."""
+<<<<<<< HEAD
     draws: Seen = field(default_factory=dict)
     """Which microbatches draw random numbers, as far as the ways that have run saw."""
 
@@ -54,6 +59,10 @@ class CountedModel:
         """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
         own = {module.name for module in self.split.modules if module.own_inputs}
         return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
+=======
+    units_together: int = 1
+    """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
+>>>>>>> main
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
@@ -63,10 +72,10 @@ class CountedModel:
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.name in self._encoders else 1
+            units = count_units(self.split, kwargs, module.name) if module.name in self.split.encoders else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
-                units=max(1, units),
+                units=max(1, units // self.units_together),
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
                 boundary_bytes=num_bytes,
             )

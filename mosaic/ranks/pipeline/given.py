@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
+from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
@@ -24,7 +25,7 @@ from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]
@@ -48,6 +49,8 @@ class Given:
     """Ranks that share each layer."""
     tp_plan: TensorPlan | None = None
     """How they are shared."""
+    context: ContextSettings | None = None
+    """How sequences are shared."""
     options: PlannerOptions = DEFAULT_OPTIONS
     """How steps are planned."""
     memory_bytes: int = 0
@@ -76,24 +79,35 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     return partition
 
 
-def degrees_of(num_ranks: int, *, data: int | None, tensor: int, partition: Partition | None) -> Degrees:
+def degrees_of(
+    num_ranks: int, *, data: int | None, tensor: int, context: int = 1, partition: Partition | None
+) -> Degrees:
     """Returns how ranks are laid out: as many replicas as were asked for, or as a partition leaves ranks for.
 
     Raises:
         ValueError: They cannot be.
     """
-    if tensor < 1 or (data is not None and data < 1) or num_ranks % (tensor * (data or 1)):
+    shared = tensor * context
+    said = f"data={data}, tensor={tensor}" + (f", context={context}" if context > 1 else "")
+    if tensor < 1 or (data is not None and data < 1) or num_ranks % (shared * (data or 1)):
+        raise ValueError(f"{said}, and there are {num_ranks} ranks; use numbers whose product divides them")
+    places = num_ranks // (shared * (data or 1)) if partition is None else partition.num_ranks
+    replicas = data or (1 if partition is None else max(1, num_ranks // (shared * places)))
+    if replicas * places * shared != num_ranks:
         raise ValueError(
-            f"data={data}, tensor={tensor}, and there are {num_ranks} ranks; use numbers whose product divides them"
+            f"the plan is for {places} ranks, and {num_ranks} with {said} are not {places} each; "
+            f"start {replicas * places * shared} ranks, or give another plan"
         )
-    places = num_ranks // (tensor * (data or 1)) if partition is None else partition.num_ranks
-    replicas = data or (1 if partition is None else max(1, num_ranks // (tensor * places)))
-    if replicas * places * tensor != num_ranks:
+    return Degrees(data=replicas, pipeline=places, tensor=tensor, context=context)
+
+
+def check_kept(plan: Plan | None, degrees: Degrees) -> None:
+    """Raises ValueError if a way that was kept shares layers or sequences with other numbers of ranks."""
+    if isinstance(plan, KeptWay) and (plan.degrees.tensor, plan.degrees.context) != (degrees.tensor, degrees.context):
         raise ValueError(
-            f"the plan is for {places} ranks, and {num_ranks} with data={data}, tensor={tensor} are not {places} each; "
-            f"start {replicas * places * tensor} ranks, or give another plan"
+            f"the way that was kept has {plan.degrees.tensor} ranks a layer and {plan.degrees.context} a sequence, and "
+            f"tensor= and context= ask for {degrees.tensor} and {degrees.context}; give them as they were then"
         )
-    return Degrees(data=replicas, pipeline=places, tensor=tensor)
 
 
 def check_same_weights(model: nn.Module, world: World) -> None:

@@ -18,7 +18,8 @@ from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
-from mosaic.parts.finding.layer_lists import batch_norms, check_frozen
+from mosaic.parts.finding.layer_lists import check_model
+from mosaic.parts.modes import modes_of
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
@@ -28,9 +29,11 @@ from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
+from mosaic.ranks.pipeline.context.sequences import masks_of
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trial import COLOCATED, Candidates, PipelineTrial
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
 
@@ -40,6 +43,8 @@ MAX_SCHEDULES = 256
 """Steps of different shapes whose schedules are kept."""
 PLANNING_SHARE = 0.05
 """Of the time of the last step, for a step that nobody announced."""
+
+_COMPARED = ("shapes", "values", "masks")
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
@@ -64,7 +69,7 @@ class Pipeline(KeepsCheckpoints):
         self._model = candidates.model
         self._ranks = candidates.world
         self._counted, self._grids = candidates.counted, candidates.grids
-        self._way, self._slices = trial.best, candidates.slices
+        self._way, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
         self._runner = candidates.runner(trial.best, keeps_all=False)
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(candidates.model, candidates.world)
@@ -77,14 +82,16 @@ class Pipeline(KeepsCheckpoints):
         self._failed_ahead = 0
         self._played = PlayedSteps(trial.best, self._runner.grid.executor)
         self._forwards: dict[tuple[str, ...], SharedStep] = {}
-        self._frozen = batch_norms(candidates.model)
+        self._modules = tuple(candidates.model.modules())
+        self._modes = modes_of(self._modules)
         hook = PlainCalls(candidates.counted.split.sites[0].path)
         self._plain_calls = candidates.model.register_forward_pre_hook(hook)
         self.active = True
         elsewhere = self._runner.sums.counted_elsewhere
         parameters = list(candidates.model.parameters())
         self._counted_here = {id(one): not one.is_meta and id(one) not in elsewhere for one in parameters}
-        self._divided = frozenset(map(id, parameters)) if self.degrees.data < self.world.size else frozenset()
+        is_divided = self._runner.grid.num_copies < self.world.size
+        self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
 
     def step(self, microbatches: Step, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
@@ -104,17 +111,18 @@ class Pipeline(KeepsCheckpoints):
         """
         self._check_ready(microbatches)
         began = time.perf_counter()
-        counted = self._count(microbatches)
-        shared = self._shared(microbatches, counted)
+        own = self._cut(microbatches)
+        counted = self._count(own)
+        shared = self._shared(microbatches, own, counted)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
         scale = None if scaler is None else scaler.scale
         number = self.world.progress.step
-        ran = self._runner.run(shared, microbatches, shapes=self._shapes(counted), scale=scale)
+        ran = self._runner.run(shared, own, shapes=self._shapes(counted), scale=scale)
         replica = self._runner.grid.replica
-        own = tuple(counted[at] for at in shared.shares[replica])
-        self._played.note(OwnStep(number=number, step=own, schedule=shared.schedules[replica], times=ran.times))
+        share = tuple(counted[at] for at in shared.shares[replica])
+        self._played.note(OwnStep(number=number, step=share, schedule=shared.schedules[replica], times=ran.times))
         self._number += 1
         self._last_s = time.perf_counter() - began
         return ran.losses
@@ -134,16 +142,17 @@ class Pipeline(KeepsCheckpoints):
             ValueError, InvalidScheduleError, RankFailedError: As in ``step``.
         """
         self._check_ready(microbatches)
-        counted = self._count(microbatches)
+        own = self._cut(microbatches)
+        counted = self._count(own)
         key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, key)
+        self._check_alike(microbatches, own, key)
         if key not in self._forwards:
             found = forwards_of(self._way, counted) if self.world.rank == 0 else None
             _keep_few(self._forwards)
             self._forwards[key] = self.world.first_says(found)
         with torch.no_grad():
             shapes = self._shapes(counted)
-            return self._runner.run(self._forwards[key], microbatches, shapes=shapes, is_training=False).losses
+            return self._runner.run(self._forwards[key], own, shapes=shapes, is_training=False).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Gives the steps of a loader, each one read while the one before is still to run.
@@ -190,6 +199,7 @@ class Pipeline(KeepsCheckpoints):
         """Says which way was taken and why, and which chunks are on which rank."""
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
+        replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
         lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
@@ -260,6 +270,8 @@ class Pipeline(KeepsCheckpoints):
         finally:
             if self._ahead is not None:
                 self._ahead.close()
+            if self._sequences is not None:
+                self._sequences.remove()
             self._grids.close()
             self.world.close()
 
@@ -269,7 +281,20 @@ class Pipeline(KeepsCheckpoints):
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        check_frozen(self._frozen)
+        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
+        if trained and torch.is_grad_enabled():
+            raise ValueError(
+                f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
+                "compute it in the model, or detach() it"
+            )
+        modes = modes_of(self._modules)
+        if modes != self._modes:
+            check_model(self._model)
+            self._modes = modes
+
+    def _cut(self, microbatches: Step) -> Step:
+        """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""
+        return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
 
     def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
         """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
@@ -288,25 +313,25 @@ class Pipeline(KeepsCheckpoints):
         precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
         return [f"{one.key} {precision}" for one in counted]
 
-    def _shared(self, microbatches: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
+    def _shared(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
         """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
         key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, key)
+        self._check_alike(microbatches, own, key)
         is_announced, self._announced = self._announced == self._number, -1
-        own = None
+        found = None
         if self.world.rank == 0 and is_announced and self._ahead is not None:
             handed = self._ahead.take(self._number)
-            own = handed.schedule if handed.step == self._number else None
+            found = handed.schedule if handed.step == self._number else None
             self._note(handed.error)
         if is_announced:
-            own = self.world.first_says(own)
-        if own is None and key in self._schedules:
+            found = self.world.first_says(found)
+        if found is None and key in self._schedules:
             return self._schedules[key]
-        if own is None:
+        if found is None:
             if self.world.rank == 0:
-                own = self._planned_now(counted)
-            own = self.world.first_says(own)
-        shared: SharedStep | None = own
+                found = self._planned_now(counted)
+            found = self.world.first_says(found)
+        shared: SharedStep | None = found
         assert shared is not None
         _keep_few(self._schedules)
         self._schedules[key] = shared
@@ -326,14 +351,15 @@ class Pipeline(KeepsCheckpoints):
             if self._failed_ahead == 1:
                 _LOG.warning("step %d could not be planned ahead: %s", self._number, error)
 
-    def _check_alike(self, microbatches: Step, key: tuple[str, ...]) -> None:
-        """Raises InvalidScheduleError on all ranks unless they have the same shapes, and on CPUs the same values."""
-        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(one)[0]]
-        own = json.dumps((fingerprint(key), fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])))
-        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(own)]
+    def _check_alike(self, microbatches: Step, own: Step, key: tuple[str, ...]) -> None:
+        """Raises InvalidScheduleError on all ranks unless they have the same shapes and masks, and on CPUs values."""
+        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(dict(one))[0]]
+        values = fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])
+        mine = json.dumps((fingerprint(key), values, fingerprint(masks_of(own))))
+        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(mine)]
         for rank, other in enumerate(told):
             if other != told[0]:
-                what = "shapes" if other[0] != told[0][0] else "values"
+                what = next(name for name, one, first in zip(_COMPARED, other, told[0], strict=True) if one != first)
                 raise InvalidScheduleError(
                     f"microbatches of rank {rank} have other {what} than rank 0's; give all ranks the same microbatches"
                 )
@@ -341,11 +367,13 @@ class Pipeline(KeepsCheckpoints):
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""
         following, self._next = self._next, None
+        if following is not None and self._sequences is not None:
+            self._sequences.look_ahead(following)
         if following is None or self._way.baseline:
             return
         self._announced = self._number + 1
         if self.world.rank == 0:
-            counted = [self._counted.microbatch(one) for one in following]
+            counted = [self._counted.microbatch(one) for one in self._cut(following)]
             way = self._way
             if self._ahead is None:
                 planning = StepPlanning(
@@ -362,10 +390,18 @@ class Pipeline(KeepsCheckpoints):
         return self._slices.whole([self._model, *beside], optimizers)
 
     def _plan_name(self) -> str:
-        return f"pipeline of {self.degrees.data} x {self.degrees.pipeline} x {self.degrees.tensor}"
+        return "pipeline of " + " x ".join(
+            str(getattr(self.degrees, axis)) for axis in ("data", "pipeline", "context", "tensor")
+        )
 
     def _settle(self) -> None:
         """Does nothing: a step has ended when ``step`` returns."""
+
+
+def _trained_in(microbatch: Mapping[str, Any]) -> list[str]:
+    """Returns the names of arguments with tensors that require a gradient."""
+    leaves = pytree.tree_leaves_with_path(dict(microbatch))
+    return [pytree.keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _value(leaf: Any) -> Any:

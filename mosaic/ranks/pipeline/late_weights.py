@@ -2,7 +2,7 @@
 
 A backward for inputs is what other ranks wait for; one for weights fills time in which a rank would wait (zero-bubble
 schedules, arXiv 2401.10241). Products of an activation and a matrix are found as they are called; what remains, such as
-scales of norms and biases, has its gradient with the inputs', since it costs little.
+scales of norms, biases and matrices whose gradients hooks wait for, has its gradient with the inputs'.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ class _Collecting(TorchFunctionMode):
     ) -> Any:
         if func is functional.linear and not kwargs and torch.is_grad_enabled():
             given, weight, *bias = args
-            if weight.is_leaf and weight.requires_grad:
-                if torch.is_autocast_enabled(given.device.type):
+            if weight.is_leaf and weight.requires_grad and not _is_hooked(weight):
+                if torch.is_autocast_enabled(given.device.type) and given.dtype is not torch.float64:
                     given = given.to(torch.get_autocast_dtype(given.device.type))
                 return _Linear.apply(given, weight, bias[0] if bias else None, self._late)
         return func(*args, **(kwargs or {}))
+
+
+def _is_hooked(weight: Tensor) -> bool:
+    """Whether hooks wait for a matrix's gradient, which backward then has to compute."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
 
 
 class _Linear(torch.autograd.Function):

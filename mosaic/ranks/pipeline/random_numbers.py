@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from mosaic.parts.modes import Modes, modes_of
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.random_state import State, is_same_state, random_state, set_random_state
+from mosaic.parts.ways_seen import kind_of
 from mosaic.pipelining.schedule.action import TaskName
 
 MAX_SEED = 2**62
+MAX_KINDS = 1024
+"""Of microbatches of which it is known whether they draw any."""
 
 
+<<<<<<< HEAD
 Seen = dict[tuple[bool, frozenset[str]], bool]
 """By the model's mode and the modules that a microbatch has, whether it draws random numbers."""
 
@@ -30,14 +35,28 @@ class DrawnNumbers:
     def __init__(self, model: PartedModel, seen: Seen | None = None) -> None:
         self._model = model
         self._draws: Seen = {} if seen is None else seen
+=======
+class DrawnNumbers:
+    """Which kinds of microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
+
+    def __init__(self, model: PartedModel) -> None:
+        self._model, self._modules = model, tuple(model.model.modules())
+        self._modes: Modes = ()
+        self._draws: dict[Hashable, bool] = {}
+>>>>>>> main
 
     def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
         """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""
         states = []
+        modes = modes_of(self._modules)
+        if modes != self._modes or len(self._draws) > MAX_KINDS:
+            self._modes = modes
+            self._draws.clear()
+            self._model.forget_results()
         for kwargs in microbatches:
             before = random_state(self._model.device)
             states.append(before)
-            key = self._model.model.training, self._model.split.present(kwargs)
+            key = kind_of(kwargs)
             if self._draws.get(key, True):
                 self._model.skip_random_numbers(kwargs)
                 self._draws[key] = not is_same_state(before, random_state(self._model.device))
@@ -45,7 +64,7 @@ class DrawnNumbers:
 
     def draw(self, kwargs: Mapping[str, Any]) -> bool:
         """Returns whether a microbatch draws any."""
-        return self._draws.get((self._model.model.training, self._model.split.present(kwargs)), True)
+        return self._draws.get(kind_of(kwargs), True)
 
     @contextmanager
     def numbers_of(self, task: TaskName, state: State, *, is_piece: bool) -> Iterator[None]:

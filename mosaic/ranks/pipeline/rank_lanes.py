@@ -14,6 +14,7 @@ from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.meeting.devices import own_gpu
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
@@ -21,6 +22,8 @@ from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
 
 _LOG = logging.getLogger("mosaic")
+
+ALONE = Degrees()
 
 
 def backend_of(world: World) -> Backend | None:
@@ -72,23 +75,23 @@ def slots_of(shares: Sequence[float], num_slots: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
 
 
-def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, *, tensor: int = 1) -> None:
+def check_lanes(model: nn.Module, split: ModelSplit, partition: Partition, degrees: Degrees = ALONE) -> None:
     """Checks that the lanes of each rank can do their work at the same time.
 
     Args:
         model: The user's.
         split: Where it is cut.
         partition: Chunks on lanes.
-        tensor: Ranks that share each layer.
+        degrees: The grid of ranks.
 
     Raises:
         InvalidPlanError: Two train one parameter, and would add to its gradient in no fixed order; names it. Or layers
-            are shared by ranks, whose sums would meet in no fixed order.
+            or sequences are shared by ranks, whose exchanges would meet in no fixed order.
     """
-    if tensor > 1 and len(partition.rows) > partition.num_ranks:
+    if degrees.tensor * degrees.context > 1 and len(partition.rows) > partition.num_ranks:
         raise InvalidPlanError(
-            f"the partition has lanes, and tensor={tensor} ranks share layers: lanes would sum over them in no fixed "
-            "order; use a partition without lanes, or tensor=1"
+            f"the partition has lanes, and tensor={degrees.tensor}, context={degrees.context} ranks share layers or "
+            "sequences: lanes would exchange with them in no fixed order; use a partition without lanes, or 1 of both"
         )
     named, chunks = dict(model.named_parameters()), partition.chunks
     for name, users in split.shared_parameters([chunk.parts for chunk in chunks]):

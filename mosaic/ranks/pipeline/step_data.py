@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from mosaic.context.items import ItemShare
 from mosaic.parts.pieces import count_units, slice_piece
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
@@ -15,7 +16,9 @@ from mosaic.pipelining.partition.sizes import even_pieces
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.workload.layers import Layer
+from mosaic.ranks.pipeline.context.items import SharedItems
 from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.transports.transport import Tensors
 from mosaic.schedule import ActionKind
 
 
@@ -34,20 +37,61 @@ class StepData:
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     """For a module its layers, whose strategies the schedule counts."""
     averaged_over: float
-    """What losses are divided by: with replicas, the step's microbatches for each of them."""
+    """What losses are divided by: the step's microbatches for each of the ranks that have the same layers."""
+    units_together: int = 1
+    """Of an encoder, that no piece divides."""
+    items: SharedItems | None = None
+    """How encoders share units out over context ranks; None: each rank encodes all."""
     _pieces: dict[TaskName, Mapping[str, Any]] = field(default_factory=dict)
+    _own: dict[TaskName, tuple[Mapping[str, Any], ItemShare | None]] = field(default_factory=dict)
 
     def kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
         """Returns what the model is called with for a forward."""
+        return self._own_of(task)[0]
+
+    def leaving_kwargs_of(self, task: TaskName) -> Mapping[str, Any]:
+        """Returns what the shapes of what leaves a forward follow from: behind an encoder, its units on all ranks."""
+        _, is_last = self._encoder_of(task)
+        return self._piece_of(task) if is_last else self.kwargs_of(task)
+
+    def gathered(self, task: TaskName, sent: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """Returns what leaves a forward with the units that other context ranks have encoded."""
+        module, is_last = self._encoder_of(task)
+        _, share = self._own_of(task)
+        if self.items is None or share is None or not is_last:
+            return sent
+        return {**sent, module: self.items.gathered(sent[module], self._piece_of(task), module, share)}
+
+    def _piece_of(self, task: TaskName) -> Mapping[str, Any]:
         if task not in self._pieces:
             self._pieces[task] = self._cut(task)
         return self._pieces[task]
 
+    def _own_of(self, task: TaskName) -> tuple[Mapping[str, Any], ItemShare | None]:
+        if task not in self._own:
+            kwargs, (module, _) = self._piece_of(task), self._encoder_of(task)
+            share = self.items.share_of(kwargs, module) if self.items is not None and module else None
+            own = kwargs if share is None or self.items is None else self.items.own(kwargs, module, share)
+            self._own[task] = own, share
+        return self._own[task]
+
+    def _encoder_of(self, task: TaskName) -> tuple[str, bool]:
+        """Returns the encoder of which a chunk has a part, and whether it is the last; an empty name for others."""
+        part = self.partition.chunks[task.chunk].parts[0]
+        return (part.module, part.end == part.total) if part.module in self._encoders_apart else ("", False)
+
+    @cached_property
+    def _encoders_apart(self) -> frozenset[str]:
+        """Encoders that are in no chunk with others."""
+        mixed = {part.module for chunk in self.partition.chunks if len(chunk.parts) > 1 for part in chunk.parts}
+        return self.split.encoders - mixed
+
     def carried(self, edge: Edge) -> tuple[str, ...]:
         """Returns the modules whose tensors one forward hands to another, in order."""
-        names = self.split.handed(*(self.partition.chunks[end.chunk].parts for end in edge))
-        present = self._present[edge.source.microbatch]
-        return tuple(name for name in names if name in present)
+        present, chunks = self._present[edge.source.microbatch], self.partition.chunks
+        return self.split.handed(
+            *([part for part in chunks[end.chunk].parts if part.module in present] for end in edge)
+        )
 
     def ends(self, task: TaskName) -> bool:
         """Returns whether the model ends with a forward, which then has a loss."""
@@ -130,13 +174,14 @@ class StepData:
 
     def _cut(self, task: TaskName) -> Mapping[str, Any]:
         kwargs = self.microbatches[task.microbatch]
-        chunk = self.partition.chunks[task.chunk]
-        name = chunk.parts[0].module
+        name, _ = self._encoder_of(task)
         size = self.partition.sizes.get(name)
-        if size is None or len(chunk.parts) > 1 or not self.split.by_name[name].own_inputs:
+        if size is None:
             return kwargs
-        pieces = even_pieces(count_units(self.split, kwargs, name), size)
+        units, together = count_units(self.split, kwargs, name), self.units_together
+        pieces = even_pieces(max(1, units // together), size)
         if len(pieces) == 1:
             return kwargs
-        first = sum(pieces[: task.piece])
-        return slice_piece(self.split, kwargs, name, first, pieces[task.piece])
+        first = sum(pieces[: task.piece]) * together
+        is_last = task.piece == len(pieces) - 1
+        return slice_piece(self.split, kwargs, name, first, units - first if is_last else pieces[task.piece] * together)

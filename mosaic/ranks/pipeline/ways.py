@@ -27,7 +27,9 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
+from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Scale
+from mosaic.ranks.pipeline.context.items import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
@@ -88,7 +90,7 @@ class Way:
             planned = plan_baseline(baseline, request, step, space=space)
         else:
             planned = plan_step(request, step, space=space, options=options)
-        sum_ms = _sum_ms(planned.partition, request, degrees.data, space.network)
+        sum_ms = _sum_ms(planned.partition, request, degrees.data * degrees.context, space.network)
         return cls(
             name=name,
             baseline=baseline,
@@ -145,9 +147,9 @@ class Way:
         return plan_shares(shares, step, lambda share: self.plan(share, seconds=each).schedule())
 
 
-def _sum_ms(partition: Partition, request: Request, num_replicas: int, network: Link | Cluster | None) -> float:
-    """Returns what summing the most gradients of one rank over replicas takes, hidden by nothing."""
-    if num_replicas == 1 or network is None:
+def _sum_ms(partition: Partition, request: Request, num_copies: int, network: Link | Cluster | None) -> float:
+    """Returns what summing the most gradients of one rank over all that have them takes, hidden by nothing."""
+    if num_copies == 1 or network is None:
         return 0.0
     modules = {one.name: one for one in request.model.modules}
     trained = [0] * partition.num_ranks
@@ -156,7 +158,7 @@ def _sum_ms(partition: Partition, request: Request, num_replicas: int, network: 
             module = modules[part.module]
             own = (layer for layer in range(part.first, part.end) if module.trains[layer])
             trained[chunk.rank] += sum(module.num_parameters(layer, 1) for layer in own)
-    return network.all_reduce_ms(GRADIENT_BYTES * max(trained), num_replicas)
+    return network.all_reduce_ms(GRADIENT_BYTES * max(trained), num_copies)
 
 
 @dataclass(kw_only=True)
@@ -205,7 +207,7 @@ class WayRunner:
         Raises:
             InvalidPlanError: The partition's lanes cannot do their work at the same time.
         """
-        check_lanes(model, counted.split, way.partition, tensor=way.degrees.tensor)
+        check_lanes(model, counted.split, way.partition, way.degrees)
         self.way, self.grid, self._slices = way, grid, slices
         chunks = way.partition.chunks
         own = (
@@ -219,6 +221,8 @@ class WayRunner:
         with self.parted.lent_memory():
             self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
         self._counted, self._loss = counted, loss
+        group = grid.context_group
+        self._items = None if group is None else SharedItems(self.parted, group)
         self._numbers = DrawnNumbers(self.parted, counted.draws)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
@@ -254,7 +258,9 @@ class WayRunner:
                 schedule=schedule,
                 microbatches=[microbatches[at] for at in share],
                 layers=self._counted.layers,
-                averaged_over=len(microbatches) / self.way.degrees.data,
+                averaged_over=len(microbatches) / self.grid.num_copies,
+                units_together=self._counted.units_together,
+                items=self._items if not any(map(self._numbers.draw, microbatches)) else None,
             )
             work = ChunkWork(
                 self.parted,
@@ -270,7 +276,8 @@ class WayRunner:
                 ran = self.grid.executor.run(schedule, work, shapes=named, is_timed=True, lanes=self._lanes)
             assert ran is not None
             times = ran
-            losses = {share[at]: float(loss) for at, loss in work.losses.items()}
+            if self.grid.tensor == 0:
+                losses = {share[at]: float(loss) for at, loss in work.losses.items()}
         if is_training:
             self._end_sums()
         return RanStep(losses=self._losses(losses, len(microbatches)), times=times)
@@ -288,7 +295,9 @@ class WayRunner:
             raise
 
     def _losses(self, losses: Mapping[int, float], count: int) -> Tensor:
-        """Returns the losses of all ranks."""
-        texts = self.grid.transport.tell_all(json.dumps(losses))
-        told = {int(at): loss for text in texts for at, loss in json.loads(text).items()}
-        return torch.tensor([told[at] for at in range(count)])
+        """Returns the losses of all ranks; each of those that share a sequence has a part."""
+        found = [0.0] * count
+        for text in self.grid.transport.tell_all(json.dumps(losses)):
+            for at, loss in json.loads(text).items():
+                found[int(at)] += loss
+        return torch.tensor(found)

@@ -11,10 +11,16 @@ from torch import nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
@@ -41,6 +47,18 @@ def make(family: str) -> nn.Module:
         model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**SIZES))
     elif family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    elif family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts))
+        model.set_experts_implementation("eager")  # the grouped product has no double
+    elif family == "gpt2":  # learned positions
+        drops = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+        ids = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=2, **ids, **drops))
+        model.loss_type = "ForCausalLM"  # or it warns
+    elif family == "minicpm3":  # latent attention: values are wider than keys
+        ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 12}
+        model = MiniCPM3ForCausalLM(MiniCPM3Config(**SIZES | ranks | {"num_key_value_heads": 4}))
     else:
         model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, layer_types=FULL, sliding_window=None))
     for module in model.modules():
@@ -54,7 +72,7 @@ def norm_in_double(module: Gemma3RMSNorm, x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1 + module.weight)
 
 
-FAMILIES = ("qwen3", "llama", "gemma3")
+FAMILIES = ("qwen3", "llama", "gemma3", "qwen3_moe", "gpt2", "minicpm3")
 
 
 def tokens() -> dict[str, torch.Tensor]:

@@ -58,10 +58,10 @@ def hearing(**more: Any) -> nn.Module:
     return WhisperEncoder(transformers.WhisperConfig(**HEARING | more))
 
 
-def glued() -> Glue:
-    """SigLIP, Whisper's encoder and Qwen3."""
+def glued(**more: Any) -> Glue:
+    """SigLIP, Whisper's encoder and Qwen3, with more that its configuration says."""
     return Glue(
-        language_model=language_model(),
+        language_model=language_model(**more),
         vision=Tower(vision(), token=IMAGE),
         audio=Tower(hearing(), projector="linear", token=AUDIO),
     )

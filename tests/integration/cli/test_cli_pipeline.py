@@ -43,6 +43,19 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
     assert "returned int; return a mosaic.pipelining PipelineModel" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_sequences_that_devices_share_are_told_with_their_time_memory_and_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = ("--context", "2", "--mask", "mp", "--exchange", "needed", "--heads", "2", "--encoders", "share")
+    base = ["plan", "--pipeline", "4", *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
+    assert run([*base, *asked]) == 0
+    said = capsys.readouterr().out
+    for word in ("Sequences shared", "vision", "4096", "gives twice back", "sums of gradients over 2 ranks"):
+        assert word in " ".join(said.split())
+    assert run(base) == 0
+    assert "Sequences shared" not in capsys.readouterr().out
+
+
 def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "torch_model.py").write_text(
         "import torch\n"
@@ -56,6 +69,8 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     assert load(PipelineSchedule, output).num_microbatches == 4
     assert run(["plan", "--pipeline", "3", "--tensor", "2", "--model", made, *QUICK]) == 1
     assert "counted on one device" in " ".join(capsys.readouterr().err.split())
+    assert run(["plan", "--pipeline", "3", "--mask", "mp", "--model", made, *QUICK]) == 1
+    assert "are no formulas of them" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -67,6 +82,8 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
         (("--method", "luck"), "method='luck' is not known; use one of natural"),
         (("--microbatches", "0"), "num_microbatches=0; a step has at least one"),
         (("--pipeline", "100"), "layers for 100 ranks"),
+        (("--context", "2", "--heads", "3"), "heads=3 does not divide"),
+        (("--share", "luck"), "method='luck'; use one of lpt"),
     ],
 )
 def test_what_cannot_be_planned_is_an_error_that_says_the_way_out(

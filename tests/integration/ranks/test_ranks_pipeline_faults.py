@@ -16,7 +16,7 @@ BOUND_S = 60.0
 WAITS = ("busy", "hangs_in_a_forward")
 """Programs that run at the same time; the others, which compute, one after the other."""
 COMPUTE = (
-    *("killed_in_a_save", "killed_in_a_reduction", "resumed", "slow_rank"),
+    *("killed_in_a_save", "killed_in_a_reduction", "killed_in_a_send", "killed_in_a_backward", "resumed", "slow_rank"),
     *("refused_starts", "refused_steps", "no_loss", "a_modality_that_the_loss_needs"),
 )
 

@@ -62,6 +62,22 @@ def in_pipelines(rank: int, size: int, place: Path) -> None:
     print("equal")
 
 
+def over_sequences(rank: int, size: int, place: Path) -> None:
+    """A frozen tower on two ranks that share its images, the language model on two that share its sequences."""
+    join(rank, size, place)
+    torch.manual_seed(1)
+    model = frozen()
+    plain = copy.deepcopy(model)
+    trained = steps(clips=False)
+    specs = {"vision": Parallel(), "language_model": Parallel(context=2, block=4)}
+    pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **parallelize(model, specs))
+    assert "2 ranks a sequence" in pipe.describe()
+    assert model.language_model.lm_head.weight.is_meta == (rank < 2)
+    check_equal(pipe, model, plain, trained, ahead=True)
+    pipe.remove()
+    print("equal")
+
+
 def of_one_sequence(rank: int, size: int, place: Path) -> None:
     """Packed documents with images and clips, shared out over both ranks: gradients are those of one process."""
     join(rank, size, place)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from bench.context import balance, on_ranks, papers, planning, tables
+from bench.context import balance, families, in_pipeline, on_ranks, papers, planning, tables
 from bench.context.__main__ import draw, packed_blocks
 from bench.harness import study_of
+from bench.ranks import launch
 from bench.record import Study
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
@@ -77,6 +79,22 @@ def test_attention_on_two_ranks_is_measured_in_turn():
     assert all(one.value > 0 for one in found.values())
 
 
+def test_steps_of_pipelines_are_measured_in_turn_and_have_the_same_losses():
+    sizes = in_pipeline.Sizes(tokens=512, microbatches=1, layers=2, rounds=1)
+    found = {one.name: one for one in in_pipeline.in_pipeline(sizes, 90.0)}
+    assert len(found) == 6
+    assert all(one.value > 0 for one in found.values())
+
+
 def test_the_picture_is_drawn(study: Study, tmp_path: Path):
     draw(study, tmp_path)
     assert (tmp_path / "context_mp.png").stat().st_size > 10_000
+
+
+ENDS = {"qwen3": "equal", "bart": "refused"}
+
+
+def test_every_family_ends_in_a_word():
+    found = {one.name: one.labels for one in launch.on_ranks(partial(families.tried, [*ENDS]), 2, 60.0)}
+    assert {name: labels["outcome"] for name, labels in found.items()} == ENDS
+    assert "takes no position_ids" in found["bart"]["says"]

@@ -43,7 +43,10 @@ def test_drawn_masks_are_shared_evenly_over_eight_ranks(kind: str):
     blocks = MaskBlocks(mask=DRAWN[kind](1 << 16, 0))
     work = blocks.work()
     assert distribute(work, 8, chunk=1).imbalance(work) < 1.0005
-    assert distribute(work, 8).imbalance(work) <= 1.01
+    chosen = distribute(work, 8)
+    assert chosen.imbalance(work) <= 1.01
+    assert chosen.chunk == {"causal": 32, "ep": 16, "ee": 8, "mp": 16}[kind]  # twice of it would not be even
+    assert distribute(work, 8, chunk=2 * chosen.chunk).imbalance(work) > 1.05
     assert distribute(work, 8, "zigzag").imbalance(work) > 1.05 or kind == "causal"
 
 

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from mosaic.glue import Glue
+from mosaic.glue import Glue, Tower
 
 
 def trained(model: nn.Module, steps: int = 2) -> None:
@@ -41,7 +41,10 @@ def test_training_leaves_the_bytes_of_frozen_towers_as_they_were():
 
 
 def test_a_frozen_tower_stays_in_eval_mode_and_what_is_not_frozen_follows_train():
-    model = cases.glued().freeze("vision.model")
+    model = cases.glued()
+    assert model.vision.model.training
+    model.freeze("vision.model")
+    assert not any(module.training for module in model.vision.model.modules())
     for outer in (model, nn.ModuleDict({"inner": model})):
         outer.eval()
         outer.train()
@@ -69,6 +72,22 @@ def test_gradients_flow_through_a_frozen_tower_to_an_input_that_wants_them():
     assert given["vision"]["pixel_values"].grad is not None
 
 
+def test_an_input_inside_of_a_list_may_want_gradients_too():
+    class Listening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, cases.WIDTH)
+
+        def forward(self, clips: list[torch.Tensor]) -> torch.Tensor:
+            return self.layer(torch.stack(clips))
+
+    tower = Tower(Listening(), projector=None, token=cases.AUDIO)
+    model = Glue(language_model=cases.language_model(), audio=tower).freeze("audio")
+    clips = [torch.randn(3, 6, requires_grad=True) for _ in range(2)]
+    model(**cases.batch(images=0, clips=2) | {"audio": {"clips": clips}}).loss.backward()
+    assert all(clip.grad is not None for clip in clips)
+
+
 def test_a_frozen_language_model_hands_gradients_to_projectors():
     model = cases.glued().freeze("language_model", "vision.model", "audio.model")
     model(**cases.batch()).loss.backward()
@@ -89,6 +108,19 @@ def test_unfreezing_trains_what_trained_before_and_no_more():
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
 
 
+@pytest.mark.parametrize("order", [("vision", "vision.model"), ("vision.model", "vision")])
+def test_a_frozen_module_inside_of_another_stays_frozen_until_it_is_unfrozen_itself(order: tuple[str, str]):
+    model = cases.glued()
+    before = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    model.freeze(*order, "vision").unfreeze("vision")
+    trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trains == {name for name in before if not name.startswith("vision.model.")}
+    assert (model.vision.model.training, model.vision.projector.training) == (False, True)
+    model.unfreeze("vision.model")
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
+    assert model.vision.model.training
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("where", ["around", "inside"])
 def test_adapters_of_peft_train_and_nothing_else_does(where: str):
@@ -101,6 +133,7 @@ def test_adapters_of_peft_train_and_nothing_else_does(where: str):
         plain.language_model = get_peft_model(plain.language_model, LoraConfig(r=2, target_modules=["q_proj"]))
         model = plain
     model.train()
+    assert {module.training for name, module in model.named_modules() if "lora_dropout" in name} == {True}
     base = {name: value for name, value in bytes_of(model).items() if "lora" not in name and "projector" not in name}
     base = {name: value for name, value in base.items() if "audio" not in name}
     trained(model)

@@ -48,14 +48,15 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
 
 def test_a_folder_gives_back_the_model_that_was_saved_bit_for_bit(tmp_path: Path):
     torch.manual_seed(0)
-    model = cases.glued().freeze("vision.model")
+    model = cases.glued(tie_word_embeddings=True).freeze("vision.model", "language_model.lm_head")
     model.save_pretrained(tmp_path)
     found = Glue.from_pretrained(tmp_path)
     assert_equal(model, found)
-    assert found.frozen == ("vision.model",)
+    assert found.frozen == ("vision.model", "language_model.lm_head")
     assert not found.training
+    assert found.language_model.lm_head.weight is found.language_model.get_input_embeddings().weight
     for each in (model, found):
-        each.unfreeze("vision.model")
+        each.unfreeze("vision.model", "language_model.lm_head")
     trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trains == {name for name, weight in found.named_parameters() if weight.requires_grad}
 
@@ -106,9 +107,14 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
 
 
 def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
+    def full(folder: Path) -> None:
+        raise OSError("no space left")
+
     model = cases.glued()
     model.save_pretrained(tmp_path)
-    (tmp_path / "glue.json").unlink()
+    model.audio.model.save_pretrained = full
+    with pytest.raises(OSError, match="no space left"):
+        model.save_pretrained(tmp_path)
     with pytest.raises(InvalidFileError, match=r"cannot read .*glue.json"):
         Glue.from_pretrained(tmp_path)
 
@@ -117,12 +123,17 @@ def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
     ("kind", "match"),
     [
         ("os:system", "is no model of this version of transformers"),
-        ("transformers.models.qwen3.modeling_qwen3:logger", "is no model of this version of transformers"),
+        ("somebody:Model", "is no model of this version of transformers"),
+        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "is no model of this version of transformers"),
         ("transformers.models.nothing:Nothing", "is no model of this version of transformers"),
         ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not hold the weights of"),
     ],
 )
-def test_a_class_that_is_not_the_one_that_was_saved_is_refused(tmp_path: Path, kind: str, match: str):
+def test_a_class_that_is_not_the_one_that_was_saved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, match: str
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "somebody.py").write_text("raise SystemExit('code of a folder was run')")
     cases.glued().save_pretrained(tmp_path)
     record = json.loads((tmp_path / "glue.json").read_text())
     (tmp_path / "glue.json").write_text(json.dumps(record | {"language_model": kind}))

@@ -147,6 +147,14 @@ def test_features_of_another_width_are_refused():
         glue_of(vision=tower)(**given)
 
 
+def test_a_map_of_features_wants_a_callback():
+    tower = Tower(
+        cases.vision(), token=cases.IMAGE, after=lambda inputs, output: output.last_hidden_state.unflatten(2, (8, 3))
+    )
+    with pytest.raises(ValueError, match=r"gets \(3, 4, 8, 3\) and was made for features of width 24; give Tower"):
+        glue_of(vision=tower)(**cases.batch(clips=0))
+
+
 def test_a_model_without_hidden_states_wants_a_callback():
     tower = Tower(cases.language_model(), token=cases.IMAGE)
     with pytest.raises(TypeError, match=r"CausalLMOutputWithPast without a last_hidden_state; give Tower\(..., after="):

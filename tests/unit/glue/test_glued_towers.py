@@ -93,6 +93,14 @@ def test_features_take_the_places_of_their_placeholders_and_text_that_of_its_own
     assert torch.equal(seen[0][0, text], embedding(ids[text]))
 
 
+def test_features_take_the_type_of_the_text():
+    model = cases.glued()
+    model.language_model.bfloat16()
+    given = cases.batch()
+    given.pop("labels")
+    assert model.embed(given.pop("input_ids"), **given).dtype == torch.bfloat16
+
+
 def test_callbacks_are_called_around_a_tower_as_the_paper_has_them():
     """Images come in tiles, of which the middle ones are seen; features are scaled and put before the text."""
     said: list[str] = []

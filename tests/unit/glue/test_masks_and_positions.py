@@ -79,9 +79,12 @@ def test_masks_of_no_kind_or_of_several_rows_are_refused():
 
 
 def test_positions_begin_anew_in_each_document():
-    documents = torch.tensor([[0, 0, 0, 1, 1, -1], [4, 2, 2, 2, -1, -1]])
-    found = cases.glued().positions(torch.ones(2, 6, dtype=torch.long), documents)
-    assert found.tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 0, 0]]
+    documents = torch.tensor([[0, 0, 0, 1, 1, -1], [4, 2, 2, 2, -1, -1], [-1, 3, -1, 3, 3, 5]])
+    ids = torch.ones(3, 6, dtype=torch.long)
+    found = cases.glued().positions(ids, documents)
+    assert found.tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 0, 0], [0, 0, 0, 1, 2, 0]]
+    masks = [cases.glued().mask(ids[row], documents=documents[row]) for row in range(3)]
+    assert [mask.positions().tolist() for mask in masks] == found.tolist()
     assert cases.glued().positions(torch.ones(2, 3, dtype=torch.long)).tolist() == [[0, 1, 2]] * 2
 
 
@@ -104,7 +107,7 @@ def test_positions_on_three_axes_are_qwen2_vls():
     grid = torch.tensor([[1, 4, 4], [1, 2, 6], [1, 4, 2]])
     ids = torch.tensor([[1, *[7] * 4, 2, *[7] * 3, 3, 4], [0, 0, 0, 5, 6, 3, *[7] * 2, 4, 2, 1]])
     mask = torch.ones_like(ids)
-    mask[1, :3] = 0
+    mask[1, :3] = mask[1, 4] = 0
     theirs, _ = qwen2_vl().model.get_rope_index(
         ids, mm_token_type_ids=(ids == 7).int(), image_grid_thw=grid, attention_mask=mask
     )

@@ -10,6 +10,7 @@ from chained_chunks import chunks_of
 from part_models import DECODERS, SEVERAL_MODULES, PartedCase
 from torch import nn
 
+from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.weights import drop_weights
@@ -111,6 +112,32 @@ def test_operations_behind_a_cut_may_write_into_what_was_received():
     model.zero_grad()
     model(x).sum().backward()
     assert all(torch.equal(grad, p.grad) for grad, p in zip(found, model.parameters(), strict=True))
+
+
+class Skipping(nn.Sequential):
+    """Adds what its first layer returned at the end, if it is told to."""
+
+    def forward(self, x: torch.Tensor, how: str = "straight") -> torch.Tensor:
+        first = self[0](x)
+        x = self[2](self[1](first.tanh()))
+        return x + first if how == "skip" else x
+
+
+def test_a_microbatch_that_takes_another_way_than_the_sample_is_refused():
+    torch.manual_seed(0)
+    given = {"x": torch.randn(2, 4)}
+    for sample, refused in ((given, True), ({**given, "how": "skip"}, False)):
+        model = Skipping(*(nn.Linear(4, 4) for _ in range(3)))
+        plain = [model(**given), model(**given, how="skip")]
+        chunks = chunks_of("model[0:2/3]", "model[2:3/3]")
+        parted = PartedModel(model, find_split(model, sample), chunks)
+        for how, wanted in zip(("straight", "skip"), plain, strict=True):
+            sent = parted.forward(0, {**given, "how": how})
+            if how == "skip" and refused:
+                with pytest.raises(UnsplittableError, match=r"needs results of others .*how='skip'"):
+                    parted.forward(1, {**given, "how": how}, sent)
+            else:
+                assert torch.equal(parted.forward(1, {**given, "how": how}, sent), wanted)
 
 
 def test_wrong_use_is_named():

@@ -40,6 +40,16 @@ def test_long_sequences_are_drawn_by_tiles():
     assert "lighter: tiles seen in part" in said
 
 
+@pytest.mark.parametrize(("ranks", "told"), [(12, range(12)), (40, range(0, 40, 3))])
+def test_every_bar_is_a_ranks_and_the_legend_is_within_the_page(ranks: int, told: range):
+    canvas = context_canvas([plan_context(packed([causal(300)], num_tokens=330), ranks, block=8)])
+    bars = canvas.figure.axes[2]
+    assert [label.get_text() for label in bars.get_yticklabels()] == [str(rank) for rank in told]
+    said = [text.get_text() for text in canvas.figure.texts]
+    assert {"text", "images", "padding"} <= set(said)
+    assert ("ranks' colours repeat" in said) == (ranks == 40)
+
+
 def test_a_picture_is_written_and_nothing_is_refused(tmp_path: Path):
     draw_context(plan_context(causal(64), 2, block=8), tmp_path / "mask.png")
     assert (tmp_path / "mask.png").stat().st_size > 5_000

@@ -13,7 +13,7 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.rank_trace import RankSpan
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.fitting import gather_tasks
+from mosaic.ranks.pipeline.trying.fitting import gather_tasks
 from mosaic.ranks.pipeline.ways import Way
 from mosaic.schedule import ActionKind
 

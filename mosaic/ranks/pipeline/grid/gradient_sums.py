@@ -58,7 +58,8 @@ class _InParts:
 class GradientSums:
     """Sums this rank's gradients, step after step; all ranks make it and make the same calls.
 
-    A replica's gradients are of the mean of its losses, as if it had ``num_microbatches / data`` of them.
+    A replica's gradients are of the mean of its losses, as if it had ``num_microbatches / data`` of them. Ranks that
+    share sequences count as replicas: each has its part of the losses, ``context`` times as large.
 
     Args:
         model: The user's model, with what is on this rank.
@@ -81,18 +82,27 @@ class GradientSums:
     ) -> None:
         self._grid = grid
         self._named, self._sparse = dict(model.named_parameters()), sparse_in(model)
+        self._held = [
+            (table, name, one, f"{path}.{name}" if path else name)
+            for path, module in model.named_modules()
+            for table in (module._parameters, module._modules)
+            for name, one in table.items()
+        ]
         self._trains = {name: one.requires_grad for name, one in self._named.items()}
         own = slices.names if slices is not None else frozenset()
         summed = slices.summed if slices is not None else frozenset()
         self.counted_elsewhere = {
-            id(one) for name, one in self._named.items() if grid.replica or (grid.tensor and name not in own)
+            id(one)
+            for name, one in self._named.items()
+            if grid.replica or grid.context or (grid.tensor and name not in own)
         }
         tied = dict(split.shared_parameters([chunk.parts for chunk in partition.chunks]))
         self._chunks: dict[int, GradientReducer] = {}
         self._in_parts: list[_InParts] = []
         self._ready: dict[int, torch.cuda.Event | None] = {}
         self._starting = threading.Lock()
-        groups = [grid.group_of([place]) for place in range(partition.num_ranks)] if grid.degrees.data > 1 else []
+        is_shared = grid.num_copies > 1
+        groups = [grid.group_of([place]) for place in range(partition.num_ranks)] if is_shared else []
         for index in reversed(range(len(partition.chunks))):
             chunk = partition.chunks[index]
             names = split.parameters_of(chunk.parts) - tied.keys()
@@ -109,8 +119,15 @@ class GradientSums:
         """Before a step: puts aside what earlier steps have summed of tied weights.
 
         Raises:
-            ModuleContractError: A weight trains now, or does not any more: plans and sums were made for the others.
+            ModuleContractError: A weight trains now, or does not any more, or another one or another module has taken
+                its place: plans and sums were made for the others.
         """
+        for table, key, one, path in self._held:
+            if table.get(key) is not one:
+                raise ModuleContractError(
+                    f"{path} is not what it was when the pipeline was made; copy values into the weights that are "
+                    "there, as load_state_dict() does without assign=True, or change the model before mosaic.pipeline"
+                )
         for name, parameter in self._named.items():
             if parameter.requires_grad != self._trains[name]:
                 raise ModuleContractError(
@@ -156,7 +173,7 @@ class GradientSums:
         """Has the gradients of weights summed over some places, and over their tensor ranks."""
         degrees = self._grid.degrees
         num_parts = len(places) * (degrees.tensor if over_tensor else 1)
-        if not names or num_parts * degrees.data == 1:
+        if not names or num_parts * self._grid.num_copies == 1:
             return
         group = self._grid.group_of(places, over_tensor=over_tensor)
         parameters = [one for name, one in self._named.items() if name in names and one.requires_grad]

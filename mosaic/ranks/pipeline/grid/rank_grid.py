@@ -6,6 +6,8 @@ Ranks of one replica are neighbours, so that it can be one node: with ``data=2, 
     replica   0  0  0  0  1  1  1  1
     place     0  0  1  1  0  0  1  1
     tensor    0  1  0  1  0  1  0  1
+
+Ranks that share a sequence have the same layers, as those of different replicas do; they lie between place and tensor.
 """
 
 from __future__ import annotations
@@ -40,6 +42,14 @@ class GroupsOfRanks:
         groups = [self.of(range(start, start + degree)) for start in starts]
         return groups[self.world.rank // degree]
 
+    def of_context(self, degrees: Degrees) -> dist.ProcessGroup:
+        """Returns that of the ranks that share this one's sequences."""
+        block, tensor = degrees.context * degrees.tensor, degrees.tensor
+        starts = [start + index for start in range(0, self.world.size, block) for index in range(tensor)]
+        groups = {start: self.of(range(start, start + block, tensor)) for start in starts}
+        rank = self.world.rank
+        return groups[rank // block * block + rank % tensor]
+
 
 class RankGrid:
     """All ranks by replica, place in the pipeline and tensor index; and this rank in it. All ranks make it.
@@ -54,7 +64,9 @@ class RankGrid:
         degrees: As many along each axis.
         replica: Which replica this rank belongs to.
         place: Its rank in the pipeline, as partitions and schedules have it.
+        context: Its index among those that share its sequences.
         tensor: Its index among those that share its layers.
+        context_group: Those ranks, where there are several.
         transport: To the other places of its replica.
         executor: Of its replica's schedules.
     """
@@ -62,29 +74,41 @@ class RankGrid:
     def __init__(self, groups: GroupsOfRanks, degrees: Degrees, *, split: str) -> None:
         self.world, self.degrees, self._groups = groups.world, degrees, groups
         rest, self.tensor = divmod(self.world.rank, degrees.tensor)
+        rest, self.context = divmod(rest, degrees.context)
         self.replica, self.place = divmod(rest, degrees.pipeline)
         lines = [
-            [self.rank_of(replica, place, tensor) for place in range(degrees.pipeline)]
+            [self.rank_of(replica, place, context, tensor) for place in range(degrees.pipeline)]
             for replica in range(degrees.data)
+            for context in range(degrees.context)
             for tensor in range(degrees.tensor)
         ]
-        name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.tensor}"
+        name = f"pipeline/{degrees.data}x{degrees.pipeline}x{degrees.context}x{degrees.tensor}"
         self.transport = DistributedTransport(self.world, lines=lines, name=name)
         self.executor = Executor(self.transport, split=split)
         if degrees.tensor > 1:
             self.transport.cover(groups.of_tensor(degrees.tensor))
+        self.context_group = groups.of_context(degrees) if degrees.context > 1 else None
+        if self.context_group is not None:
+            self.transport.cover(self.context_group)
 
-    def rank_of(self, replica: int, place: int, tensor: int) -> int:
+    @property
+    def num_copies(self) -> int:
+        """Ranks that have the same layers: of all replicas, and of all that share their sequences."""
+        return self.degrees.data * self.degrees.context
+
+    def rank_of(self, replica: int, place: int, context: int, tensor: int) -> int:
         """Returns the rank of the world at a place."""
-        return (replica * self.degrees.pipeline + place) * self.degrees.tensor + tensor
+        degrees = self.degrees
+        return ((replica * degrees.pipeline + place) * degrees.context + context) * degrees.tensor + tensor
 
     def holders(self, places: Sequence[int], tensors: Sequence[int] | None = None) -> tuple[int, ...]:
         """Returns the ranks of all replicas at some places, with some tensor indices; by default with all."""
         indices = range(self.degrees.tensor) if tensors is None else tensors
         return tuple(
-            self.rank_of(replica, at, index)
+            self.rank_of(replica, at, context, index)
             for replica in range(self.degrees.data)
             for at in places
+            for context in range(self.degrees.context)
             for index in indices
         )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import BatchEncoding
 
 import mosaic
 from mosaic.engine.options import RankSettings
@@ -19,6 +20,7 @@ from mosaic.errors import (
     BackendUnavailableError,
     InvalidPlanError,
     InvalidScheduleError,
+    ModuleContractError,
     MosaicError,
     UnsplittableError,
 )
@@ -56,8 +58,9 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
     ids = one["input_ids"]
     for wrong, kind, said in (
         ([], ValueError, "a step has at least one"),
+        ([{"inputs_embeds": torch.randn(1, 5, 16).double().requires_grad_()}], ValueError, "compute it in the model"),
         ([{**one, "use_cache": rank == 0}], InvalidScheduleError, "microbatches of rank 1 have other values"),
-        ([{**one, "input_ids": ids + rank}], InvalidScheduleError, "microbatches of rank 1 have other values"),
+        ([BatchEncoding({**one, "input_ids": ids + rank})], InvalidScheduleError, "rank 1 have other values"),
         ([one] * (2 + rank), InvalidScheduleError, "microbatches of rank 1 have other shapes"),
         ([{**one, "input_ids": ids[0]}], IndexError, "dimension"),  # the model's own words
     ):
@@ -68,6 +71,15 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
                 "the model cannot take microbatch 0 of 1: "
                 "input_ids int64[5], attention_mask int64[1, 5], labels int64[1, 5]"
             ]
+    head = model.lm_head
+    model.lm_head = nn.Linear(16, 32, bias=False).double()
+    with pytest.raises(ModuleContractError, match="lm_head is not what it was"):
+        pipe.step(words(1))
+    model.lm_head = head
+    model.model.gradient_checkpointing = True
+    with pytest.raises(UnsplittableError, match="gradient_checkpointing=True"):
+        pipe.step(words(1))
+    model.model.gradient_checkpointing = False
     model.zero_grad()
     same = [{name: value.int() if name != "labels" else value for name, value in one.items()} for one in words(1)]
     for step in (words(1), same):  # other types of whole numbers mean the same here
@@ -136,6 +148,27 @@ def killed_in_a_reduction(rank: int, size: int, place: Path) -> None:
     if rank == 1:
         GradientReducer.finish = lambda _: kill_this_process()  # type: ignore[method-assign]
     pipe.step(words(0))
+
+
+def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
+    """Of a layer of the backbone, with a message of the other rank on its way."""
+    join(rank, size, place)
+    pipe, model = begun(llava)
+    pipe.step(ragged()[0])
+    if rank == 1:
+        own = next(one for one in model.model.language_model.layers.parameters() if not one.is_meta)
+        own.register_hook(lambda _: kill_this_process())
+    pipe.step(ragged()[0])
+
+
+def killed_in_a_send(rank: int, size: int, place: Path) -> None:
+    """When it has announced a message and before it has sent anything of it."""
+    join(rank, size, place)
+    pipe, _ = begun(llava)
+    pipe.step(ragged()[0])
+    if rank == 1:
+        dist.isend = lambda *_, **__: kill_this_process()
+    pipe.step(ragged()[0])
 
 
 def killed_in_a_save(rank: int, size: int, place: Path) -> None:

@@ -113,16 +113,24 @@ def check_alike_losses(model: nn.Module, plain: nn.Module) -> None:
 
 
 def evaluated(rank: int, size: int, place: Path) -> None:
-    """Losses without gradients between steps that are planned ahead, of more microbatches and in evaluation mode."""
+    """Losses without gradients between steps that are planned ahead, of more microbatches and in evaluation mode.
+
+    Dropout begins in the second step, by modules inside of the model, and in the third its rate changes.
+    """
     join(rank, size, place)
     pipe, model, plain = begun(lambda: llava(dropout=0.2), ragged()[0])
     with pytest.raises(ValueError, match="no step has run"):
         pipe.timeline()
-    for step in pipe.ahead(ragged()):
+    for number, step in enumerate(pipe.ahead([ragged()[0], *ragged()])):
+        for network in (model, plain):
+            network.model.train(number > 0)
+            for module in network.modules():
+                if number == 2 and getattr(module, "attention_dropout", 0.0):
+                    module.attention_dropout = 0.4
         torch.manual_seed(3)
-        pipe.step(step)
+        losses = pipe.step(step)
         torch.manual_seed(3)
-        plain_losses(plain, step)
+        assert torch.allclose(losses, plain_losses(plain, step), rtol=1e-6)
         for network in (model, plain):
             network.eval()
         more = [*ragged()[0], *ragged()[1]]

@@ -27,12 +27,16 @@ def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: tor
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 0.03), (torch.float32, 1e-5)])
-def test_shorter_types_are_dense_attention_within_their_precision(dtype: torch.dtype, within: float):
-    given = inputs_of(MASK, torch.float64)
+def test_shorter_types_are_dense_attention_within_their_precision(
+    dtype: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
+):
+    given, summed, give_back = inputs_of(MASK, torch.float64), set(), Attend.give_back
+    monkeypatch.setattr(Attend, "give_back", lambda own, one: summed.add(one.dtype) or give_back(own, one))
     found = attended(alone(), tuple(one.to(dtype) for one in given))
     for own, other in zip(found, dense(MASK, tuple(one.to(dtype).double() for one in given)), strict=True):
         assert own.dtype == dtype
         assert float((own.double() - other).norm() / other.norm()) < within
+    assert summed == {torch.float32}  # over tiles and ranks
 
 
 def test_the_scale_of_scores_can_be_given():

@@ -83,6 +83,8 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
     packed = []
     pack = flex._Tape._pack
     monkeypatch.setattr(flex._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
+    fetched, halves = [], flex._halves
+    monkeypatch.setattr(flex, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
     columns = plan.layout.column_of()
     attend.kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
     found = attended(attend, given)
@@ -93,3 +95,4 @@ def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeyp
         one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.layout.local_tokens * 8
     ]
     assert len(like_keys) == 1  # the queries
+    assert [one.untyped_storage().nbytes() for one in fetched[0]] == [0, 0]  # those of the forward pass

@@ -8,8 +8,12 @@ from attention_cases import BLOCK
 from hugging_face_cases import FULL, MASK, SIZES, difference, gradients, make, plainly, tokens
 from torch import nn
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -63,6 +67,10 @@ MODELS = {
     "a router's loss": lambda: MixtralForCausalLM(
         MixtralConfig(**SIZES, num_local_experts=2, sliding_window=None, output_router_logits=True)
     ),
+    "positions of its own": lambda: BartForCausalLM(BartConfig(d_model=8, decoder_layers=1, decoder_attention_heads=2)),
+    "positions by the longest": lambda: qwen(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "a model of no family": lambda: nn.Linear(1, 1),
+    "queries by places": lambda: Llama4ForCausalLM(Llama4TextConfig(**SIZES, layer_types=FULL, num_local_experts=2)),
     "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
 }
 SAYS = {
@@ -72,6 +80,10 @@ SAYS = {
     "a window of all layers": "has sliding_window=64; mask words cannot say such layers",
     "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
     "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
+    "positions of its own": "BartForCausalLM takes no position_ids",
+    "positions by the longest": "has rope_type='dynamic', which depends on the greatest position .* use another",
+    "a model of no family": "Linear is no model of transformers; attach the language model in it",
+    "queries by places": "has attn_temperature_tuning, which counts this rank's tokens .* set it to False",
     "an encoder": "has an encoder and a decoder",
 }
 
@@ -79,10 +91,29 @@ SAYS = {
 @pytest.mark.parametrize("what", list(MODELS))
 def test_models_that_would_give_other_numbers_are_refused(what: str):
     model = MODELS[what]()
-    before = model.config._attn_implementation
+    before = getattr(model, "config", None) and model.config._attn_implementation
     with pytest.raises(UnsupportedModelError, match=SAYS[what]):
         attach(model)
-    assert model.config._attn_implementation == before
+    assert before is None or model.config._attn_implementation == before
+
+
+def test_a_model_is_attached_once():
+    model = make("qwen3")
+    handle = attach(model)
+    with pytest.raises(UnsupportedModelError, match="attends over context ranks already; attach a model once"):
+        attach(model)
+    handle.remove()
+    attach(model)
+
+
+def test_under_autocast_attention_is_of_its_type_and_no_less_exact_inside():
+    model, exact = make("qwen3").float(), make("qwen3")
+    attach(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**inputs()).loss.backward()
+    plainly(exact, tokens())
+    rounded = {name: one.double() for name, one in gradients(model).items()}
+    assert difference(rounded, gradients(exact)) < 0.02
 
 
 def test_windows_that_are_switched_off_are_no_windows():
@@ -103,6 +134,7 @@ def test_layers_that_never_ask_for_attention_are_noticed():
     [
         ({"context": None}, r"LlamaForCausalLM attends over context ranks; call it with ContextBatch\(...\).inputs"),
         ({"attention_mask": torch.ones(1, 288)}, "attention_mask is given beside context"),
+        ({"output_router_logits": True}, "adds a loss of the router"),
         ({"use_cache": True}, "a cache of keys and values is not supported; call the model with use_cache=False"),
         ({"use_cache": None}, "a cache of keys and values is not supported"),
         ({"position_ids": None}, "position_ids are missing"),
@@ -117,6 +149,15 @@ def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any]
         model(**inputs() | altered)
 
 
+def test_a_mask_without_its_name_is_refused():
+    model = make("llama")
+    attach(model)
+    given = inputs()
+    ids = given.pop("input_ids")
+    with pytest.raises(ValueError, match="2 arguments are given without their names, such as an attention_mask"):
+        model(ids, torch.ones_like(ids), **given)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
@@ -124,6 +165,7 @@ def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any]
         ({"dropout": 0.5}, UnsupportedModelError, "asks for dropout=0.5; .* set it to 0 or None in the configuration"),
         ({"sliding_window": 7}, UnsupportedModelError, "asks for sliding_window=7"),
         ({"softcap": 30.0}, UnsupportedModelError, "asks for softcap=30.0"),
+        ({"s_aux": torch.zeros(2)}, UnsupportedModelError, "asks for s_aux; attention over"),
         ({"attention_mask": torch.ones(1)}, ValueError, "attention_mask is given beside context"),
     ],
 )

@@ -10,8 +10,9 @@ from mosaic.hardware import find_cluster
 from mosaic.pipelining.semu.graph import Subgraph, SubgraphUse
 from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.semu.simulate import Simulator
-from mosaic.pipelining.workload.formulas import ModuleLoad, StepWriter, source_bytes
+from mosaic.pipelining.workload.formulas import StepWriter, source_bytes
 from mosaic.pipelining.workload.layer_graphs import LayerSteps, backward_graph, forward_graph, timed_layer
+from mosaic.pipelining.workload.layer_steps import ModuleLoad
 from mosaic.pipelining.workload.shapes import TransformerShape
 
 

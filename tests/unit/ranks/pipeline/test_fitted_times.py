@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.fitted_times import HostTimes
+from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
+from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule
+from mosaic.pipelining.workload.layers import Layer, PipelineModel, Strategy
 from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
-from mosaic.ranks.pipeline.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
-from mosaic.ranks.pipeline.least_squares import fit_above_zero
+from mosaic.ranks.pipeline.trying.fit_lanes import MAX_EXPONENT, share_exponents
+from mosaic.ranks.pipeline.trying.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
+from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
 
 STEP = images(2, 3, 6)
 RIGHT = {
@@ -114,3 +117,39 @@ def test_a_partition_to_fit_has_tasks_of_one_layer_and_of_many():
 def test_coefficients_are_never_below_zero_and_the_first_of_equal_columns_is_used():
     rows = [[one, one, 1.0] for one in (1.0, 2.0, 4.0)]
     assert fit_above_zero(rows, [1.0, 3.0, 7.0]) == pytest.approx([7 / (1 + 4 / 3 + 16 / 7), 0.0, 0.0])
+
+
+class OnLanes(Real):
+    """A module whose speed on a share of a rank is a power of the share."""
+
+    def on_share(self, share: float) -> OnLanes:
+        return replace(self, fit=self.fit.slower(share**-0.25))
+
+
+def test_one_step_on_lanes_says_what_a_share_of_a_rank_is_to_each_module():
+    partition = partition_by("lanes", request_of())
+    model = two_encoders()
+    real = replace(model, modules=tuple(OnLanes(one, ModuleFit()) for one in model.modules))
+    counted, taken = (task_graph(one, partition, STEP) for one in (model, real))
+    disturbed = measured(taken)
+    disturbed.time_ns = {name: 3 * time for name, time in disturbed.time_ns.items()}
+    found = share_exponents(counted, partition, [disturbed, measured(taken)])
+    assert found == pytest.approx({"vision": 0.25}, abs=1e-5)  # the text model has its rank, and nobody speaks
+    slow = replace(real, modules=tuple(OnLanes(one, ModuleFit().slower(50.0)) for one in model.modules))
+    assert share_exponents(counted, partition, [measured(task_graph(slow, partition, STEP))])["vision"] == MAX_EXPONENT
+
+
+def test_a_counted_module_on_a_share_takes_a_power_of_it():
+    module = CountedModule(
+        name="vision", trains=(True,), parameters=(1,), resident_bytes=(4,), fit=ModuleFit().slower(2.0)
+    )
+    layer = Layer(forward_ms=1.0, backward_ms=2.0, weights_ms=3.0, strategies=(Strategy(name="keep", kept_bytes=0),))
+    counted = {"vision": CountedLayers(units=1, layers=(layer,), boundary_bytes=4)}
+    step = CountedMicrobatch(text_tokens=1, key="", counted=counted)
+    for exponent, slower in ((1.0, 4.0), (0.5, 2.0), (0.0, 1.0)):
+        (found,) = replace(module, share_exponent=exponent).on_share(0.25).layers(step, 1)
+        assert (found.forward_ms, found.backward_ms, found.weights_ms) == (2 * slower, 4 * slower, 6 * slower)
+    kept = FittedTimes.of([replace(module, share_exponent=0.5)], HOST)
+    assert kept.share_exponents == {"vision": 0.5}
+    (again,) = kept.model(PipelineModel(modules=(module,), feeds=())).modules
+    assert again == replace(module, share_exponent=0.5)

@@ -46,6 +46,20 @@ def test_frozen_weights_and_products_without_gradients_are_left_alone():
     assert frozen.weight.grad is None
 
 
+def test_matrices_whose_gradients_hooks_wait_for_have_them_in_backward():
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    layers[0].weight.register_hook(lambda gradient: 2 * gradient)
+    layers[1].weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", -weight.grad))
+    late, given = LateWeights(), torch.randn(2, 4)
+    plain = torch.autograd.grad(sum(layer(given).sum() for layer in layers), [layer.weight for layer in layers])
+    with late.collecting():
+        sum(layer(given).sum() for layer in layers).backward()
+    late.run()
+    assert torch.equal(layers[0].weight.grad, plain[0])
+    assert torch.equal(layers[1].weight.grad, -plain[1])
+    assert torch.equal(layers[2].weight.grad, plain[2])
+
+
 def test_weights_have_their_own_type_under_autocast():
     model = nn.Linear(4, 4)
     late = LateWeights()

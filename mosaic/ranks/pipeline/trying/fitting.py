@@ -23,7 +23,7 @@ from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.least_squares import fit_above_zero
+from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
 from mosaic.schedule import ActionKind
 
 WAITED_NS = 100_000

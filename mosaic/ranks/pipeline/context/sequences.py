@@ -1,0 +1,260 @@
+"""Has a language model in a pipeline run on a rank's own tokens, whatever is around it.
+
+Encoders run and features are merged on whole sequences. Where the language model is entered, its ids or embeddings and
+its positions are cut to this rank's tokens; labels are shifted and cut before the model is called. So what travels
+between pipeline ranks belongs to a rank's own tokens, and masks travel not at all: all ranks make them of the
+microbatch, which all have.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mosaic.context.attention.attend import Attend
+from mosaic.context.attention.batch import ContextBatch, shifted_labels
+from mosaic.context.attention.hugging_face import check_config, use_attention
+from mosaic.context.plan import ContextPlan
+from mosaic.context.settings import ContextSettings
+from mosaic.errors import UnsplittableError, said_by
+from mosaic.parts.random_state import TorchState, is_same_torch_state, kept_random_state, torch_state
+from mosaic.parts.split import ModelSplit
+
+MAX_DIFFERENCE = 1e-3
+"""Of a loss from the mean over shifted labels, as a share."""
+_TOKENS = ("input_ids", "inputs_embeds", "position_ids")
+
+Microbatch = Mapping[str, Any]
+"""Keyword arguments of the model, of whole sequences; or as ``Sequences.cut`` makes them."""
+
+
+def masks_of(own: Sequence[Microbatch]) -> list[str]:
+    """Names the plans of microbatches as ``Sequences.cut`` makes them; of others there are none."""
+    return [one["context"].plan.digest() for one in own if isinstance(one.get("context"), Attend)]
+
+
+def share_sequences(
+    model: nn.Module,
+    split: ModelSplit,
+    settings: ContextSettings,
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device,
+    sample: Microbatch,
+) -> Sequences:
+    """Has ranks share sequences, and tries it on a sample if the model has its weights; see ``Sequences``."""
+    made = Sequences(model, split, settings, group, device=device)
+    with made.removed_on_error():
+        own = made.cut(sample)
+        if not any(one.is_meta for one in model.parameters()):
+            made.check(own)
+    return made
+
+
+class Sequences:
+    """Shares the sequences of a model's last module out over a group; all ranks of the group make it.
+
+    Args:
+        model: The user's model, whose last list of layers is in a language model of transformers.
+        split: Where it can be cut.
+        settings: How sequences are shared out.
+        group: The ranks that share them.
+        device: Of this rank.
+
+    Raises:
+        UnsplittableError: The layers are in no such model.
+        UnsupportedModelError: They have windows, or something else that mask words cannot say.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: ModelSplit,
+        settings: ContextSettings,
+        group: dist.ProcessGroup,
+        *,
+        device: torch.device,
+    ) -> None:
+        self._settings, self._group, self._model, self._device = settings, group, model, device
+        self._num_layers = split.modules[-1].count
+        self._text = _language_model(model, split)
+        self._names = list(inspect.signature(self._text.forward).parameters)
+        check_config(self._text)
+        self._before = use_attention(self._text)
+        self._hooks = (
+            self._text.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self._text.register_forward_hook(self._leave),
+        )
+        self._state: TorchState | None = None
+        self._ahead: dict[int, tuple[Microbatch, Future[ContextPlan]]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
+
+    def cut(self, microbatch: Microbatch) -> dict[str, Any]:
+        """Returns what the model is called with on this rank.
+
+        Raises:
+            ValueError: The mask is of another number of tokens, or says something else than ``attention_mask``.
+        """
+        _, planned = self._ahead.get(id(microbatch), (None, None))
+        plan = self._settings.plan(microbatch) if planned is None else planned.result()
+        _check_mask(microbatch, plan)
+        attend = Attend(
+            plan,
+            self._group,
+            heads=self._settings.heads,
+            exchange=self._settings.exchange,
+            device=self._device,
+            agreed=True,
+        )
+        own = {**microbatch, "context": attend}
+        if microbatch.get("labels") is not None:
+            own |= shifted_labels(ContextBatch(attend=attend), microbatch["labels"])
+        return own
+
+    def look_ahead(self, microbatches: Sequence[Microbatch]) -> None:
+        """Plans the attention of microbatches to come in a thread, while a step runs."""
+        self._ahead = {id(one): (one, self._thread.submit(self._settings.plan, one)) for one in microbatches}
+
+    def check(self, own: Microbatch) -> None:
+        """Runs the model, which has all its weights, with a microbatch once; all ranks of the group call it.
+
+        Raises:
+            UnsplittableError: It cannot take a rank's tokens, some layers did not attend over context ranks, or the
+                loss is not the mean over labels.
+        """
+        attend: Attend = own["context"]
+        before = attend.num_calls
+        try:
+            with torch.no_grad(), kept_random_state(self._device):
+                output = self._model(**own)
+        except (RuntimeError, IndexError, TypeError) as error:  # of shapes and arguments
+            raise UnsplittableError(
+                f"{type(self._model).__name__} cannot be called with a rank's tokens alone, {said_by(error)}; use no "
+                "context="
+            ) from error
+        if attend.num_calls - before != self._num_layers:
+            raise UnsplittableError(
+                f"{attend.num_calls - before} of {self._num_layers} layers of {type(self._text).__name__} attended "
+                "over context ranks; others saw this rank's tokens alone: use no context="
+            )
+        logits, loss = getattr(output, "logits", None), getattr(output, "loss", None)
+        if logits is None or loss is None or "shift_labels" not in own:
+            return
+        summed = nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), own["shift_labels"].flatten(), reduction="sum"
+        )
+        expected = summed / own["num_items_in_batch"]
+        if not float((loss - expected).abs()) <= MAX_DIFFERENCE * float(expected.abs()) + 1e-6:
+            raise UnsplittableError(
+                f"the loss of {type(self._model).__name__} is {float(loss):.4g} and that of its shifted labels "
+                f"{float(expected):.4g}: what else is in it, each rank would count over its own tokens; give "
+                "mosaic.pipeline loss= a function that makes this rank's part of a sum over tokens"
+            )
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """A block whose errors leave the model as it was."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Gives the language model its own attention back."""
+        for hook in self._hooks:
+            hook.remove()
+        self._text.set_attn_implementation(self._before)
+        self._thread.shutdown(cancel_futures=True)
+
+    def _enter(
+        self, text: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Cuts what the language model is called with to this rank's tokens."""
+        self._state = torch_state(self._device)
+        given = dict(zip(self._names, arguments, strict=False)) | given
+        attend = given.get("context")
+        if not isinstance(attend, Attend):
+            raise UnsplittableError(
+                f"{type(self._model).__name__} does not hand context= down to its {type(text).__name__}, as models of "
+                "transformers do with keywords that they do not know; use no context="
+            )
+        batch, tokens = ContextBatch(attend=attend), attend.plan.mask.num_tokens
+        if given.get("position_ids") is None:
+            given["position_ids"] = torch.from_numpy(attend.plan.mask.positions())[None].to(attend.device)
+        cut: dict[str, Any] = {"use_cache": False, **_features_of(given, batch)}
+        if getattr(given.get("attention_mask"), "ndim", 0) == 2:  # what is around the model may read it
+            cut["attention_mask"] = None
+        for name, value in given.items():
+            if value is not None and (name in _TOKENS or name.endswith("token_type_ids")):
+                cut[name] = batch.cut(value, dim=value.ndim - 1 if name == "position_ids" else 1)
+        others = {name: value for name, value in given.items() if name not in cut}
+        strange = [name for name, value in others.items() if any(tokens in one.shape for one in _tensors(value))]
+        if strange:
+            raise UnsplittableError(
+                f"{type(text).__name__} is given {', '.join(strange)} of all {tokens} tokens, which context ranks "
+                "cannot cut; use no context="
+            )
+        return (), given | cut
+
+    def _leave(self, text: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Looks whether random numbers were drawn, as before the first step of each mode all are."""
+        if self._state is not None and not is_same_torch_state(self._state, torch_state(self._device)):
+            raise UnsplittableError(
+                f"{type(text).__name__} draws random numbers, as dropout does, and ranks that share a sequence would "
+                "draw others than one rank does: set dropout in the language model to 0, or use no context="
+            )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _features_of(given: Mapping[str, Any], batch: ContextBatch) -> dict[str, Any]:
+    """Returns features that layers add to tokens of images, as Qwen3-VL's do (DeepStack): those of a rank's tokens."""
+    marks, features = given.get("visual_pos_masks"), given.get("deepstack_visual_embeds")
+    if marks is None or features is None:
+        return {}
+    rows = marks.flatten().cumsum(0).view_as(marks) - 1  # of all tokens, the last image token's up to there
+    own = batch.cut(marks)
+    kept = batch.cut(rows)[own]
+    return {"visual_pos_masks": own, "deepstack_visual_embeds": [one[kept] for one in features]}
+
+
+def _language_model(model: nn.Module, split: ModelSplit) -> Any:
+    """Returns the model of transformers around the last module's layers."""
+    path = split.modules[-1].path
+    while path and not hasattr(model.get_submodule(path), "set_attn_implementation"):
+        path = path.rpartition(".")[0]
+    found = model.get_submodule(path)
+    others = [one.path for one in split.modules[:-1] if one.path.startswith(f"{path}.") or not path]
+    names = inspect.signature(found.forward).parameters
+    if not hasattr(found, "set_attn_implementation") or others or "position_ids" not in names:
+        raise UnsplittableError(
+            f"the layers of {split.modules[-1].path!r} are in no language model of transformers of their own, and "
+            "sequences of such alone are shared out: use no context="
+        )
+    return found
+
+
+def _check_mask(microbatch: Microbatch, plan: ContextPlan) -> None:
+    """Raises ValueError where a mask of tokens says something else than mask words."""
+    given = microbatch.get("attention_mask")
+    if given is None:
+        return
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        raise ValueError("attention_mask is given beside context=, whose mask= says who sees whom: leave it out")
+    seen = torch.from_numpy(plan.mask.documents >= 0).to(given.device)
+    if given.shape[1] != len(seen) or not bool((given.bool() == seen).all()):
+        raise ValueError(
+            f"attention_mask has {int(given.sum())} tokens of {tuple(given.shape)}, and mask= {int(seen.sum())} of "
+            f"{len(seen)} in each row: have mask= put padding in no document, or leave attention_mask out"
+        )

@@ -1,0 +1,121 @@
+"""Ways tried at the start, in turn, on the sample's step: the fastest stays. Nothing of it trains."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mosaic.errors import InfeasibleError
+from mosaic.parts.random_state import kept_random_state
+from mosaic.pipelining.planner import AUTO, PlannerOptions
+from mosaic.pipelining.replicas import SharedStep
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
+from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
+from mosaic.ranks.pipeline.ways import PLANNED, Way
+
+RIVAL = "1f1b"
+"""The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
+COLOCATED = "planned, on lanes"
+"""Name of the way that has modules on lanes beside the backbone."""
+DATA_PARALLEL = "data parallel"
+"""Name of the way that has all layers on every rank."""
+ROUNDS = 3
+"""Timed steps of each way."""
+SMALLEST_GAIN = 1.02
+"""Of the plan over a baseline, below which the baseline, which plans no step anew, is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTrial:
+    """What a trial found."""
+
+    best: Way
+    """The way that stays."""
+    step_ms: Mapping[str, float] = field(default_factory=dict)
+    """Median step of each way on the slowest rank; empty: nothing was tried."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a way could not be tried."""
+
+
+def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> PipelineTrial:
+    """Plans, measures one step, plans again with what layers took, and times that plan and baselines in turn.
+
+    Gradients are dropped, and random numbers are as before.
+
+    Raises:
+        InfeasibleError: No way fits in memory.
+        RankFailedError: Another rank has failed; names it.
+    """
+    with kept_random_state(candidates.world.device):
+        own = fit_candidates(candidates, step)
+        lanes = replace(own.options, partition="colocated") if _may_have_lanes(own) else None
+        if lanes is not None and isinstance(way := own.make(COLOCATED, options=lanes), Way):
+            own = fit_lanes(own, way, step)
+        made = _made(own, lanes)
+        ways = {name: way for name, way in made.items() if isinstance(way, Way)}
+        planned = {name: own.plan_sample(way) for name, way in ways.items()}
+        shared = {name: found for name, found in planned.items() if isinstance(found, SharedStep)}
+        reasons = {name: found for name, found in {**made, **planned}.items() if isinstance(found, str)}
+        if not shared:
+            raise InfeasibleError("the model cannot run on these ranks", reasons=list(reasons.values()))
+        times = _times(own, {name: ways[name] for name in shared}, shared, step)
+        own.grids.close()
+    best = min(times, key=lambda name: times[name] * (SMALLEST_GAIN if not ways[name].baseline else 1.0))
+    return PipelineTrial(best=ways[best], step_ms=times, reasons=reasons)
+
+
+def _may_have_lanes(own: Candidates) -> bool:
+    return own.options.partition == AUTO and len(own.request.model.modules) > 1
+
+
+def _made(own: Candidates, lanes: PlannerOptions | None) -> dict[str, Way | str]:
+    """Returns by name the ways to try, with those of ways on lanes, and why others are not tried."""
+    made = {PLANNED: own.make(PLANNED), RIVAL: own.make(RIVAL, baseline=RIVAL)}
+    if lanes is not None:
+        made[COLOCATED] = own.make(COLOCATED, options=lanes)
+    places = own.degrees.data * own.degrees.pipeline
+    if not own.is_free or places == 1:
+        return made
+    made[DATA_PARALLEL] = own.make(DATA_PARALLEL, degrees=own.with_replicas(places), baseline=RIVAL)
+    counts = [count for count in range(2, places) if places % count == 0]
+    options = replace(own.options, limits=own.options.limits.share(1 / max(1, len(counts))))
+    mixed = {}
+    for count in counts:
+        name = f"{PLANNED}, data={count}"
+        mixed[name] = own.make(name, degrees=own.with_replicas(count), options=options)
+    best_ms = min((way.predicted_ms for way in made.values() if isinstance(way, Way)), default=math.inf)
+    for name, way in sorted(mixed.items(), key=lambda one: getattr(one[1], "predicted_ms", math.inf)):
+        if isinstance(way, Way) and way.predicted_ms >= best_ms:
+            way = f"predicted {way.predicted_ms:.1f} ms a step, and another way {best_ms:.1f} ms"
+        elif isinstance(way, Way):
+            best_ms = way.predicted_ms  # of mixed grids the best one is tried
+        made[name] = way
+    return made
+
+
+def _times(
+    own: Candidates,
+    ways: Mapping[str, Way],
+    shared: Mapping[str, SharedStep],
+    step: Sequence[Mapping[str, Any]],
+) -> dict[str, float]:
+    runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    shapes = own.shapes(step)
+    for at in range(ROUNDS + 1):
+        for name, runner in runners.items():
+            with runner.parted.lent_memory():
+                began = time.perf_counter()
+                runner.run(shared[name], step, shapes=shapes)
+                took = json.dumps(time.perf_counter() - began)
+                own.drop_gradients()
+            slowest = max(float(text) for text in runner.grid.transport.tell_all(took))
+            if at:  # the first one warms up
+                taken[name].append(1e3 * slowest)
+    return {name: statistics.median(found) for name, found in taken.items()}
