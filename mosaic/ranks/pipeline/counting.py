@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-<<<<<<< HEAD
-from dataclasses import dataclass, field
-from functools import cached_property
-=======
 from dataclasses import dataclass
->>>>>>> main
 from typing import Any
 
 import torch
@@ -30,7 +25,6 @@ from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
-from mosaic.ranks.pipeline.random_numbers import Seen
 
 STATE_BYTES = 16
 """Of a parameter that trains: itself, its gradient, and AdamW's two moments, in float32."""
@@ -50,19 +44,8 @@ class CountedModel:
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
     """Its modules."""
-<<<<<<< HEAD
-    draws: Seen = field(default_factory=dict)
-    """Which microbatches draw random numbers, as far as the ways that have run saw."""
-
-    @cached_property
-    def _encoders(self) -> frozenset[str]:
-        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
-        own = {module.name for module in self.split.modules if module.own_inputs}
-        return frozenset(own & {source for source, _ in self.split.feeds} - {target for _, target in self.split.feeds})
-=======
     units_together: int = 1
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
->>>>>>> main
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""

@@ -19,23 +19,6 @@ MAX_KINDS = 1024
 """Of microbatches of which it is known whether they draw any."""
 
 
-<<<<<<< HEAD
-Seen = dict[tuple[bool, frozenset[str]], bool]
-"""By the model's mode and the modules that a microbatch has, whether it draws random numbers."""
-
-
-class DrawnNumbers:
-    """Which microbatches of a model draw random numbers, as far as was seen; kept from step to step.
-
-    Args:
-        model: The model.
-        seen: What was seen of it before, however it was cut; what is seen is added.
-    """
-
-    def __init__(self, model: PartedModel, seen: Seen | None = None) -> None:
-        self._model = model
-        self._draws: Seen = {} if seen is None else seen
-=======
 class DrawnNumbers:
     """Which kinds of microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
 
@@ -43,7 +26,6 @@ class DrawnNumbers:
         self._model, self._modules = model, tuple(model.model.modules())
         self._modes: Modes = ()
         self._draws: dict[Hashable, bool] = {}
->>>>>>> main
 
     def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
         """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""

@@ -223,7 +223,7 @@ class WayRunner:
         self._counted, self._loss = counted, loss
         group = grid.context_group
         self._items = None if group is None else SharedItems(self.parted, group)
-        self._numbers = DrawnNumbers(self.parted, counted.draws)
+        self._numbers = DrawnNumbers(self.parted)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
