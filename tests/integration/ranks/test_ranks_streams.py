@@ -10,7 +10,7 @@ from ranks.cases import run_ranks
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks("ranks.programs.calls.streams:observed", 2, tmp_path_factory.mktemp("ranks"), timeout=90)
+    return run_ranks("ranks.programs.calls.streams:observed", 2, tmp_path_factory.mktemp("ranks"))
 
 
 def test_random_layouts_on_streams_train_as_data_parallel_training(observed: list[dict[str, Any]]):

@@ -86,7 +86,7 @@ def colocated(
     plan = plan_of(model, backend, members, size, alone=alone)
     with backend.api.watching(), nccl.standing_in():
         handle = colocate_ranks(
-            model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=20))
+            model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=60))
         )
         assert isinstance(handle._executor._calls, StreamCalls)  # type: ignore[union-attr]
         yield handle, backend, nccl
@@ -112,7 +112,7 @@ def hidden_state(make: Callable[[], nn.Module], rank: int) -> float:
 
     def place(model: nn.Module, sample: torch.Tensor, members: dict[str, tuple[int, ...]], size: int) -> RankHandle:
         plan = plan_for(model, sample, members, size, backend=backend)
-        options = Options(ranks=RankSettings(timeout_s=20))
+        options = Options(ranks=RankSettings(timeout_s=60))
         return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, options=options)
 
     with backend.api.watching(), FakeNccl(backend.api).standing_in():
