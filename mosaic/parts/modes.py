@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable
+from typing import Any
 
 from torch import nn
-
-Modes = tuple[bool | float, ...]
-"""Of each module whether it trains, and its other switches and rates."""
+from torch.nn.modules.dropout import _DropoutNd
 
 
-def modes_of(modules: Sequence[nn.Module]) -> Modes:
-    """Returns the attributes of modules that are switches or rates, such as ``training`` and rates of dropout."""
-    return tuple(value for module in modules for value in vars(module).values() if type(value) in (bool, float))
+class Modes:
+    """The attributes of a model's modules that are switches or rates, such as ``training`` and rates of dropout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (vars(module), name)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if type(value) in (bool, float) or _is_whole_rate(module, value)
+        ]
+
+    def now(self) -> Hashable:
+        """Returns their values."""
+        return tuple([attributes.get(name) for attributes, name in self._places])
+
+
+def _is_whole_rate(module: nn.Module, value: Any) -> bool:
+    """Whether a value is a rate of dropout of 0 or 1; other whole numbers may be counters of the loop's."""
+    return isinstance(module, _DropoutNd) and type(value) is int

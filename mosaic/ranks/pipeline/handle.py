@@ -19,7 +19,7 @@ from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
-from mosaic.parts.modes import modes_of
+from mosaic.parts.modes import Modes
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
@@ -82,8 +82,8 @@ class Pipeline(KeepsCheckpoints):
         self._failed_ahead = 0
         self._played = PlayedSteps(trial.best, self._runner.grid.executor)
         self._forwards: dict[tuple[str, ...], SharedStep] = {}
-        self._modules = tuple(candidates.model.modules())
-        self._modes = modes_of(self._modules)
+        self._modes = Modes(candidates.model)
+        self._checked_modes = self._modes.now()
         hook = PlainCalls(candidates.counted.split.sites[0].path)
         self._plain_calls = candidates.model.register_forward_pre_hook(hook)
         self.active = True
@@ -287,10 +287,10 @@ class Pipeline(KeepsCheckpoints):
                 f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
                 "compute it in the model, or detach() it"
             )
-        modes = modes_of(self._modules)
-        if modes != self._modes:
+        modes = self._modes.now()
+        if modes != self._checked_modes:
             check_model(self._model)
-            self._modes = modes
+            self._checked_modes = modes
 
     def _cut(self, microbatches: Step) -> Step:
         """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""

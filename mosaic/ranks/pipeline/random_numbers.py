@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mosaic.parts.modes import Modes, modes_of
+from mosaic.parts.modes import Modes
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.random_state import State, is_same_state, random_state, set_random_state
 from mosaic.parts.ways_seen import kind_of
@@ -23,16 +23,16 @@ class DrawnNumbers:
     """Which kinds of microbatches of a model draw random numbers, as far as was seen; kept from step to step."""
 
     def __init__(self, model: PartedModel) -> None:
-        self._model, self._modules = model, tuple(model.model.modules())
-        self._modes: Modes = ()
+        self._model, self._modes = model, Modes(model.model)
+        self._modes_before: Hashable = ()
         self._draws: dict[Hashable, bool] = {}
 
     def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
         """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""
         states = []
-        modes = modes_of(self._modules)
-        if modes != self._modes or len(self._draws) > MAX_KINDS:
-            self._modes = modes
+        modes = self._modes.now()
+        if modes != self._modes_before or len(self._draws) > MAX_KINDS:
+            self._modes_before = modes
             self._draws.clear()
             self._model.forget_results()
         for kwargs in microbatches:
