@@ -46,10 +46,10 @@ def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Modu
 
 
 def of_two(rank: int, size: int, place: Path) -> None:
-    """Two ranks share all sequences of LLaVA, with both exchanges, and its images where there are two or more."""
+    """Two ranks share the sequences of LLaVA, and images where there are two or more; both exchanges, and a trial."""
     join(rank, size, place)
-    for settings in (shared(), shared(exchange="needed", method="zigzag")):
-        pipe, model, plain = begun(context=settings)
+    for settings, trial in ((shared(), False), (shared(exchange="needed", method="zigzag"), True)):
+        pipe, model, plain = begun(context=settings, trial=trial)
         assert "2 ranks a sequence" in pipe.describe()
         encoded: list[int] = []
         layer = next(one for name, one in model.named_modules() if name.endswith("vision_tower.encoder.layers.0.mlp"))
@@ -58,8 +58,8 @@ def of_two(rank: int, size: int, place: Path) -> None:
         )
         check_equal(pipe, model, plain, steps()[:1], ahead=True)
         hook.remove()
-        assert set(encoded) == ({1, 2} if rank == 0 else {1}), encoded
-        check_equal(pipe, model, plain, steps())
+        assert trial or set(encoded) == ({1, 2} if rank == 0 else {1}), encoded
+        check_equal(pipe, model, plain, steps()[1:])
         losses = pipe.evaluate(steps()[1])
         pipe.remove()
         with torch.no_grad():
@@ -196,10 +196,9 @@ class Plain(nn.Module):
 
 
 def of_four(rank: int, size: int, place: Path) -> None:
-    """Two places whose layers two ranks have each, with backward for weights apart and layers made again; and tried."""
+    """Two places whose layers two ranks have each, with backward for weights apart and layers made again."""
     join(rank, size, place)
-    for asked in ({"options": options(partition="mixed-v", weights="apart"), "memory_bytes": 300_000}, {"trial": True}):
-        pipe, model, plain = begun(**asked)
-        check_equal(pipe, model, plain, steps()[1:])
-        pipe.remove()
+    pipe, model, plain = begun(options=options(partition="mixed-v", weights="apart"), memory_bytes=300_000)
+    check_equal(pipe, model, plain, steps()[1:])
+    pipe.remove()
     print("equal")
