@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from mosaic.artifact import fingerprint
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import InfeasibleError, InvalidScheduleError, ModuleContractError
+from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
 from mosaic.pipelining.kept_way import KeptWay
-from mosaic.pipelining.next_step.planner import NextStepPlanner
-from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
-from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.beside.evaluating import forwards_of
+from mosaic.ranks.pipeline.beside.alike import check_alike, trained_in
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
 from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
-from mosaic.ranks.pipeline.context.sequences import masks_of
+from mosaic.ranks.pipeline.beside.step_schedules import StepSchedules
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
-
-_LOG = logging.getLogger("mosaic")
-
-MAX_SCHEDULES = 256
-"""Steps of different shapes whose schedules are kept."""
-PLANNING_SHARE = 0.05
-"""Of the time of the last step, for a step that nobody announced."""
-
-_COMPARED = ("shapes", "values", "masks")
 
 Step = Sequence[Mapping[str, Any]]
 """Microbatches, as keyword arguments of the model; the same on every rank."""
@@ -73,15 +57,11 @@ class Pipeline(KeepsCheckpoints):
         self._runner = candidates.runner(trial.best, keeps_all=False)
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(candidates.model, candidates.world)
-        self._schedules: dict[tuple[str, ...], SharedStep] = {}
-        self._ahead: NextStepPlanner | None = None
+        self._schedules = StepSchedules(trial.best, candidates.world)
         self._next: Step | None = None
-        self._announced = -1
         self._number = 0
         self._last_s = 0.0
-        self._failed_ahead = 0
         self._played = PlayedSteps(trial.best, self._runner.grid.executor)
-        self._forwards: dict[tuple[str, ...], SharedStep] = {}
         self._modes = Modes(candidates.model)
         self._checked_modes = self._modes.now()
         hook = PlainCalls(candidates.counted.split.sites[0].path)
@@ -113,7 +93,8 @@ class Pipeline(KeepsCheckpoints):
         began = time.perf_counter()
         own = self._cut(microbatches)
         counted = self._count(own)
-        shared = self._shared(microbatches, own, counted)
+        self._check_alike(microbatches, own, counted)
+        shared = self._schedules.of(self._number, counted, last_s=self._last_s)
         self._announce()
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # ranks without a loss know the scale, too
@@ -144,15 +125,10 @@ class Pipeline(KeepsCheckpoints):
         self._check_ready(microbatches)
         own = self._cut(microbatches)
         counted = self._count(own)
-        key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, own, key)
-        if key not in self._forwards:
-            found = forwards_of(self._way, counted) if self.world.rank == 0 else None
-            _keep_few(self._forwards)
-            self._forwards[key] = self.world.first_says(found)
+        self._check_alike(microbatches, own, counted)
+        shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            shapes = self._shapes(counted)
-            return self._runner.run(self._forwards[key], own, shapes=shapes, is_training=False).losses
+            return self._runner.run(shared, own, shapes=self._shapes(counted), is_training=False).losses
 
     def ahead(self, loader: Iterable[Step]) -> Iterator[Step]:
         """Gives the steps of a loader, each one read while the one before is still to run.
@@ -192,7 +168,7 @@ class Pipeline(KeepsCheckpoints):
         last = self._played.last
         own = {} if last is None else {"computing_ms": last.computing_ms, "waiting_ms": last.waiting_ms}
         tried = {f"trial_ms/{name}": ms for name, ms in self.trial.step_ms.items()}
-        counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._failed_ahead)}
+        counts = {"schedules": float(len(self._schedules)), "failed_ahead": float(self._schedules.failed_ahead)}
         return {"step_ms": 1e3 * self._last_s, **own, **counts, **tried}
 
     def describe(self) -> str:
@@ -268,8 +244,7 @@ class Pipeline(KeepsCheckpoints):
                 gather_model(self._model, self.world)
                 self._plain_calls.remove()
         finally:
-            if self._ahead is not None:
-                self._ahead.close()
+            self._schedules.close()
             if self._sequences is not None:
                 self._sequences.remove()
             self._grids.close()
@@ -281,7 +256,7 @@ class Pipeline(KeepsCheckpoints):
             raise ValueError("no microbatches; a step has at least one")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
-        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in _trained_in(one)]
+        trained = [f"{name} of microbatch {at}" for at, one in enumerate(microbatches) for name in trained_in(one)]
         if trained and torch.is_grad_enabled():
             raise ValueError(
                 f"{trained[0]} requires a gradient, which other ranks than those of the first layers would not have; "
@@ -295,6 +270,22 @@ class Pipeline(KeepsCheckpoints):
     def _cut(self, microbatches: Step) -> Step:
         """Returns what this rank calls the model with: of sequences that ranks share, its own tokens."""
         return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
+
+    def _check_alike(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> None:
+        check_alike(microbatches, own, [one.key for one in counted], self._runner.grid.transport)
+
+    def _announce(self) -> None:
+        """Has the next step planned while this one runs."""
+        following, self._next = self._next, None
+        if following is None:
+            return
+        if self._sequences is not None:
+            self._sequences.look_ahead(following)
+
+        def count() -> list[CountedMicrobatch]:
+            return [self._counted.microbatch(one) for one in self._cut(following)]
+
+        self._schedules.announce(self._number + 1, count, last_s=self._last_s)
 
     def _count(self, microbatches: Step) -> list[CountedMicrobatch]:
         """Works out what the microbatches are to planning; an error of the model's says which one it cannot take."""
@@ -313,75 +304,6 @@ class Pipeline(KeepsCheckpoints):
         precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
         return [f"{one.key} {precision}" for one in counted]
 
-    def _shared(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> SharedStep:
-        """Returns what was searched ahead, or is known of steps like this one, or can be planned at once."""
-        key = tuple(one.key for one in counted)
-        self._check_alike(microbatches, own, key)
-        is_announced, self._announced = self._announced == self._number, -1
-        found = None
-        if self.world.rank == 0 and is_announced and self._ahead is not None:
-            handed = self._ahead.take(self._number)
-            found = handed.schedule if handed.step == self._number else None
-            self._note(handed.error)
-        if is_announced:
-            found = self.world.first_says(found)
-        if found is None and key in self._schedules:
-            return self._schedules[key]
-        if found is None:
-            if self.world.rank == 0:
-                found = self._planned_now(counted)
-            found = self.world.first_says(found)
-        shared: SharedStep | None = found
-        assert shared is not None
-        _keep_few(self._schedules)
-        self._schedules[key] = shared
-        return shared
-
-    def _planned_now(self, counted: Sequence[CountedMicrobatch]) -> SharedStep:
-        """Plans a step in a share of the last step's time; in all the time that is allowed, if it does not fit so."""
-        if self._number:
-            with suppress(InfeasibleError):
-                return self._way.plan_shared(counted, seconds=PLANNING_SHARE * self._last_s)
-        return self._way.plan_shared(counted)
-
-    def _note(self, error: str) -> None:
-        """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""
-        if error:
-            self._failed_ahead += 1
-            if self._failed_ahead == 1:
-                _LOG.warning("step %d could not be planned ahead: %s", self._number, error)
-
-    def _check_alike(self, microbatches: Step, own: Step, key: tuple[str, ...]) -> None:
-        """Raises InvalidScheduleError on all ranks unless they have the same shapes and masks, and on CPUs values."""
-        leaves = [leaf for one in microbatches for leaf in pytree.tree_flatten_with_path(dict(one))[0]]
-        values = fingerprint([(str(path), _value(leaf)) for path, leaf in leaves])
-        mine = json.dumps((fingerprint(key), values, fingerprint(masks_of(own))))
-        told = [json.loads(one) for one in self._runner.grid.transport.tell_all(mine)]
-        for rank, other in enumerate(told):
-            if other != told[0]:
-                what = next(name for name, one, first in zip(_COMPARED, other, told[0], strict=True) if one != first)
-                raise InvalidScheduleError(
-                    f"microbatches of rank {rank} have other {what} than rank 0's; give all ranks the same microbatches"
-                )
-
-    def _announce(self) -> None:
-        """Has the next step planned while this one runs."""
-        following, self._next = self._next, None
-        if following is not None and self._sequences is not None:
-            self._sequences.look_ahead(following)
-        if following is None or self._way.baseline:
-            return
-        self._announced = self._number + 1
-        if self.world.rank == 0:
-            counted = [self._counted.microbatch(one) for one in self._cut(following)]
-            way = self._way
-            if self._ahead is None:
-                planning = StepPlanning(
-                    request=way.request, partition=way.partition, space=way.space, options=way.options
-                )
-                self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=self.degrees.data))
-            self._ahead.start(self._announced, counted, step_s=self._last_s or None)
-
     def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
         if self._slices is None:
             return nullcontext()
@@ -398,27 +320,8 @@ class Pipeline(KeepsCheckpoints):
         """Does nothing: a step has ended when ``step`` returns."""
 
 
-def _trained_in(microbatch: Mapping[str, Any]) -> list[str]:
-    """Returns the names of arguments with tensors that require a gradient."""
-    leaves = pytree.tree_leaves_with_path(dict(microbatch))
-    return [pytree.keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-
-
-def _value(leaf: Any) -> Any:
-    """Returns what has to be the same of something in a microbatch; None for what is on GPUs, or no plain value."""
-    if isinstance(leaf, Tensor):
-        return torch.hash_tensor(leaf).view(torch.int64).item() if leaf.device.type == "cpu" else None
-    return leaf if isinstance(leaf, str | int | float | None) else None
-
-
 def _text(microbatch: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} {TensorSpec.of(one) if isinstance(one, Tensor) else type(one).__name__}"
         for name, one in microbatch.items()
     )
-
-
-def _keep_few(schedules: dict[tuple[str, ...], SharedStep]) -> None:
-    """Makes room for one more."""
-    if len(schedules) >= MAX_SCHEDULES:
-        schedules.pop(next(iter(schedules)))

@@ -94,7 +94,7 @@ class Sequences:
             self._text.register_forward_hook(self._leave),
         )
         self._state: TorchState | None = None
-        self._ahead: dict[int, tuple[Microbatch, Future[ContextPlan]]] = {}
+        self._ahead: dict[int, tuple[Microbatch, Future[Attend]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
     def cut(self, microbatch: Microbatch) -> dict[str, Any]:
@@ -103,17 +103,9 @@ class Sequences:
         Raises:
             ValueError: The mask is of another number of tokens, or says something else than ``attention_mask``.
         """
-        _, planned = self._ahead.get(id(microbatch), (None, None))
-        plan = self._settings.plan(microbatch) if planned is None else planned.result()
-        _check_mask(microbatch, plan)
-        attend = Attend(
-            plan,
-            self._group,
-            heads=self._settings.heads,
-            exchange=self._settings.exchange,
-            device=self._device,
-            agreed=True,
-        )
+        _, made = self._ahead.get(id(microbatch), (None, None))
+        attend = self._attend(microbatch) if made is None else made.result()
+        _check_mask(microbatch, attend.plan)
         own = {**microbatch, "context": attend}
         if microbatch.get("labels") is not None:
             own |= shifted_labels(ContextBatch(attend=attend), microbatch["labels"])
@@ -121,7 +113,19 @@ class Sequences:
 
     def look_ahead(self, microbatches: Sequence[Microbatch]) -> None:
         """Plans the attention of microbatches to come in a thread, while a step runs."""
-        self._ahead = {id(one): (one, self._thread.submit(self._settings.plan, one)) for one in microbatches}
+        self._ahead = {id(one): (one, self._thread.submit(self._attend, one)) for one in microbatches}
+
+    def _attend(self, microbatch: Microbatch) -> Attend:
+        """Plans the attention of a microbatch; sends nothing."""
+        settings = self._settings
+        return Attend(
+            settings.plan(microbatch),
+            self._group,
+            heads=settings.heads,
+            exchange=settings.exchange,
+            device=self._device,
+            agreed=True,
+        )
 
     def check(self, own: Microbatch) -> None:
         """Runs the model, which has all its weights, with a microbatch once; all ranks of the group call it.
