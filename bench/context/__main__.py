@@ -22,7 +22,7 @@ from mosaic.context.tiles import MaskBlocks
 
 MILLION = 1 << 20
 SHORT = in_pipeline.Sizes(tokens=1024, microbatches=2, layers=2, rounds=2)
-LONG = in_pipeline.Sizes(tokens=4096, microbatches=4, layers=4, rounds=7)
+LONG = in_pipeline.Sizes(tokens=4096, microbatches=2, layers=4, rounds=5)
 MIXED = ("ep", "ee", "mp")
 
 
@@ -77,7 +77,7 @@ FULL = (
         ),
     ),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(8192, (0, 1, 2), 7, left), seconds=150),
-    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(LONG, left), seconds=240),
+    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(LONG, left), seconds=300),
 )
 
 
