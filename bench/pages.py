@@ -82,6 +82,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"\w+, \d+ tokens, \d+ ranks: most over mean after trades",
             r"\w+, \d+ tokens, one of \d+ ranks: .*, ms",
             r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over .*|.*: attention .*|.*: the slower .*)",
+            r"\d+ microbatches of \d+ packed tokens, .*: step, (ms|ratio)",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (
