@@ -109,13 +109,13 @@ def _outcome(kind: str, size: int) -> tuple[str, str, float | None]:
         attach(model)
         own = ContextBatch(attend=Attend(plan_context(MASK, size, block=BLOCK)))
         model(**own.inputs(input_ids=ids, labels=ids)).loss.backward()
-    except Exception as error:
+    except Exception as error:  # ours or the family's, which the word says
         is_ours = isinstance(error, MosaicError) or "context" in str(error)
         return "refused" if is_ours else "raised", f"{type(error).__name__} {error}", None
     sum_gradients(model.parameters())
     try:
         _plain_step(plain, ids, own)
-    except Exception as error:
+    except Exception as error:  # the family's own with a dense mask, as the word says
         return "raised", f"with a dense mask, {type(error).__name__} {error}", None
     pairs = [
         (a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True) if b.grad is not None

@@ -18,7 +18,7 @@ from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
-from tests.property.test_exact_laws import bounded, instances, problem_of
+from tests.property.planning.test_exact_laws import bounded, instances, problem_of
 
 NS_PER_MS = 1e6
 ROUNDING_MS = 1e-4
