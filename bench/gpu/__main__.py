@@ -1,6 +1,6 @@
 """Everything that a GPU must show, in one command: builds, climbs the ladder, runs the gpu tests, measures.
 
-``python -m bench.gpu --out DIR [--only first] [--minutes 8] [--dry-run] [--list]``
+``python -m bench.gpu --out DIR [--only first] [--minutes 8] [--small | --dry-run] [--list]``
 
 ``--only first`` is the ladder alone: a minute that says what holds on this machine. In DIR grow, from the first second,
 a JSON file, the same as a table, and a log with everything that was printed.
@@ -50,6 +50,7 @@ def main() -> int:
         Options(
             out=given.out,
             minutes=given.minutes,
+            small=given.small,
             dry_run=given.dry_run,
             only=tuple(given.only),
             build=not given.no_build,
@@ -65,7 +66,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="folder for the result, the table and the logs")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all of it")
-    parser.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--small", action="store_true", help="run every code path on the GPU at the smallest sizes")
+    sizes.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a part or a group, see --list; repeat"
     )

@@ -44,7 +44,9 @@ class Order:
     hard_seconds: float
     """It is killed after this."""
     dry_run: bool
-    """Whether to run on the host at the smallest sizes."""
+    """Whether to run at the smallest sizes."""
+    on_host: bool = False
+    """Whether to run on the host."""
     ordinal: int = 0
     """Number of the GPU."""
     cudnn: bool = True
@@ -212,6 +214,7 @@ def _measure(order: Order, tell: Callable[..., None]) -> None:
         bench = open_bench(
             seconds=order.seconds,
             dry_run=order.dry_run,
+            on_host=order.on_host,
             ordinal=order.ordinal,
             cudnn=order.cudnn,
             known=order.known,

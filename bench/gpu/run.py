@@ -47,8 +47,10 @@ class Options:
     """Folder for everything that is left."""
     minutes: float = 8.0
     """For all of it."""
+    small: bool = False
+    """Whether to rehearse on the GPU at the smallest sizes."""
     dry_run: bool = False
-    """Whether to rehearse on the host."""
+    """Whether to rehearse on the host at the smallest sizes."""
     only: tuple[str, ...] = ()
     """Parts or groups; empty for all."""
     build: bool = True
@@ -57,6 +59,11 @@ class Options:
     """Commit to record where this is no clone."""
     ordinal: int = 0
     """Number of the GPU."""
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether no number means anything."""
+        return self.small or self.dry_run
 
     def chooses(self, name: str) -> bool:
         """Tells whether a part was asked for."""
@@ -70,7 +77,7 @@ class Record:
         provenance = Provenance.here()
         commit = options.commit or provenance.commit
         name = f"{provenance.created[:10]}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
-        self.path = options.out / f"{name}{'-dry-run' if options.dry_run else ''}.json"
+        self.path = options.out / f"{name}{'-dry-run' if options.is_rehearsal else ''}.json"
         self.log = self.path.with_suffix(".log")
         self.log.unlink(missing_ok=True)
         versions = preflight.versions()
@@ -84,7 +91,7 @@ class Record:
             machine=None,
             foreign_cpu_share=None,
             figures=(),
-            dry_run=options.dry_run,
+            dry_run=options.is_rehearsal,
             versions=versions,
             environment={
                 name: value
@@ -238,11 +245,11 @@ def _pytest(file: Path) -> list[str]:
 
 def _measure(record: Record, server: Server, options: Options, deadline: float) -> None:
     chosen = [m for m in MEASUREMENTS.values() if _is_chosen(m.name, options)]
-    chosen = [m for m in chosen if m.in_dry_run or not options.dry_run]
+    chosen = [m for m in chosen if m.in_dry_run or not options.is_rehearsal]
     for number, measurement in enumerate(chosen):
         left = deadline - time.monotonic()
         share = measurement.seconds / sum(later.seconds for later in chosen[number:])
-        soft = DRY_SECONDS if options.dry_run else min(left, max(left * share, measurement.seconds))
+        soft = DRY_SECONDS if options.is_rehearsal else min(left, max(left * share, measurement.seconds))
         if left < MIN_S:
             record.add(_left_out(measurement.name, measurement.asks, "no time was left"))
             continue
@@ -268,7 +275,8 @@ def _order(record: Record, options: Options, measurement: Measurement, *, second
         log=str(record.log),
         seconds=seconds,
         hard_seconds=hard_seconds,
-        dry_run=options.dry_run,
+        dry_run=options.is_rehearsal,
+        on_host=options.dry_run,
         ordinal=options.ordinal,
         known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
     )

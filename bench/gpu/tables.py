@@ -9,7 +9,7 @@ def text_table(study: Study) -> str:
     """Returns everything in a result as plain lines, part by part."""
     lines = [head_line(study), ""]
     if study.dry_run:
-        lines += ["DRY RUN on CPU cores at the smallest sizes: no number below means anything.", ""]
+        lines += ["DRY RUN at the smallest sizes: no number below means anything.", ""]
     for part in study.parts:
         lines.append(f"{part.name}: {part.asks} [{part.status}, {part.seconds:.1f} s]")
         lines += [f"    {text}" for text in (part.verdict, part.reason) if text]
