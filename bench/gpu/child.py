@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.parts import PRELOADED, Measurement
-from bench.processes import begin_section, die_with_parent, kill_group, last_lines
+from bench.processes import begin_section, die_with_parent, kill_group, last_lines, shorten_section
 from bench.record import Figure, Part, Status, one_line
 from mosaic.device import Device
 
@@ -129,6 +129,7 @@ class Server:
         status, reason = _status(findings, None if late else process.exitcode, order.hard_seconds)
         if status in ("killed", "failed", "timed out") and not findings.ended:
             reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
+        shorten_section(log, since=start)
         return Outcome(
             Part(
                 name=order.measurement.name,
