@@ -67,8 +67,8 @@ class Options:
     """How carefully to profile."""
     cache: ProfileCache | str | Path | None = "user"
     """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
-    ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no cache. Several
-    ranks measure afresh and take no other cache than the default."""
+    ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
+    cache. Several ranks measure afresh and take no other cache than the default."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
@@ -90,8 +90,6 @@ class Options:
     def __post_init__(self) -> None:
         check_method(self.method)
         object.__setattr__(self, "profile", profile_of(self.profile))
-        if isinstance(self.cache, str) and self.cache != "user":
-            object.__setattr__(self, "cache", Path(self.cache))
         self._check_types()
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
@@ -101,7 +99,7 @@ class Options:
     def _check_types(self) -> None:
         for name, kinds, needed in (
             ("profiling", (ProfileSettings, None), "a ProfileSettings"),
-            ("cache", (ProfileCache, Path, "user", None), 'a folder, a ProfileCache, "user" or None'),
+            ("cache", (ProfileCache, str, Path, None), 'a folder, a ProfileCache, "user" or None'),
             ("trial", (TrialSettings, "auto", None), 'a TrialSettings, "auto" or None'),
             ("ranks", (RankSettings, None), "a RankSettings or None"),
         ):
