@@ -7,9 +7,9 @@ One thread launches everything, so that order is a matter of events alone and no
 * Inside a call of the whole model its arguments are known to be there from the beginning, so work on them waits for
   that point only, and not for what the user's stream was told to wait for since. Every lane waits for that point once:
   before it lie the optimizer's step and the gradients that it let go, whose memory may be the lane's own.
-* What the user's stream reads of a lane's memory without torch's allocator being told (gradients that the model takes in its
-  own call, results of other classes, attributes) may be let go at any time. Until the end of the model's call each piece of work
-  on that lane waits for all that was given to the user's stream, since it may get that memory.
+* Torch's allocator is not told of all that the user's stream reads of a lane's memory: gradients that the model takes
+  in its own call, results of other classes, attributes. They may be let go at any time. Until the end of the model's
+  call each piece of work on that lane waits for all that the user's stream was given, since it may get that memory.
 * A write waits for the readers on other streams, and whoever reads later waits for the write.
 * Tensors of the user's stream that a lane reads, and what its modules hold, must stay as they are until the user's
   stream waits for the lane. That cannot be ordered, since operators on such tensors are not seen; it is checked, and
