@@ -135,7 +135,8 @@ class CudaBackend(Backend):
 
     def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
         """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
-        loan = self.pool.borrow(pack_layouts(checked_partitions(self._device, partitions)), image=self._image)
+        wanted = checked_partitions(self._device, partitions)
+        loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
         for note in loan.notes:
             self._note(note)
         return loan
