@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,16 +85,17 @@ def write_json(value: Any, target: Path | None) -> None:
         write_text(text, target)
 
 
-def open_named_backend(name: str) -> Backend:
-    """Opens the backend that ``--backend`` names.
+def open_named_backend(name: str | None) -> Backend:
+    """Opens the backend that ``--backend`` names; without a name the GPU's where there is one, and the host's.
 
     Raises:
         MosaicError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
     """
-    from mosaic.backends.table import BACKENDS, open_backend
+    from mosaic.backends.table import BACKENDS, open_backend, present_backend
 
-    kind, colon, number = name.partition(":")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
+    kind, colon, number = name.partition(":") if name is not None else (present_backend(), "", "")
     if kind not in BACKENDS or (colon and not number.isdecimal()):
         raise MosaicError(f"--backend {name} is not a backend; use {', '.join(BACKENDS)}, or cuda:1 for the second GPU")
     return open_backend(kind, int(number or 0))
