@@ -13,7 +13,6 @@ from tyro.conf import arg
 
 from mosaic.artifact import to_json, write_text
 from mosaic.cost.precision import PRECISIONS, Dtype
-from mosaic.errors import MosaicError
 from mosaic.solver.methods import describe_methods
 
 if TYPE_CHECKING:
@@ -89,13 +88,10 @@ def open_named_backend(name: str | None) -> Backend:
     """Opens the backend that ``--backend`` names; without a name the GPU's where there is one, and the host's.
 
     Raises:
-        MosaicError: There is no such backend.
+        ValueError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
     """
-    from mosaic.backends.table import BACKENDS, open_backend, present_backend
+    from mosaic.backends.table import open_backend, present_backend
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
-    kind, colon, number = name.partition(":") if name is not None else (present_backend(), "", "")
-    if kind not in BACKENDS or (colon and not number.isdecimal()):
-        raise MosaicError(f"--backend {name} is not a backend; use {', '.join(BACKENDS)}, or cuda:1 for the second GPU")
-    return open_backend(kind, int(number or 0))
+    return open_backend(name if name is not None else present_backend())

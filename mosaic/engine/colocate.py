@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
@@ -28,9 +26,10 @@ from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.clock import EventClock, HostClock
 from mosaic.engine.trial.plans import plans_to_try
 from mosaic.engine.trial.settings import StepClock, TrialSettings
-from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.setup import TrialSetup, TriedPlan
 from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
+from mosaic.files import profile_of
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import SessionCache, environment_of, key_of, open_cache, profile_modules, structures_of
@@ -39,7 +38,6 @@ from mosaic.solver.runnable import plan_to_run
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
 
-_LOG = logging.getLogger("mosaic")
 _WRAPPERS = {
     "DistributedDataParallel": "wrap the branches in a process group of their own instead",
     "FullyShardedDataParallel": "colocate the plain model",
@@ -76,7 +74,7 @@ def colocate_one(
         plan=plan,
         modules=modules,
         exclude=exclude,
-        backend=backend or _backend_for(model),
+        backend=options.with_sms(backend or _backend_for(model)),
         options=options,
     )
     make = partial(_ready, model, SessionCache(open_cache(options.cache)))
@@ -109,20 +107,19 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
             f"the best plan is predicted to be {plans[0].predicted_speedup:.3f} times as fast as one module after the "
             f"other; below {MIN_GAIN} the model is left as it was"
         )
-        _LOG.info(note)
         finding.forget_run()
         return replace(ready, notes=(note, *backend.notes))
     opening = _Opening(model, finding, backend)
     with laps("open"):
         if trial is None:
-            return replace(ready, placed=opening(plans[0], options.cuda_graphs is True, False))
+            return replace(ready, placed=opening(TriedPlan(plans[0], options.cuda_graphs is True, None), False))
         cost = CostModel.from_profile(profile) if profile is not None else None
-        return replace(ready, trial=_setup(opening, plans, cost, trial, graphs=options.cuda_graphs))
+        return replace(ready, trial=_setup(opening, plans, cost, trial, options))
 
 
 def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
     """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
-    backend, profile = asked.backend, asked.options.profile
+    backend, profile = asked.backend, profile_of(asked.options.profile)
     assert backend is not None
     if profile is not None:
         environment = environment_of(backend)
@@ -182,13 +179,14 @@ class _Opening:
         """What ``warm_up`` measured; 0 before, and on the host."""
         return self._launch_share or 0.0
 
-    def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
-        lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
+    def __call__(self, candidate: TriedPlan, adopts_shapes: bool) -> PlacedPlan:
+        plan, backend = candidate.plan, self.backend.with_sms(sm_target=candidate.sm_target)
+        lanes = backend.open_lanes(placement.slots for placement in plan.placements)
         try:
             if lanes.streams is not None and self._launch_share is None:
                 self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
             self._finding.forget_run()
-            executor = _executor(lanes, self._finding, graphs=graphs)
+            executor = _executor(lanes, self._finding, graphs=candidate.graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
         except BaseException:
@@ -201,10 +199,9 @@ def _setup(
     plans: tuple[Plan, ...],
     cost: CostModel | None,
     settings: TrialSettings,
-    *,
-    graphs: bool | Literal["auto"],
+    options: Options,
 ) -> TrialSetup:
-    backend = opening.backend
+    backend, graphs = opening.backend, options.cuda_graphs
     return TrialSetup(
         settings=settings,
         plans=plans,
@@ -215,6 +212,7 @@ def _setup(
         opens_ahead=backend.device.kind != "host",
         clock=settings.clock if settings.clock is not None else clock_of(backend),
         turn=turn_of_process(),
+        sm_target=options.sm_target == "auto" and backend.sm_target_pays(),
         tenants=backend.other_processes,
     )
 

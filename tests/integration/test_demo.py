@@ -141,7 +141,7 @@ def test_times_of_a_plain_loop_on_a_gpu_are_the_device_s_and_lie_on_the_loop_s_s
 def test_the_demo_runs_on_the_gpu_where_there_is_one(has_gpu: bool, name: str, monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(table, "open_backend", lambda kind, ordinal: opened.append(kind))
+    monkeypatch.setattr(table, "open_backend", opened.append)
     open_named_backend(None)
     open_named_backend("host")
     assert opened == [name, "host"]
