@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
-from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.cuda.sm_targets import sm_target_pays
 from mosaic.backends.streams.api import StreamApi, TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
@@ -126,14 +127,19 @@ class CudaBackend(Backend):
             BackendUnavailableError: The driver cannot do what was asked for.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
+        loan = self.borrow_streams(partitions)
+        lanes = GreenLanes(self.api, loan, self._placement)
+        lanes.set_libraries(self._libraries)
+        self._look_around(num_streams=len(loan.streams))
+        return lanes
+
+    def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
+        """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
         wanted = checked_partitions(self._device, partitions)
         loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
         for note in loan.notes:
             self._note(note)
-        lanes = GreenLanes(self.api, loan, self._placement)
-        lanes.set_libraries(self._libraries)
-        self._look_around(num_streams=len(wanted))
-        return lanes
+        return loan
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
@@ -154,9 +160,20 @@ class CudaBackend(Backend):
         priorities = (0,) * len(wanted) if priorities is None else priorities
         if len(priorities) != len(wanted):
             raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
-        chosen = zip(wanted, priorities, strict=True)
-        streams = {slots: (self.api.new_stream(priority), None) for slots, priority in chosen}
-        return StreamLanes(self.api, streams, lambda: None)
+        api = self.api
+        streams: dict[tuple[int, ...], tuple[Any, int | None]] = {}
+
+        def give_back() -> None:
+            for stream, _ in streams.values():
+                api.give_back(stream)
+
+        try:
+            for slots, priority in zip(wanted, priorities, strict=True):
+                streams[slots] = (api.new_stream(priority), None)
+            return StreamLanes(api, streams, give_back)
+        except BaseException:
+            give_back()
+            raise
 
     def other_processes(self) -> frozenset[int]:
         """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
