@@ -40,6 +40,9 @@ BackendName = Annotated[
         "host.",
     ),
 ]
+PresentBackendName = Annotated[
+    str | None, arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default the GPU where there is one.")
+]
 Method = Annotated[
     str,
     arg(
