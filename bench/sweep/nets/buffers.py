@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Scaled, Two, batch, tower, train
 from bench.sweep.session import Session
 
@@ -90,7 +91,7 @@ def queue_kept_in_a_deque(session: Session):
 
 
 def memory_bank_written_at_indices(session: Session):
-    bank = torch.zeros(128, 32)
+    bank = torch.zeros(128, 32, device=device())
 
     class Net(Two):
         def forward(self, x, y):

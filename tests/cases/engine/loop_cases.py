@@ -30,6 +30,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.sweep.device import device
+
 ON_LANES = ""
 NOT_THERE = "the fake streams have no sparse tensors"
 
@@ -44,7 +46,9 @@ class LoopCase:
     host: str | None = None
     """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
-    """The same on streams."""
+    """The same on fake streams."""
+    cuda: str | None = ON_LANES
+    """The same on a GPU's."""
     on_lanes: bool = True
     """False where all calls may run in place, as ``host`` says."""
 
@@ -60,12 +64,13 @@ class DropPath(nn.Module):
     """Leaves out rows at random."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (torch.rand(len(x), 1) < 0.7) / 0.7
+        return x * (torch.rand(len(x), 1, device=x.device) < 0.7) / 0.7
 
 
 def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
     """Leaves out a band at random, as SpecAugment does, and some of the rest."""
-    start, at = torch.randint(0, 6, (len(x), 1)), torch.arange(x.shape[1])
+    start = torch.randint(0, 6, (len(x), 1), device=x.device)
+    at = torch.arange(x.shape[1], device=x.device)
     kept = x.masked_fill((at >= start) & (at < start + 2), 0.0)
     return self.layers(kept * (torch.rand_like(kept) > 0.1))
 
@@ -112,7 +117,7 @@ def checkpointing_around(reentrant: bool) -> TwoTowers:
 
 
 def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) + torch.rand(1, generator=torch.Generator().manual_seed(3))
+    return self.layers(x) + torch.rand(1, generator=torch.Generator(x.device).manual_seed(3), device=x.device)
 
 
 def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +142,7 @@ def several(forwards: int, rows: tuple[int, ...] = (6,), autocast: bool = False)
     def loop(model: nn.Module, record: Record) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(5):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
                 batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
                 losses = [model(*batch).float().square().mean() for batch in batches]
             sum(losses).backward()
@@ -162,7 +167,7 @@ def with_inputs(model: nn.Module, record: Record) -> None:
     for batch in batches():
         model(*batch).square().mean().backward()
         assert all(type(tensor.grad) is torch.Tensor for tensor in batch)
-        record.note(torch.rand(1), *(tensor.grad for tensor in batch))
+        record.note(torch.rand(1, device=device()), *(tensor.grad for tensor in batch))
         record.note_model(model)
 
 
@@ -340,7 +345,7 @@ LOOPS = {
     ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
     "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
-    "a default device": LoopCase(loop=inside(partial(torch.device, "cpu"))),
+    "a default device": LoopCase(loop=inside(lambda: torch.device(device()))),
     "anomaly detection": LoopCase(
         loop=inside(partial(torch.autograd.set_detect_anomaly, True)), host="anomaly detection is on"
     ),
