@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
+from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.never_slower.tables import never_slower_table
 from bench.pipeline.tables import measured_table
 from bench.record import Study
@@ -27,6 +29,7 @@ from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
 from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
+from mosaic.backends.cuda.sm_targets import SM_TARGETS
 from mosaic.demo.record import RunRecord
 from mosaic.demo.summary import MEASURED, PREDICTED, summary_rows
 from mosaic.device import Device
@@ -48,9 +51,11 @@ def main() -> None:
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")
     made = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
+    made[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
     if given.check:
         sys.exit(any(before != after for before, after in made.values()))
     draw()
+    write_text(sm_targets(), SM_TARGETS)
     for page in PAGES:
         write_text(with_tables(page), page)
 
@@ -116,6 +121,17 @@ def draw() -> None:
 
         for path, study in results:
             draw_pictures(study, path.with_suffix(""))
+
+
+def sm_targets() -> str:
+    """Returns the JSON of ``mosaic/backends/cuda/sm_targets.json``: by device the newest kept speed-up."""
+    speedups = {
+        study.machine.name: round(figure.value, 3)
+        for _, study in reversed(gpu_results())
+        for figure in study.of("first/products", SM_TARGET_SPEEDUP)
+        if study.machine is not None and figure.value is not None
+    }
+    return json.dumps(speedups, indent=2, sort_keys=True) + "\n"
 
 
 def demo_table() -> str:

@@ -98,7 +98,6 @@ _IN_ORDER = (
         function="bench.gpu.questions:measure_overlap",
         seconds=27,
     ),
-    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     *_models(8, 22),
     _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),

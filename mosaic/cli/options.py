@@ -12,7 +12,6 @@ from tyro.conf import arg
 
 from mosaic.artifact import to_json, write_text
 from mosaic.cost.precision import PRECISIONS, Dtype
-from mosaic.errors import MosaicError
 from mosaic.solver.methods import describe_methods
 
 if TYPE_CHECKING:
@@ -88,12 +87,9 @@ def open_named_backend(name: str) -> Backend:
     """Opens the backend that ``--backend`` names.
 
     Raises:
-        MosaicError: There is no such backend.
+        ValueError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
     """
-    from mosaic.backends.table import BACKENDS, open_backend
+    from mosaic.backends.table import open_backend
 
-    kind, colon, number = name.partition(":")
-    if kind not in BACKENDS or (colon and not number.isdecimal()):
-        raise MosaicError(f"--backend {name} is not a backend; use {', '.join(BACKENDS)}, or cuda:1 for the second GPU")
-    return open_backend(kind, int(number or 0))
+    return open_backend(name)

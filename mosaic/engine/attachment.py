@@ -40,12 +40,14 @@ class Attachment:
         trial: The trial of plans; None where nothing is tried.
         enabled: Whether lanes may be used: not inside of ``disabled()``.
         stepped: Optimizers that have taken a step, whosever.
+        num_steps: Steps of the optimizer that holds the model's parameters.
     """
 
     def __init__(self, model: nn.Module, finding: Finding, *, before_call: Callable[[], None]) -> None:
         self.placed: PlacedPlan | None = None
         self.trial: Trial | None = None
         self.enabled = True
+        self.num_steps = 0
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._model = model
         self._finding = finding
@@ -62,6 +64,7 @@ class Attachment:
         """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is."""
         self.placed = placed
         if placed is None and trial is None:
+            self._hooks = [_step_hook(self)]
             return
         try:
             self.take_modules(track=False)
@@ -70,7 +73,7 @@ class Attachment:
             if trial is not None:
                 self.trial = Trial(self, trial)
             self._take_root()
-            self._hooks = _hooks_of(self)
+            self._hooks = [_step_hook(self), *_part_hooks(self)]
         except BaseException:
             self.end()
             raise
@@ -208,19 +211,20 @@ class Attachment:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
         self.settle()
         self.stepped.add(optimizer)
-        if self.trial is None:
-            return
         if self._unit.begins_at_step(optimizer):
+            self.num_steps += 1
+            if self.trial is None:
+                return
             if self._unit.has_counted_calls:
                 self._unit.has_counted_calls = False
                 self.trial.start_over("the loop trains now")
             self.trial.boundary()
 
 
-def _hooks_of(attachment: Attachment) -> list[RemovableHandle]:
-    """Tells of every optimizer's steps, and of parts and parameters that any module gets.
+def _step_hook(attachment: Attachment) -> RemovableHandle:
+    """Registers for every optimizer's steps.
 
-    torch's tables are global, so they must not keep the model alive; nor may a hook leave them while it is called.
+    torch's table is global, so it must not keep the model alive; nor may a hook leave it while it is called.
     """
     found = weakref.ref(attachment)
 
@@ -229,13 +233,19 @@ def _hooks_of(attachment: Attachment) -> list[RemovableHandle]:
         if alive is not None:
             alive._before_optimizer(optimizer)
 
+    return register_optimizer_step_pre_hook(before_step)
+
+
+def _part_hooks(attachment: Attachment) -> list[RemovableHandle]:
+    """Registers for modules and parameters that any module gets; see ``_step_hook``."""
+    found = weakref.ref(attachment)
+
     def registered(*_: Any) -> None:
         alive = found()
         if alive is not None:
             alive._has_new_parts = True
 
     return [
-        register_optimizer_step_pre_hook(before_step),
         register_module_module_registration_hook(registered),
         register_module_parameter_registration_hook(registered),
     ]

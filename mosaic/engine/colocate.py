@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
+from mosaic.files import profile_of
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import SessionCache, environment_of, key_of, open_cache, profile_modules, structures_of
@@ -39,7 +39,6 @@ from mosaic.solver.runnable import plan_to_run
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
 
-_LOG = logging.getLogger("mosaic")
 _WRAPPERS = {
     "DistributedDataParallel": "wrap the branches in a process group of their own instead",
     "FullyShardedDataParallel": "colocate the plain model",
@@ -109,7 +108,6 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
             f"the best plan is predicted to be {plans[0].predicted_speedup:.3f} times as fast as one module after the "
             f"other; below {MIN_GAIN} the model is left as it was"
         )
-        _LOG.info(note)
         finding.forget_run()
         return replace(ready, notes=(note, *backend.notes))
     opening = _Opening(model, finding, backend)
@@ -122,7 +120,7 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
 
 def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
     """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
-    backend, profile = asked.backend, asked.options.profile
+    backend, profile = asked.backend, profile_of(asked.options.profile)
     assert backend is not None
     if profile is not None:
         environment = environment_of(backend)

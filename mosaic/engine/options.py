@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from mosaic.engine.trial.settings import TrialSettings
+from mosaic.files import profile_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver.reserve import CommunicationSlots
-from mosaic.solver.runnable import DATA_PARALLEL
+from mosaic.solver.runnable import DATA_PARALLEL, check_method
 
 IfBusy = Literal["plain", "raise"]
 """What to do where the machine is too busy to profile: run the model as it was written, or raise."""
@@ -50,22 +51,24 @@ class Options:
 
     Raises:
         ValueError: An option has a value that it does not know.
+        TypeError: An option has a value of a type that it does not accept.
+        InvalidFileError: The profile's file cannot be read.
     """
 
     method: str = "auto"
     """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
     a method that is named runs as it is, like one that is given; ``auto`` is tried first. ``data-parallel``, on several
     ranks only, measures nothing: every module runs on all of them."""
-    profile: Profile | None = None
-    """Measurements to plan from instead of taking them; on several ranks those of the batch of all of them together.
-    No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8 bytes for each parameter
-    that trains."""
+    profile: Profile | str | Path | None = None
+    """Measurements, or the path of their file, to plan from instead of taking them; on several ranks those of the batch
+    of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
+    bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
     """How carefully to profile."""
-    cache: ProfileCache | Path | Literal["user"] | None = "user"
-    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in the
-    user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none. Several ranks
-    measure afresh and take no other cache than the default."""
+    cache: ProfileCache | str | Path | None = "user"
+    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
+    ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
+    cache. Several ranks measure afresh and take no other cache than the default."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
@@ -85,10 +88,26 @@ class Options:
     """What only several ranks have; None for the defaults."""
 
     def __post_init__(self) -> None:
+        check_method(self.method)
+        object.__setattr__(self, "profile", profile_of(self.profile))
+        self._check_types()
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
         if self.if_busy not in ("plain", "raise"):
             raise ValueError(f'if_busy={self.if_busy!r}; use "plain" or "raise"')
+
+    def _check_types(self) -> None:
+        for name, kinds, needed in (
+            ("profiling", (ProfileSettings, None), "a ProfileSettings"),
+            ("cache", (ProfileCache, str, Path, None), 'a folder, a ProfileCache, "user" or None'),
+            ("trial", (TrialSettings, "auto", None), 'a TrialSettings, "auto" or None'),
+            ("ranks", (RankSettings, None), "a RankSettings or None"),
+        ):
+            value = getattr(self, name)
+            if not any(isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in kinds):
+                raise TypeError(f"{name}={value!r}; use {needed}")
+        if self.progress is not None and not callable(self.progress):
+            raise TypeError(f"progress={self.progress!r} is not callable; pass a function or None")
 
     @property
     def may_fall_back(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -177,11 +177,27 @@ class TorchStreams:
         Other threads, such as one that pins batches, may go on calling CUDA meanwhile. The stream that was current is
         so again afterwards: ``torch.cuda.graph`` leaves its own where a capture cannot be begun or ended.
         """
-        with (
-            self.use_stream(self.current_stream()),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
-            yield
+        try:
+            with (
+                self.use_stream(self.current_stream()),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # torch's answer where the capture came to its end all the same
+                self._clean_up_lost_capture(pool)
+            raise
+
+    def _clean_up_lost_capture(self, pool: Any) -> None:
+        """Does what torch leaves undone where the driver gave a capture up.
+
+        Until then its allocator frees nothing that ``record_stream`` was called for, and before 2.13 the generator
+        refuses to draw ("Offset increment outside graph capture") until the end of a next capture.
+        """
+        torch._C._cuda_endAllocateToPool(self._device.index, pool)
+        torch._C._cuda_releasePool(self._device.index, pool)
+        with self.use_stream(self.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device=self._device)
 
     def reserved_bytes(self) -> int:
         """Asks the caching allocator."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mosaic
+from mosaic.errors import InvalidFileError
 from mosaic.ranks import RankHandle, colocate_ranks
 
 HANDLE = {
@@ -69,3 +70,20 @@ def test_times_that_are_no_times_are_refused(given: dict[str, float]):
     (name,) = given
     with pytest.raises(ValueError, match=f"{name}=.*above 0 s"):
         mosaic.RankSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "sentence"),
+    [
+        ({"method": "best"}, ValueError, "unknown method 'best'; choose one of: auto"),
+        ({"trial": 3}, TypeError, 'trial=3; use a TrialSettings, "auto" or None'),
+        ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or the path of its file"),
+        ({"profile": "nowhere.json"}, InvalidFileError, "cannot read nowhere.json: No such file"),
+        ({"cache": 3}, TypeError, "cache=3; use a folder"),
+        ({"ranks": 2}, TypeError, "ranks=2; use a RankSettings or None"),
+        ({"progress": "bar"}, TypeError, "progress='bar' is not callable"),
+    ],
+)
+def test_options_refuse_a_wrong_value_when_they_are_made(wrong: dict[str, Any], error: type[Exception], sentence: str):
+    with pytest.raises(error, match=sentence):
+        mosaic.Options(**wrong)

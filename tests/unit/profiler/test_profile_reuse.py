@@ -69,11 +69,6 @@ def test_a_folder_or_a_cache_may_be_given_instead(users_folder: Path, tmp_path: 
     assert not users_folder.exists()
 
 
-def test_anything_else_is_refused_before_the_model_is_touched():
-    with pytest.raises(TypeError, match=r"cache='users'.*pathlib\.Path"):
-        described(cache="users")
-
-
 def test_a_user_without_a_home_folder_is_warned_and_served(monkeypatch: pytest.MonkeyPatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -11,7 +11,7 @@ from fake_driver.pools import run_pools
 
 from bench import tables
 from bench.gpu.ladder import RUNGS
-from bench.gpu.ladder.device import judge_device, judge_products
+from bench.gpu.ladder.device import judge_device, judge_products, speedups_of
 from bench.gpu.ladder.loops import judge_dropout, judge_towers
 from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
 from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions
@@ -131,14 +131,15 @@ def product(quota: int, target: str, ms: float | None) -> Figure:
     return Figure(name="time_ms", source="measured", value=ms, labels=labels, reason="" if ms else "no such setting")
 
 
-def test_sm_targets_pay_where_some_product_gains_below_the_whole_device():
-    gained = [product(8, "none", 3.0), product(8, "torch", 2.06), product(16, "none", 1.0), product(16, "torch", 0.5)]
-    assert judge_products(gained).startswith(
-        "SM targets pay in 1 of 1 cases, CudaBackend(sm_target=True): mm at 8 slots with torch's target 1.46x"
+def test_sm_targets_pay_where_products_gain_below_the_whole_device():
+    gained = [product(8, "none", 3.0), product(8, "both", 2.0), product(16, "none", 1.0), product(16, "both", 0.5)]
+    assert judge_products(speedups_of(gained)) == (
+        "SM targets pay, CudaBackend(sm_target=True): 1.50x, mm at 8 slots 1.50x"
     )
-    level = [product(8, "none", 3.0), product(8, "torch", 2.99), product(16, "none", 1.0)]
-    assert judge_products(level).startswith("leave SM targets off")
-    assert "no such setting" in judge_products([product(8, "none", 3.0), product(8, "torch", None)])
+    level = [product(8, "none", 3.0), product(8, "both", 2.99), product(16, "none", 1.0)]
+    assert judge_products(speedups_of(level)).startswith("leave SM targets off")
+    failed = [product(8, "none", 3.0), product(8, "both", None)]
+    assert "no such setting" in judge_products(speedups_of(failed), ["no such setting"])
 
 
 def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
