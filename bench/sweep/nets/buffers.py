@@ -54,7 +54,7 @@ def teacher_averaged_by_the_loop(session: Session):
 
 
 def averaged_copy_of_the_whole_model(session: Session):
-    model = Two()
+    model = Two().to(device())
     averaged = torch.optim.swa_utils.AveragedModel(model)
     train(session, model, before=lambda step: averaged.update_parameters(model))
     session.note(averaged(*batch(9)))

@@ -233,7 +233,7 @@ def loader_of_several_processes(session: Session):
 
 
 def loader_that_calls_a_frozen_tower(session: Session):
-    model = Two()
+    model = Two().to(device())
     model.b.requires_grad_(False)
 
     def collated(step):

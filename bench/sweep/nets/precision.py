@@ -225,7 +225,7 @@ def fake_quantized_weights(session: Session):
             super().__init__()
             self.weight = nn.Parameter(torch.randn(32, 32) / 6)
             self.register_buffer("scale", torch.tensor(0.05))
-            self.register_buffer("zero", torch.tensor(0))
+            self.register_buffer("zero", torch.tensor(0, dtype=torch.int32))
 
         def forward(self, x):
             self.scale.copy_(self.weight.detach().abs().max() / 127)

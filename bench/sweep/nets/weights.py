@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Two, batch, tokens, tower, train
 from bench.sweep.session import Session
 
@@ -198,7 +199,7 @@ def tower_replaced_in_mid_training(session: Session):
 
     def replace(step):
         if step == 2:
-            model.b = tower()
+            model.b = tower().to(device())
 
     train(session, model, before=replace)
 
@@ -208,7 +209,7 @@ def layer_replaced_in_mid_training(session: Session):
 
     def replace(step):
         if step == 2:
-            model.a[2] = nn.Linear(256, 256)
+            model.a[2] = nn.Linear(256, 256).to(device())
 
     train(session, model, before=replace)
 
@@ -218,8 +219,8 @@ def head_grown_in_mid_training(session: Session):
 
     def grow(step):
         if step == 2:
-            model.a.append(nn.Linear(32, 32))
-            model.b.append(nn.Linear(32, 32))
+            model.a.append(nn.Linear(32, 32).to(device()))
+            model.b.append(nn.Linear(32, 32).to(device()))
 
     train(session, model, before=grow)
 
@@ -245,7 +246,7 @@ def storage_of_parameters_replaced(session: Session):
 
 
 def weights_loaded_in_mid_training(session: Session):
-    model = Two()
+    model = Two().to(device())
     first = copy.deepcopy(model.state_dict())
     train(session, model, before=lambda step: model.load_state_dict(first, assign=step > 2) if step > 1 else None)
 
@@ -281,7 +282,7 @@ def hypernetwork(session: Session):
 
 
 def lazy_layers(session: Session):
-    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d()))
+    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d())).to(device())
     model(*batch(0))
     train(session, model)
 

@@ -42,7 +42,7 @@ class LoopCase:
 
     make: Callable[[], nn.Module] = TwoTowers
     loop: Loop
-    sample: Any = None
+    sample: Callable[[], Any] = pair_batch
     host: str | None = None
     """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
@@ -122,6 +122,12 @@ def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
 
 def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * random.random()
+
+
+def lending(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Calls a tower with weights that are no leaves."""
+    halved = {name: parameter * 0.5 for name, parameter in self.right.named_parameters()}
+    return self.left(x) @ torch.func.functional_call(self.right, halved, (y,)).T
 
 
 class Bag(nn.Module):
@@ -321,7 +327,11 @@ LOOPS = {
     "hooks on tensors and parameters": LoopCase(make=lambda: Glued(hooked), loop=firing_hooks),
     **{
         f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(
-            make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing", on_lanes=False
+            make=make,
+            sample=partial(differentiable, 0),
+            loop=with_inputs,
+            host="activation checkpointing",
+            on_lanes=False,
         )
         for reentrant in (False, True)
         for where, make in (
@@ -343,6 +353,9 @@ LOOPS = {
     "a result kept in an attribute": LoopCase(
         make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="is kept after its call"
     ),
+    "weights lent for a call": LoopCase(
+        make=lambda: Glued(lending), loop=train(4), streams="keeps to the order", cuda="keeps to the order"
+    ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
     "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
     "a default device": LoopCase(loop=inside(lambda: torch.device(device()))),
@@ -355,8 +368,7 @@ LOOPS = {
 
 def check(case: LoopCase, run_both: Callable[..., Any], said: str | None) -> None:
     """Runs a case, and holds ``describe()`` to what it should say of calls in place."""
-    sample = case.sample if case.sample is not None else pair_batch()
-    described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop, on_lanes=case.on_lanes)
+    described = run_both(case.make, case.sample(), SIDE_BY_SIDE, case.loop, on_lanes=case.on_lanes)
     if said == ON_LANES:
         assert "in place" not in described
         assert "keeps to the order" not in described
