@@ -51,9 +51,14 @@ TOLD = MappingProxyType({"types_compared_exactly": "isinstance(m, T) holds, type
 
 def all_cases() -> list[Case]:
     """Returns all cases: the models, then the nets and loops."""
-    models = [(kind, name, partial(_trained, make)) for kind, name, make in functions(MODELS)]
+    models = [Case(name=name, kind=kind, run=partial(_trained, make)) for kind, name, make in functions(MODELS)]
+    return models + [case for kind in NETS for case in nets_of(kind)]
+
+
+def nets_of(kind: str) -> list[Case]:
+    """Returns the nets and loops of a kind."""
     return [
-        Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for kind, name, run in (*models, *functions(NETS))
+        Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for _, name, run in functions({kind: NETS[kind]})
     ]
 
 

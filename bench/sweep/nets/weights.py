@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
@@ -155,9 +154,15 @@ def instance_and_group_norm(session: Session):
     train(session, Two(*map(Images, norms)))
 
 
+def _adapted(**settings):
+    from peft import LoraConfig, get_peft_model  # a machine with a GPU may be without
+
+    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, **settings)
+    return get_peft_model(tower(), config)
+
+
 def low_rank_adapters(session: Session):
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, lora_dropout=0.1)
-    train(session, Two(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+    train(session, Two(_adapted(lora_dropout=0.1), _adapted(lora_dropout=0.1)))
 
 
 def adapters_disabled_around_a_call(session: Session):
@@ -167,13 +172,11 @@ def adapters_disabled_around_a_call(session: Session):
                 reference = self.a(y)
             return self.b(x) - reference
 
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
-    train(session, Net(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+    train(session, Net(_adapted(), _adapted()))
 
 
 def adapters_merged_in_mid_training(session: Session):
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
-    model = Two(get_peft_model(tower(), config), get_peft_model(tower(), config))
+    model = Two(_adapted(), _adapted())
     train(session, model, before=lambda step: model.a.merge_adapter() if step == 2 else None)
 
 
