@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
@@ -27,7 +26,7 @@ from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.clock import EventClock, HostClock
 from mosaic.engine.trial.plans import plans_to_try
 from mosaic.engine.trial.settings import StepClock, TrialSettings
-from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.setup import TrialSetup, TriedPlan
 from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.files import profile_of
@@ -75,7 +74,7 @@ def colocate_one(
         plan=plan,
         modules=modules,
         exclude=exclude,
-        backend=backend or _backend_for(model),
+        backend=options.with_sms(backend or _backend_for(model)),
         options=options,
     )
     make = partial(_ready, model, SessionCache(open_cache(options.cache)))
@@ -113,9 +112,9 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
     opening = _Opening(model, finding, backend)
     with laps("open"):
         if trial is None:
-            return replace(ready, placed=opening(plans[0], options.cuda_graphs is True, False))
+            return replace(ready, placed=opening(TriedPlan(plans[0], options.cuda_graphs is True, None), False))
         cost = CostModel.from_profile(profile) if profile is not None else None
-        return replace(ready, trial=_setup(opening, plans, cost, trial, graphs=options.cuda_graphs))
+        return replace(ready, trial=_setup(opening, plans, cost, trial, options))
 
 
 def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
@@ -180,13 +179,14 @@ class _Opening:
         """What ``warm_up`` measured; 0 before, and on the host."""
         return self._launch_share or 0.0
 
-    def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
-        lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
+    def __call__(self, candidate: TriedPlan, adopts_shapes: bool) -> PlacedPlan:
+        plan, backend = candidate.plan, self.backend.with_sms(sm_target=candidate.sm_target)
+        lanes = backend.open_lanes(placement.slots for placement in plan.placements)
         try:
             if lanes.streams is not None and self._launch_share is None:
                 self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
             self._finding.forget_run()
-            executor = _executor(lanes, self._finding, graphs=graphs)
+            executor = _executor(lanes, self._finding, graphs=candidate.graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
         except BaseException:
@@ -199,10 +199,9 @@ def _setup(
     plans: tuple[Plan, ...],
     cost: CostModel | None,
     settings: TrialSettings,
-    *,
-    graphs: bool | Literal["auto"],
+    options: Options,
 ) -> TrialSetup:
-    backend = opening.backend
+    backend, graphs = opening.backend, options.cuda_graphs
     return TrialSetup(
         settings=settings,
         plans=plans,
@@ -213,6 +212,7 @@ def _setup(
         opens_ahead=backend.device.kind != "host",
         clock=settings.clock if settings.clock is not None else clock_of(backend),
         turn=turn_of_process(),
+        sm_target=options.sm_target == "auto" and backend.sm_target_pays(),
         tenants=backend.other_processes,
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import profile_of
 from mosaic.profile import Profile
@@ -13,6 +14,9 @@ from mosaic.profiler import ProfileCache, ProfileSettings
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Backend
 
 IfBusy = Literal["plain", "raise"]
 """What to do where the machine is too busy to profile: run the model as it was written, or raise."""
@@ -74,6 +78,16 @@ class Options:
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
     best plan that way, where launching takes more than 0.3 of the modules' time on the device; without a trial, on the
     host and on several ranks nothing is captured."""
+    sm_target: bool | Literal["auto"] = "auto"
+    """On a GPU, give cuBLAS and torch the SM count of a lane, by which they may choose other kernels and grids.
+    ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of
+    GPU that shows a gain (``python -m bench.gpu``, rung ``first/products``); else no target is set."""
+    fine_slots: bool = False
+    """On a GPU, cut SMs into the driver's smallest slots (2 SMs on Hopper). Kernels that need large clusters may not
+    run in them."""
+    sm_placement: SmPlacement = "merged"
+    """On a GPU: ``merged`` makes partitions of slots of one split; ``split`` lets the driver place the partitions of
+    each stage anew, and needs a driver of CUDA 13.1."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
     """How to try plans. ``auto``: with default bounds where Mosaic solves the plan, and not at all where it is given or
     made by a method that is named. None: not at all; with settings, those are tried, too."""
@@ -93,6 +107,12 @@ class Options:
         self._check_types()
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
+        if not isinstance(self.sm_target, bool) and self.sm_target != "auto":
+            raise ValueError(f"sm_target={self.sm_target!r}; use True, False or 'auto'")
+        if not isinstance(self.fine_slots, bool):
+            raise ValueError(f"fine_slots={self.fine_slots!r}; use True or False")
+        if self.sm_placement not in get_args(SmPlacement):
+            raise ValueError(f"sm_placement={self.sm_placement!r}; use {' or '.join(map(repr, get_args(SmPlacement)))}")
         if self.if_busy not in ("plain", "raise"):
             raise ValueError(f'if_busy={self.if_busy!r}; use "plain" or "raise"')
 
@@ -113,6 +133,16 @@ class Options:
     def may_fall_back(self) -> bool:
         """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs."""
         return self.if_busy == "plain" and self.method == "auto"
+
+    def with_sms(self, backend: Backend) -> Backend:
+        """Returns a backend with the SM settings that are asked for.
+
+        Raises:
+            BackendUnavailableError: It cannot have them.
+        """
+        return backend.with_sms(
+            fine_slots=self.fine_slots, sm_placement=self.sm_placement, sm_target=self.sm_target is True
+        )
 
     def check_for_one_rank(self, kind: str) -> None:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""

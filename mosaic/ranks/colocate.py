@@ -135,7 +135,7 @@ def colocate_ranks(
     given, device = backend, backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        backend = world.together(lambda: backend_for(model, given, device))
+        backend = world.together(lambda: options.with_sms(backend_for(model, given, device)))
         asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
         make = partial(_ready, model, world, SessionCache())
         return RankHandle(model, make(asked), world=world, asked=asked, make=make)
@@ -145,7 +145,7 @@ def _ready(model: nn.Module, world: World, kept: SessionCache, asked: Asked) -> 
     """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
     options, laps = asked.options, Laps()
     with laps("find"):
-        backend = world.together(lambda: backend_for(model, asked.backend, world.device))
+        backend = world.together(lambda: options.with_sms(backend_for(model, asked.backend, world.device)))
         on = prepare(world, model, asked.sample, backend, modules=asked.modules, exclude=asked.exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):

@@ -252,19 +252,23 @@ class FakeStreams:
 
 
 class _Current:
-    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current."""
+    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current.
+
+    As ``torch.cuda.stream`` it leaves the stream current that it found, whatever was forgotten inside.
+    """
 
     def __init__(self, runtime: FakeStreams, entry: FakeStream | Backward) -> None:
         self._runtime = runtime
         self._entry = entry
 
     def __enter__(self) -> None:
+        self._depth = len(self._runtime._stack)
         self._runtime._stack.append(self._entry)
         if isinstance(self._entry, FakeStream):
             self._runtime.origins.note(self._entry)
 
     def __exit__(self, *error: object) -> None:
-        self._runtime._stack.pop()
+        del self._runtime._stack[self._depth :]
         self._runtime.origins.note(self._runtime.current_stream())
 
 

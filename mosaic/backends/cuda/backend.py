@@ -17,6 +17,7 @@ from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
 from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
+from mosaic.backends.cuda.sm_targets import sm_target_pays
 from mosaic.backends.streams.api import StreamApi, TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
@@ -69,6 +70,7 @@ class CudaBackend(Backend):
             LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None
         )
         self._fine, self._placement, self._verify = fine, placement, verify
+        self._sm_target, self._cudnn = sm_target, cudnn
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
         self._max_streams = 0
@@ -171,6 +173,36 @@ class CudaBackend(Backend):
     def other_processes(self) -> frozenset[int]:
         """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
         return frozenset(other_processes(self._info.uuid))
+
+    @property
+    def sm_settings(self) -> str:
+        """Those that are not the default."""
+        split = "split by sizes" if self._placement == "split" else ""
+        fine, target = "fine slots" if self._fine else "", "SM targets" if self._sm_target else ""
+        return ", ".join(filter(None, (fine, split, target)))
+
+    def with_sms(
+        self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
+    ) -> CudaBackend:
+        """Returns a backend of the same device with these settings besides its own; itself if that adds none."""
+        fine, target = self._fine or fine_slots, self._sm_target or sm_target
+        placement: SmPlacement = self._placement if sm_placement == "merged" else sm_placement
+        if (fine, placement, target) == (self._fine, self._placement, self._sm_target):
+            return self
+        return CudaBackend(
+            self._info.ordinal,
+            fine=fine,
+            placement=placement,
+            verify=self._verify,
+            sm_target=target,
+            cudnn=self._cudnn,
+            api=self._api,
+            driver=self._driver,
+        )
+
+    def sm_target_pays(self) -> bool:
+        """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""
+        return sm_target_pays(self._info.name)
 
     def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
         """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""

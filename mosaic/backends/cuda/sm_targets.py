@@ -1,7 +1,7 @@
 """Measured gains of SM targets by device, read from ``sm_targets.json``, which ``python -m bench.tables`` writes.
 
 The file is made of kept results. It maps a device's name, as its driver reports it, to the mean speed-up of matrix
-products on a part of the device when libraries know how many SMs the part has (``CudaBackend(sm_target=True)``).
+products on a part of the device when libraries know how many SMs the part has (``Options(sm_target=True)``).
 """
 
 from __future__ import annotations

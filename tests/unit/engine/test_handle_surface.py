@@ -40,6 +40,30 @@ def test_one_rank_and_several_have_one_signature():
         ]
 
 
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ({"cuda_graphs": "always"}, "cuda_graphs='always'; use True, False or 'auto'"),
+        ({"sm_target": "on"}, "sm_target='on'; use True, False or 'auto'"),
+        ({"fine_slots": 2}, "fine_slots=2; use True or False"),
+        ({"sm_placement": "sized"}, "sm_placement='sized'; use 'merged' or 'split'"),
+    ],
+)
+def test_an_option_of_a_gpu_with_an_unknown_value_is_refused(option: dict[str, Any], rule: str):
+    with pytest.raises(ValueError, match=rule):
+        mosaic.Options(**option)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"sm_target": True}, {"fine_slots": True}, {"sm_placement": "split"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_sm_settings_are_refused_by_name_where_there_are_no_sms(option: dict[str, Any]):
+    with pytest.raises(mosaic.MosaicError, match=f"{next(iter(option))} cannot be had on the host backend"):
+        mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(**option))
+
+
 @pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1)])
 def test_settings_of_ranks_are_refused_on_one(given: mosaic.RankSettings):
     with pytest.raises(ValueError, match="is for several ranks, and this process is the only one; start it"):

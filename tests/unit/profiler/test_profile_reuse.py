@@ -96,6 +96,15 @@ def test_other_threads_are_other_measurements(monkeypatch: pytest.MonkeyPatch):
     assert len(keys) == 3
 
 
+def test_other_sm_settings_are_other_measurements(monkeypatch: pytest.MonkeyPatch):
+    from mosaic.engine import find_modules
+
+    subject, backend = find_modules(TwoTowers(), pair_batch()).subjects[0], HostBackend(num_slots=2)
+    plain = key_of(subject, backend, environment_of(backend))
+    monkeypatch.setattr(HostBackend, "sm_settings", "SM targets")
+    assert key_of(subject, backend, environment_of(backend)) != plain
+
+
 def test_memory_that_a_kernel_brings_up_late_is_no_other_device(monkeypatch: pytest.MonkeyPatch):
     from mosaic.engine import find_modules
 

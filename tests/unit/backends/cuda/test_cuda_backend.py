@@ -12,6 +12,7 @@ from fake_streams.runtime import WORKSPACE_BYTES
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import pack_layouts
+from mosaic.backends.host import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError, InvalidPlanError
 
 
@@ -67,6 +68,23 @@ def test_kinds_of_slots_have_pools_of_their_own(driver: FakeGreenDriver, runtime
     for choice in ({}, {"fine": True}, {"placement": "split"}, {}):
         CudaBackend(api=runtime, driver=driver, **choice).open_lanes([(0,)]).close()
     assert len(driver.pools) == 3
+
+
+def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    split = backend.with_sms(sm_placement="split")
+    both = split.with_sms(fine_slots=True)
+    assert [one.sm_settings for one in (backend, split, both)] == ["", "split by sizes", "fine slots, split by sizes"]
+    assert backend.with_sms() is backend
+    assert both.with_sms(fine_slots=True, sm_placement="split") is both
+    for one in (backend, split, both):
+        one.open_lanes([(0,)]).close()
+    assert [pool.placement for pool in driver.pools] == ["merged", "split", "split"]
+
+
+def test_sm_settings_are_refused_by_name_on_the_host():
+    with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
+        HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
 
 
 def test_every_partition_is_probed_once(driver: FakeGreenDriver, runtime: FakeStreams):
