@@ -18,7 +18,7 @@ class LastGradients:
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
 
     def watch(self, site: PlacedModule, arrived: Callable[[], None]) -> bool:
-        """Calls ``arrived`` whenever a backward of the module ends; returns False if no parameter collects a gradient."""
+        """Calls ``arrived`` whenever a backward of the module ends; returns False if no leaf gets a gradient."""
         known = self._hooked.get(site.name)
         if known is not None and known[0].requires_grad:
             return True
