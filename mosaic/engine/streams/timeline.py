@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ class StreamTimeline:
         self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
+        self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
         self._ends = LastGradients()
 
@@ -142,19 +144,20 @@ class StreamTimeline:
             self._read(wait=False)
 
     def _read(self, *, wait: bool) -> None:
-        while self._pending and (wait or self._pending[0][-1].done):
-            module, phase, slots, step, work = self._pending.popleft()
-            start, end = work.interval_ns
-            self._known.append(
-                Span(
-                    module=module,
-                    phase=phase,  # type: ignore[arg-type]
-                    slots=slots,
-                    step=step,
-                    start_ms=start / 1e6,
-                    end_ms=max(start, end) / 1e6,
+        with self._reading:
+            while self._pending and (wait or self._pending[0][-1].done):
+                module, phase, slots, step, work = self._pending.popleft()
+                start, end = work.interval_ns
+                self._known.append(
+                    Span(
+                        module=module,
+                        phase=phase,  # type: ignore[arg-type]
+                        slots=slots,
+                        step=step,
+                        start_ms=start / 1e6,
+                        end_ms=max(start, end) / 1e6,
+                    )
                 )
-            )
 
 
 class _Interval:
