@@ -30,8 +30,7 @@ from bench.sweep import tables as sweep_tables
 from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
 from mosaic.backends.cuda.sm_targets import SM_TARGETS
-from mosaic.demo.record import RunRecord
-from mosaic.demo.summary import MEASURED, PREDICTED, summary_rows
+from mosaic.demo.record import MEASURED, PREDICTED, RunRecord, summary_rows
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 

@@ -278,6 +278,10 @@ class Orders:
             fence.record(stream)
             fence.wait(before)
 
+    def forget(self) -> None:
+        """Begins anew: lanes are waited for only from here on."""
+        self._lanes.clear()
+
     def lend(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
         for order in self._lanes.values():

@@ -126,6 +126,11 @@ class StreamTimeline:
         """Called by the gradient that a backward ends with."""
         self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the current stream is being captured by the user, so that its events have no times."""
+        return self._api.is_capturing()
+
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
         return self._clock.mark(self._api.current_stream())
@@ -135,6 +140,8 @@ class StreamTimeline:
             self._running.pop(module).end()
 
     def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if self.is_captured:
+            return
         if (site.name, phase) in self._in_step:
             self._in_step.clear()
             self._clock.start_step()
@@ -194,6 +201,8 @@ class _Backward:
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
+        if self._timeline.is_captured:
+            return
         task = torch._C._current_graph_task_id()
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()
