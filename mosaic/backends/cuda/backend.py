@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -154,9 +155,20 @@ class CudaBackend(Backend):
         priorities = (0,) * len(wanted) if priorities is None else priorities
         if len(priorities) != len(wanted):
             raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
-        chosen = zip(wanted, priorities, strict=True)
-        streams = {slots: (self.api.new_stream(priority), None) for slots, priority in chosen}
-        return StreamLanes(self.api, streams, lambda: None)
+        api = self.api
+        streams: dict[tuple[int, ...], tuple[Any, int | None]] = {}
+
+        def give_back() -> None:
+            for stream, _ in streams.values():
+                api.give_back(stream)
+
+        try:
+            for slots, priority in zip(wanted, priorities, strict=True):
+                streams[slots] = (api.new_stream(priority), None)
+            return StreamLanes(api, streams, give_back)
+        except BaseException:
+            give_back()
+            raise
 
     def other_processes(self) -> frozenset[int]:
         """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""

@@ -6,7 +6,6 @@ place that runs operators on the CPU and checks that each one is ordered after w
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
@@ -36,7 +35,10 @@ class StreamApi(Protocol):
         """Returns a stream for a driver's handle; it does not own it."""
 
     def new_stream(self, priority: int = 0) -> Any:
-        """Makes a stream on the whole device, other than the current one and those made here that are still in use."""
+        """Lends a stream on the whole device, other than the current one and those that are lent already."""
+
+    def give_back(self, stream: Any) -> None:
+        """Ends the loan of a stream of ``new_stream``."""
 
     def current_stream(self) -> Any:
         """Returns the calling thread's current stream."""
@@ -94,7 +96,7 @@ class TorchStreams:
 
     def __init__(self, ordinal: int) -> None:
         self._device = torch.device("cuda", ordinal)
-        self._made: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
+        self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events that weak references still name
 
     @property
     def device(self) -> torch.device:
@@ -117,14 +119,18 @@ class TorchStreams:
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self._device, priority=priority)
-            if stream not in self._made and stream != self.current_stream():
-                self._made.add(stream)
+            if stream.cuda_stream not in self._lent and stream != self.current_stream():
+                self._lent.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
             f"no stream of priority {priority} is free on {self._device}; open fewer plain lanes at once",
-            found=f"{len(self._made)} streams in use",
+            found=f"{len(self._lent)} streams in use",
             needed=f"one of the {POOL_STREAMS} that torch has for each priority",
         )
+
+    def give_back(self, stream: torch.cuda.Stream) -> None:
+        """Lets ``new_stream`` lend the stream again."""
+        self._lent.discard(stream.cuda_stream)
 
     def current_stream(self) -> torch.cuda.Stream:
         """Returns the calling thread's current stream."""

@@ -248,7 +248,7 @@ class StreamLanes:
         for slots, lane in self._lanes.items():
             rivals = [other for key, other in self._lanes.items() if key != slots and excludes(key, slots)]
             lane.share_slots_with(rivals, turn)
-        self._finalizer = weakref.finalize(self, _end, api, self._all, give_back, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, api, self._all, self.clock, give_back, os.getpid())
 
     @property
     def launches_inline(self) -> bool:
@@ -345,6 +345,7 @@ def run_aside(api: StreamApi, work: Callable[[], T]) -> T:
             result = work()
     finally:
         api.synchronize()
+        api.give_back(side)
     _record_use(api, result, api.current_stream())
     return result
 
@@ -359,7 +360,9 @@ def _share_a_slot(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return not set(one).isdisjoint(other)
 
 
-def _end(api: StreamApi, lanes: list[StreamLane], give_back: Callable[[], object], process: int) -> None:
+def _end(
+    api: StreamApi, lanes: list[StreamLane], clock: StreamClock, give_back: Callable[[], object], process: int
+) -> None:
     if os.getpid() != process:  # the child of a fork has no driver
         return
     for lane in lanes:
@@ -367,6 +370,7 @@ def _end(api: StreamApi, lanes: list[StreamLane], give_back: Callable[[], object
     try:
         _drain(api, lanes)
     finally:
+        clock.close()
         give_back()
 
 

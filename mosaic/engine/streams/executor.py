@@ -66,7 +66,7 @@ class StreamExecutor:
         self.in_order = dict(in_order or {})
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
         self.orders = Orders(lanes)
-        self._timeline = StreamTimeline(lanes.api, lanes.clock)
+        self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
         self._alone: StreamMark | None = None
         self._waited: set[StreamLane] = set()
@@ -115,14 +115,15 @@ class StreamExecutor:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
-        before = self.orders.call
-        self.orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
-        for held in self.held.values():
-            held.begin()
+        api, before = self.lanes.api, self.orders.call
         try:
-            result = run(*args, **kwargs)
-            if self._num_launched:
-                result = map_tensors(join_tensor, result)
+            with api.use_stream(api.current_stream()):  # an interrupt inside may leave a lane's stream current
+                self.orders.call = ModelCall(api, tensors_in((args, kwargs)))
+                for held in self.held.values():
+                    held.begin()
+                result = run(*args, **kwargs)
+                if self._num_launched:
+                    result = map_tensors(join_tensor, result)
         except BaseException:
             self.lanes.join()
             raise

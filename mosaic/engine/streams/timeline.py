@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -35,13 +35,15 @@ class StreamTimeline:
 
     Args:
         clock: What times are measured by; a new step begins for it when work of the present one comes again.
+        begins: Called when a backward begins that comes through placed modules.
 
     Attributes:
         num_backwards: How many backwards came through placed modules.
     """
 
-    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
+        self._begins = begins
         self.num_backwards = 0
         self._api = api
         self._task = -1
@@ -115,6 +117,7 @@ class StreamTimeline:
         if task != self._task:
             self._task = task
             self.num_backwards += 1
+            self._begins()
         self._running[backward.site.name] = backward
 
     def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:

@@ -176,6 +176,23 @@ def test_plain_lanes_are_streams_of_the_whole_device(driver: FakeGreenDriver, ru
         assert [lane.stream.priority for lane in lanes] == [0, 0]
         assert len({lane.stream.handle for lane in lanes}) == 2
     assert driver.pools == []
+    assert runtime.lent == []
+
+
+def test_streams_go_back_where_plain_lanes_cannot_be_opened(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend, lend = CudaBackend(api=runtime, driver=driver), runtime.new_stream
+
+    def refuse_the_second(priority: int = 0) -> Any:
+        if runtime.lent:
+            raise BackendUnavailableError("no stream is free", found="1 stream in use", needed="another")
+        return lend(priority)
+
+    monkeypatch.setattr(runtime, "new_stream", refuse_the_second)
+    with pytest.raises(BackendUnavailableError, match="no stream is free"):
+        backend.open_plain_lanes([(0,), (1,)])
+    assert runtime.lent == []
 
 
 def test_what_a_lane_costs_is_measured(driver: FakeGreenDriver, runtime: FakeStreams):

@@ -141,6 +141,39 @@ def stepped_with_a_branch_under_way(model: nn.Module) -> None:
     _ = ahead + 1
 
 
+def gradients_in_the_call(model: nn.Module) -> None:
+    parameters = list(model.left.parameters())
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x)
+        gradients = torch.autograd.grad(left.square().sum(), parameters)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
+        del gradients
+        return model.left(x).sum() * penalty
+
+    model.forward = forward  # type: ignore[method-assign]
+    model(*pair_batch())
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+def results_of_another_class(model: nn.Module) -> None:
+    model.left.forward = lambda x: tower.forward(x).as_subclass(Strange)  # type: ignore[method-assign]
+    tower = nn.Sequential(*model.left)
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x).as_subclass(torch.Tensor)
+        total = left.sum()
+        del left
+        return model.left(x).as_subclass(torch.Tensor).sum() * total
+
+    model.forward = forward  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(*pair_batch())
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -153,6 +186,8 @@ SEEDED: list[tuple[str, Any, str, Any, Callable[[nn.Module], None]]] = [
     ("the wait of a reader for writers", LaneOrder, "wrote", nothing, read_after_writing),
     ("the join at the end of a call", Orders, "join", nothing, in_a_buffer),
     ("the join before an optimizer's step", Orders, "join", nothing, stepped_with_a_branch_under_way),
+    ("the wait for gradients' readers", LaneOrder, "lend", nothing, gradients_in_the_call),
+    ("the wait for readers of strange results", LaneOrder, "lend", nothing, results_of_another_class),
     ("casts that lanes do not share", stream_tensor, "_without_cast_cache", lambda f, a, k: f(*a, **k), with_autocast),
 ]
 

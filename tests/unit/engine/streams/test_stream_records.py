@@ -23,6 +23,25 @@ def test_an_error_comes_out_at_the_call_with_the_module_s_own_traceback():
         steps(model)
 
 
+def test_an_interrupt_leaves_the_loop_its_stream_and_a_model_that_can_be_saved(monkeypatch: pytest.MonkeyPatch):
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        steps(model)
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            backend.api.use_stream(handle._executor.lanes.lane((0,)).stream).__enter__()
+            raise KeyboardInterrupt
+
+        for target in ("version_of", "tagged"):
+            monkeypatch.setattr(f"mosaic.engine.streams.call.{target}", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(*pair_batch())
+            assert backend.api.current_stream() == backend.api.main
+            assert len(model.state_dict()) == 10
+            steps(model)
+
+
 def test_the_timeline_has_a_forward_and_a_backward_of_every_module_and_step():
     model = Projected(2)
     with colocated(model, pair_batch(), [{"towers.0": 1, "towers.1": 1}, {"head": 2}]) as (handle, _):
