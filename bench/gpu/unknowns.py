@@ -12,42 +12,15 @@ from typing import Any
 import torch
 
 from bench.gpu.bench import Bench
-from bench.record import Figure, median_figure, missing_figure, one_line
+from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import default_subjects, half_type
 from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
 from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
-
-
-def measure_device(bench: Bench) -> Iterator[Figure]:
-    """Says what the device is, and into how many slots one split cuts it."""
-    device = bench.device
-    for name, value in (
-        ("num_slots", device.num_slots),
-        ("sms_per_slot", device.sms_per_slot),
-        ("remainder_sms", device.remainder_sms),
-    ):
-        yield Figure(name=name, source="measured", value=float(value), labels={"slots": "default"})
-    if not bench.on_gpu:
-        yield missing_figure("num_slots", "cores cannot be cut finer", {"slots": "fine"})
-        return
-    ordinal = bench.torch_device.index or 0
-    found = cuda.describe_devices()[ordinal]
-    yield Figure(name="num_sms", source="measured", value=float(found.num_sms), labels={"cc": found.compute_capability})
-    fine = cuda.describe_slots(ordinal, fine=True)
-    yield Figure(name="num_slots", source="measured", value=float(fine.num_slots), labels={"slots": "fine"})
-    yield Figure(name="sms_per_slot", source="measured", value=float(fine.sms_per_slot), labels={"slots": "fine"})
-    driver = cuda.describe_driver()
-    bench.driver_version = f"CUDA {driver.version}"
-    lacking = ", ".join(function.name for function in driver.missing)
-    bench.notes.append(f"the driver lacks {lacking}" if lacking else "the driver has every function that Mosaic uses")
-    try:
-        bench.driver_version = f"{cuda.describe_nvml().driver_version} (CUDA {driver.version})"
-    except BackendUnavailableError as error:
-        bench.notes.append(one_line(error))
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
@@ -173,4 +146,4 @@ def _placed_by(placement: str, bench: Bench) -> Backend:
         return bench.backend
     if not bench.on_gpu:
         raise BackendUnavailableError("a sized split cannot be made", found="the host backend", needed="a GPU")
-    return cuda.CudaBackend(bench.torch_device.index or 0, placement="split")
+    return CudaBackend(bench.torch_device.index or 0, placement="split")

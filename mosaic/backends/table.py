@@ -75,6 +75,13 @@ def open_backend(name: str, ordinal: int = 0) -> Backend:
     return BACKENDS[kind].make(int(number) if colon else ordinal)
 
 
+def present_backend() -> str:
+    """Returns the name of the GPU's backend where torch sees a GPU, and of the host's otherwise."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "host"
+
+
 def default_backend(device: torch.device) -> Backend:
     """Returns the backend for modules that live on a torch device.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,13 +84,14 @@ def write_json(value: Any, target: Path | None) -> None:
         write_text(text, target)
 
 
-def open_named_backend(name: str) -> Backend:
-    """Opens the backend that ``--backend`` names.
+def open_named_backend(name: str | None) -> Backend:
+    """Opens the backend that ``--backend`` names; without a name the GPU's where there is one, and the host's.
 
     Raises:
         ValueError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
     """
-    from mosaic.backends.table import open_backend
+    from mosaic.backends.table import open_backend, present_backend
 
-    return open_backend(name)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
+    return open_backend(name if name is not None else present_backend())

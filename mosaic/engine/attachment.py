@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,10 +22,11 @@ from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden.rewind import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
+from mosaic.engine.streams.tensor import on_user_stream
 from mosaic.engine.trial.run import Trial
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.engine.trial.steps import StepUnit, outer_shapes
-from mosaic.errors import UnforeseenError
+from mosaic.errors import ModuleContractError, UnforeseenError
 from mosaic.graph import ModuleGraph
 
 
@@ -58,6 +61,8 @@ class Attachment:
         self._has_new_parts = False
         self._pending: PendingBackwards | None = None
         self._depth = 0
+        self._lock = threading.RLock()
+        self._caller: int | None = None  # the thread that is in a call of the whole model
         self._unit = StepUnit(model)
 
     def begin(self, placed: PlacedPlan | None, trial: TrialSetup | None) -> None:
@@ -159,7 +164,8 @@ class Attachment:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             placed = self.placed
             if placed is not None and self.enabled:
-                result = placed.call(name, plain, args, kwargs)
+                with self._alone(placed, name):
+                    result = placed.call(name, plain, args, kwargs)
             else:
                 result = plain(*args, **kwargs)
             if self._pending is not None:
@@ -168,7 +174,34 @@ class Attachment:
 
         return intercept
 
+    def _alone(self, placed: PlacedPlan, name: str) -> AbstractContextManager[object]:
+        """Around a module's call: no other thread launches on the lanes meanwhile.
+
+        Raises:
+            ModuleContractError: Another thread calls the model, and may be waiting for this one.
+        """
+        if not placed.executor.lanes.launches_inline or not on_user_stream():
+            return nullcontext()
+        if self._caller not in (None, threading.get_ident()):
+            raise ModuleContractError(
+                f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread at "
+                f"a time can use; call the whole model in each thread, or leave it out: colocate(..., "
+                f"exclude=[{name!r}])"
+            )
+        return self._lock
+
     def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the model; threads take turns, unless this is part of a call, or of a backward, that one is in."""
+        if not on_user_stream():
+            return self._tried(plain, args, kwargs)
+        with self._lock:
+            before, self._caller = self._caller, threading.get_ident()
+            try:
+                return self._tried(plain, args, kwargs)
+            finally:
+                self._caller = before
+
+    def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.trial is None or self._depth:
             return self._run_whole(plain, args, kwargs)
         if self._unit.begins_at_call():

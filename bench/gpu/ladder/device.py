@@ -39,12 +39,14 @@ def device(bench: Bench) -> Iterator[Figure]:
             "sms_per_slot": backend.device.sms_per_slot,
             "remainder_sms": backend.device.remainder_sms,
         }
+    ordinal = bench.torch_device.index or 0
     found |= {
+        "fine slots": reading(lambda: cuda.describe_slots(ordinal, fine=True).num_slots),
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
         "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
         "driver": reading(lambda: f"CUDA {cuda.describe_driver().version}"),
         "lacking": reading(lambda: ", ".join(function.name for function in cuda.describe_driver().missing)),
-        "clocks": reading(lambda: _clocks(bench.torch_device.index or 0)),
+        "clocks": reading(lambda: _clocks(ordinal)),
         "free_gib": reading(lambda: torch.cuda.mem_get_info(bench.torch_device)[0] / 2**30),
     }
     with suppress(MosaicError):

@@ -16,7 +16,7 @@ from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
-from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.cuda.sm_targets import sm_target_pays
 from mosaic.backends.streams.api import StreamApi, TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
@@ -127,14 +127,19 @@ class CudaBackend(Backend):
             BackendUnavailableError: The driver cannot do what was asked for.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
+        loan = self.borrow_streams(partitions)
+        lanes = GreenLanes(self.api, loan, self._placement)
+        lanes.set_libraries(self._libraries)
+        self._look_around(num_streams=len(loan.streams))
+        return lanes
+
+    def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
+        """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
         wanted = checked_partitions(self._device, partitions)
         loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
         for note in loan.notes:
             self._note(note)
-        lanes = GreenLanes(self.api, loan, self._placement)
-        lanes.set_libraries(self._libraries)
-        self._look_around(num_streams=len(wanted))
-        return lanes
+        return loan
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -117,6 +118,9 @@ class StreamExecutor:
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
         api, before = self.lanes.api, self.orders.call
+        is_captured = before is None and api.is_capturing()  # by the user, in a graph of theirs
+        if is_captured:
+            self._forget_events()
         try:
             with api.use_stream(api.current_stream()):  # an interrupt inside may leave a lane's stream current
                 self.orders.call = ModelCall(api, tensors_in((args, kwargs)))
@@ -126,7 +130,8 @@ class StreamExecutor:
                 if self._num_launched:
                     result = map_tensors(join_tensor, result)
         except BaseException:
-            self.lanes.join()
+            with suppress(RuntimeError):  # CUDA's answer where a capture of the user's was lost
+                self.lanes.join()
             raise
         finally:
             self.orders.call = before
@@ -134,7 +139,16 @@ class StreamExecutor:
                 held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
         if self._num_launched:
             self.orders.join()
+        if is_captured:
+            self._forget_events()
         return result
+
+    def _forget_events(self) -> None:
+        """Forgets what lanes waited for so far: work inside of a capture can wait for none outside, and vice versa."""
+        self.orders.forget()
+        self._alone = None
+        for lane in self.lanes:
+            lane.last = None
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.

@@ -148,9 +148,9 @@ class LaneOrder:
 
     def seal(self) -> None:
         """Ends the present point: what comes now is behind it."""
-        if self._open is not None:
-            self._record(self._open)
-            self._open = None
+        point, self._open = self._open, None
+        if point is not None:
+            self._record(point)
 
     def wrote(self, point: Point | None = None) -> None:
         """Notes that the lane's last work wrote into one of its tensors: every reader must wait for it."""
@@ -174,7 +174,7 @@ class LaneOrder:
             return
         if point is self._open:
             self.seal()
-        elif point.event is None:  # an interrupt came before it was recorded
+        elif point.event is None:  # an interrupt came before it was recorded, or another thread is about to
             self._record(point)
         point.event.wait(stream)
         self._known_to[stream] = point.index
@@ -263,7 +263,6 @@ class Orders:
         self.api = lanes.api
         self.call: ModelCall | None = None
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
-        self._fence = self.api.new_event()
 
     def of(self, lane: StreamLane) -> LaneOrder:
         """Returns a lane's place in the order."""
@@ -275,8 +274,13 @@ class Orders:
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""
         if stream != before:
-            self._fence.record(stream)  # a wait is for the last recording before it, so one event serves all
-            self._fence.wait(before)
+            fence = self.api.new_event()  # of its own, since autograd's thread and the loop's may be here at once
+            fence.record(stream)
+            fence.wait(before)
+
+    def forget(self) -> None:
+        """Begins anew: lanes are waited for only from here on."""
+        self._lanes.clear()
 
     def lend(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,7 @@ class StreamTimeline:
         self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
+        self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
         self._ends = LastGradients()
 
@@ -125,6 +127,11 @@ class StreamTimeline:
         """Called by the gradient that a backward ends with."""
         self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the current stream is being captured by the user, so that its events have no times."""
+        return self._api.is_capturing()
+
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
         return self._clock.mark(self._api.current_stream())
@@ -134,6 +141,8 @@ class StreamTimeline:
             self._running.pop(module).end()
 
     def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if self.is_captured:
+            return
         if (site.name, phase) in self._in_step:
             self._in_step.clear()
             self._clock.start_step()
@@ -143,19 +152,20 @@ class StreamTimeline:
             self._read(wait=False)
 
     def _read(self, *, wait: bool) -> None:
-        while self._pending and (wait or self._pending[0][-1].done):
-            module, phase, slots, step, work = self._pending.popleft()
-            start, end = work.interval_ns
-            self._known.append(
-                Span(
-                    module=module,
-                    phase=phase,  # type: ignore[arg-type]
-                    slots=slots,
-                    step=step,
-                    start_ms=start / 1e6,
-                    end_ms=max(start, end) / 1e6,
+        with self._reading:
+            while self._pending and (wait or self._pending[0][-1].done):
+                module, phase, slots, step, work = self._pending.popleft()
+                start, end = work.interval_ns
+                self._known.append(
+                    Span(
+                        module=module,
+                        phase=phase,  # type: ignore[arg-type]
+                        slots=slots,
+                        step=step,
+                        start_ms=start / 1e6,
+                        end_ms=max(start, end) / 1e6,
+                    )
                 )
-            )
 
 
 class _Interval:
@@ -193,6 +203,8 @@ class _Backward:
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
+        if self._timeline.is_captured:
+            return
         task = torch._C._current_graph_task_id()
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()

@@ -110,4 +110,4 @@ def test_the_demo_shows_no_figures_of_a_busy_machine(model: TwoTowers, monkeypat
     batch: Any = pair_batch()
     settings, quiet = DemoSettings(output=tmp_path, cache=tmp_path), Console(quiet=True)
     with pytest.raises(UnstableMeasurementError, match="took 90%"):
-        colocate_and_show(model, batch, settings, Progress(quiet), quiet)
+        colocate_and_show(model, batch, settings, HostBackend(num_slots=2), Progress(quiet), quiet)

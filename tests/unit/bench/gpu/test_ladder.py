@@ -8,15 +8,20 @@ import sys
 import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
+from fake_streams.driver import FakePool
+from fake_streams.events import FakeEvent, FakeStream
 
 from bench import tables
+from bench.gpu.bench import Bench
 from bench.gpu.ladder import RUNGS
 from bench.gpu.ladder.device import judge_device, judge_products, speedups_of
 from bench.gpu.ladder.loops import judge_dropout, judge_towers
 from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
-from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions
+from bench.gpu.ladder.streams import events, judge_capture, judge_events, judge_partitions, partitions
 from bench.gpu.run import cudnn_runs
 from bench.record import Figure, Study
+from mosaic.backends.host.backend import HostBackend
+from mosaic.microbench import Budget
 
 H200 = {
     "name": "NVIDIA H200", "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4, "num_sms": 132, "lacking": "",
@@ -195,3 +200,29 @@ def test_lanes_do_without_cudnn_where_the_ladder_saw_it_fail_and_convolutions_ru
     assert not cudnn_runs(study_of(conv_warm=None, conv_native=0.0))
     assert not cudnn_runs(study_of(conv_warm=0.3, conv_native=0.0))
     assert cudnn_runs(study_of(conv_warm=None, conv_native=None))
+
+
+def test_a_driver_that_refuses_events_on_green_streams_gets_its_verdict_and_its_sm_ids(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    green: set[int] = set()
+    lend, record = FakePool.lend, FakeEvent.record
+
+    def lend_noted(pool: FakePool, layout: int, partition: int) -> int:
+        green.add(stream := lend(pool, layout, partition))
+        return stream
+
+    def refuse(event: FakeEvent, stream: FakeStream) -> None:
+        if stream.handle in green:
+            raise RuntimeError("invalid resource handle")
+        record(event, stream)
+
+    monkeypatch.setattr(FakePool, "lend", lend_noted)
+    monkeypatch.setattr(FakeEvent, "record", refuse)
+    bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=True)
+    found = {figure.name: figure.value for figure in events(bench)}
+    assert found["default before left"] == 1.0
+    assert found["left before default"] is None
+    assert "green streams cannot be used with this driver" in bench.verdict
+    list(partitions(bench))
+    assert bench.verdict.startswith("disjoint, and as many SMs as granted")

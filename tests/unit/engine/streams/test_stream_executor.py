@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,6 +82,62 @@ def test_a_call_outside_of_the_model_waits_for_the_loop():
         left = model.left(x)
         assert isinstance(left, StreamTensor)
         assert backend.api.launches[-1].is_after(backend.api.on(0)[-1])
+
+
+def beside(work: Callable[[], Any], *, wait_s: float) -> tuple[threading.Thread, list[Any]]:
+    """Begins work in a thread of its own, and waits for its end for some time."""
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except Exception as error:  # for the test to look at
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(wait_s)
+    return thread, ended
+
+
+@torch.no_grad()
+def test_threads_that_call_the_model_take_turns():
+    others: list[tuple[threading.Thread, list[Any]]] = []
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if self.training:
+            self.eval()
+            others.append(beside(lambda: self(y, x), wait_s=0.2))
+            assert not others[0][1]
+        return left @ self.right(y).T
+
+    model = Glued(glue).eval()
+    x, y = pair_batch()
+    expected = [model(x, y), model(y, x)]
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model.train()
+        assert torch.equal(model(x, y), expected[0])
+        others[0][0].join()
+        assert torch.equal(others[0][1][0], expected[1])
+
+
+def test_a_thread_that_calls_a_module_while_another_is_in_the_model_is_refused_by_name():
+    others: list[tuple[threading.Thread, list[Any]]] = []
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if not self.training:
+            others.append(beside(lambda: self.right(y), wait_s=60))
+        return left @ self.right(y).T
+
+    model = Glued(glue)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model.eval()
+        model(*pair_batch())
+        assert isinstance(others[0][1][0], ModuleContractError)
+        assert "'right' is called by one thread while another is in a call of the model" in str(others[0][1][0])
+        assert isinstance(model.right(pair_batch()[1]), StreamTensor)
 
 
 # Every ordering is needed: without it a race is found.
@@ -203,6 +260,7 @@ def test_without_one_ordering_there_is_a_race(
         monkeypatch.setattr(owner, name, seeded)
         if "optimizer" in what:
             monkeypatch.setattr(type(handle._executor.lanes), "join", nothing)
+            monkeypatch.setattr(type(handle._executor), "reach", nothing)
         with pytest.raises((RaceError, ModuleContractError)):
             loop(handle._model)
         monkeypatch.undo()
