@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
@@ -346,7 +346,7 @@ def _gpu_of(device: torch.device, me: Identity) -> str:
     return "" if found is None else f"{me.host} {found}"
 
 
-def _have_own_gpus(store: dist.Store, rank: int, size: int, device: torch.device) -> bool:
+def _have_own_gpus(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Returns whether each rank is on a GPU of its own, so that NCCL can connect them; every rank has to call it."""
     store.set(f"device/{rank}", _gpu_of(device, Identity.of_this_process(rank, size)))
     if device.type != "cuda":
