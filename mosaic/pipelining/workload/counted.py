@@ -128,7 +128,6 @@ def scaled_layer(layer: Layer, share: float) -> Layer:
             replace(
                 one,
                 kept_bytes=round(one.kept_bytes * share),
-                workspace_bytes=round(one.workspace_bytes * share),
                 extra_forward_ms=one.extra_forward_ms * share,
                 extra_backward_ms=one.extra_backward_ms * share,
             )

@@ -114,10 +114,9 @@ class ChunkWork:
         forward = _forward_of(task)
         kept = self._kept.pop(forward)
         with self._turn if forward in self._data.strategies else nullcontext():
-            if not self._data.ends(forward):
-                self._send_back(forward, kept.outputs, gradients)
-            else:
-                torch.autograd.backward(kept.outputs[""])
+            is_end = self._data.ends(forward)
+            due = (kept.outputs[""], None) if is_end else self._due(forward, kept.outputs, gradients)
+            (torch.autograd.backward if kept.late is None else kept.late.backward)(*due)
         if kept.late is not None:
             self._late[forward] = kept.late
         wanted = self._data.wanted.get(forward, {})
@@ -176,10 +175,10 @@ class ChunkWork:
             for name, found in pieces.items()
         }
 
-    def _send_back(
+    def _due(
         self, forward: TaskName, outputs: Mapping[str, Tensors], gradients: Mapping[TaskName, Tensors]
-    ) -> None:
-        """Runs autograd from what left, with the sum of what each reader sent for it."""
+    ) -> tuple[Tensors, Tensors]:
+        """Returns what left and has a gradient, and for each the sum of what its readers sent."""
         sums: dict[tuple[str, int], Tensor] = {}
         for reader, found in gradients.items():
             names = self._data.carried(Edge(forward, _forward_of(reader)))
@@ -187,7 +186,7 @@ class ChunkWork:
             for place, gradient in zip(places, found, strict=True):
                 sums[place] = sums[place] + gradient if place in sums else gradient
         due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}
-        torch.autograd.backward([outputs[name][at] for name, at in due], list(due.values()))
+        return tuple(outputs[name][at] for name, at in due), tuple(due.values())
 
 
 def _forward_of(task: TaskName) -> TaskName:

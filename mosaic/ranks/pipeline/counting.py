@@ -158,7 +158,7 @@ def _layer(counts: ModuleCounts, hardware: Hardware) -> Layer:
         weights_ms=backward / 2,
         strategies=(
             Strategy(name="keep", kept_bytes=kept),
-            Strategy(name="recompute", kept_bytes=0, extra_backward_ms=forward, workspace_bytes=kept),
+            Strategy(name="recompute", kept_bytes=0, extra_backward_ms=forward),
         ),
         workspace_bytes=counts.memory.workspace_bytes,
     )
@@ -176,7 +176,6 @@ def _sum(one: Layer, other: Layer) -> Layer:
                 name=name,
                 kept_bytes=_of(one, name).kept_bytes + _of(other, name).kept_bytes,
                 extra_backward_ms=_of(one, name).extra_backward_ms + _of(other, name).extra_backward_ms,
-                workspace_bytes=_of(one, name).workspace_bytes + _of(other, name).workspace_bytes,
             )
             for name in names
         ),

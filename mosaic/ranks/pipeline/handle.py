@@ -45,6 +45,8 @@ class Pipeline(KeepsCheckpoints):
         active: Whether the ranks still run it.
     """
 
+    _draws_alike = True
+
     def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
         self.world = candidates.world
         self.degrees = trial.best.degrees
