@@ -37,6 +37,8 @@ class CountedMicrobatch(Microbatch):
     """Its shapes, as text."""
     counted: Mapping[str, CountedLayers] = field(repr=False)
     """By module; those that it skips are left out."""
+    draws: bool = False
+    """Whether it draws random numbers: encoders then have one piece of it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CountedMicrobatch) and self.key == other.key

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pass_through import Draws
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.random_state import State
 from mosaic.parts.strategies import Again
@@ -156,10 +155,9 @@ class ChunkWork:
         if numbers is None:
             with self._turn:
                 return self._model.forward(task.chunk, kwargs, *given, again=again)
-        is_piece = data.is_cut(task)
-        with self._turn, numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
-            draws: Draws = "own" if is_piece else "all"
-            return self._model.forward(task.chunk, kwargs, *given, draws=draws, again=again)
+        assert not data.is_cut(task)  # pieces would draw other numbers: planning has none of such microbatches
+        with self._turn, numbers.numbers_of(self._states[task.microbatch]):
+            return self._model.forward(task.chunk, kwargs, *given, draws="all", again=again)
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """By module what came in: its pieces one after the other."""

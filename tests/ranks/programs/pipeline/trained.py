@@ -188,14 +188,19 @@ def with_frozen_towers(rank: int, size: int, place: Path) -> None:
 
 
 def with_dropout(rank: int, size: int, place: Path) -> None:
-    """Dropped elements are those that the plain loop drops, with layers made again, too."""
+    """Dropped elements are those that the plain loop drops, with layers made again and encoders cut apart, too."""
     join(rank, size, place)
-    for memory, weights in ((0, "apart"), (350_000, "with")):
+    for partition, weights, memory in (
+        ("mixed-v", "apart", 0),
+        ("mixed-time", "with", 350_000),
+        ("separated", "with", 0),
+    ):
         torch.manual_seed(1)
         model = llava(dropout=0.2)
         plain = copy.deepcopy(model)
-        asked = options(partition="mixed-v" if weights == "apart" else "mixed-time", weights=weights)
+        asked = options(partition=partition, weights=weights)
         pipe = mosaic.pipeline(model, ragged()[0], options=asked, memory_bytes=memory, trial=False)
+        assert "encoders take whole microbatches, since these draw" in pipe.describe()
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
     print("equal")
