@@ -84,7 +84,7 @@ class _Collecting(TorchFunctionMode):
     ) -> Any:
         if func is functional.linear and not kwargs and torch.is_grad_enabled():
             given, weight, *bias = args
-            if _may_wait(weight) and not self._steps_aside():
+            if _may_wait(weight) and not given.is_nested and not self._steps_aside():
                 if torch.is_autocast_enabled(given.device.type) and given.dtype is not torch.float64:
                     given = given.to(torch.get_autocast_dtype(given.device.type))
                 flat = given.reshape(given.shape[:-1].numel(), given.shape[-1])
