@@ -39,7 +39,7 @@ types: $(STAMP)
 unit: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-# The tables of README and docs/, and the pictures of kept results; no number is typed by hand.
+# The tables of README and docs/; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
 

@@ -18,7 +18,7 @@ WHEELS = TOP / "build" / "gpu-wheels"
 """What travels with the tree."""
 SITE = TOP / "build" / "gpu-site"
 """Where it is installed: a folder of its own, before the machine's packages."""
-WANTED = ("pydantic>=2.9", "tyro>=0.9", "ortools>=9.12", "pybind11>=3.0", "setuptools>=77")
+WANTED = ("pydantic>=2.9", "tyro>=0.9", "ortools>=9.12", "pybind11>=3.0", "setuptools>=77,<82")
 """What such a machine lacks, or may have too old; their dependencies come along."""
 PRESENT = ("numpy",)
 """Dependencies that every machine with torch has, too large to carry twice."""

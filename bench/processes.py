@@ -63,6 +63,18 @@ def begin_section(log: Path, name: str) -> int:
         return file.tell()
 
 
+def shorten_section(log: Path, *, since: int, most_bytes: int = 1 << 18) -> None:
+    """Cuts the middle out of what a log has from a byte on, where that is longer than ``most_bytes``."""
+    size = log.stat().st_size
+    if size - since > most_bytes:
+        with log.open("r+b") as file:
+            file.seek(size - most_bytes // 2)
+            end = file.read()
+            file.truncate(since + most_bytes // 2)
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n[...]\n" + end)
+
+
 def last_lines(log: Path, count: int = 12, *, since: int = 0) -> str:
     """Returns the end of a log, or of what it has from a byte on; empty where there is none."""
     try:

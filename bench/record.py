@@ -42,7 +42,7 @@ class Figure:
     labels: dict[str, str] = field(default_factory=dict)
     """What it was measured of, such as ``work`` and ``quota``."""
     dry_run: bool = False
-    """Whether it comes from a rehearsal on CPU cores at the smallest sizes, and means nothing."""
+    """Whether it comes from a rehearsal at the smallest sizes, and means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Study:
     figures: tuple[Figure, ...]
     """The numbers."""
     dry_run: bool = False
-    """Whether everything ran at the smallest sizes on CPU cores: then no number means anything."""
+    """Whether everything ran at the smallest sizes: then no number means anything."""
     driver_version: str = ""
     """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def missing_figure(
 
 def one_line(text: object, most: int = 400) -> str:
     """Returns text or an error in one line, shortened in the middle."""
-    words = " ".join(str(text).split())
+    words = " ".join(str(text).split()).partition(" Search for `cuda")[0]  # torch's advice is the same after each error
     if isinstance(text, BaseException):
         words = f"{type(text).__name__}: {words}"
     return words if len(words) <= most else f"{words[: most // 2]} ... {words[-most // 2 :]}"

@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs/, and pictures, from the newest result files: no number is typed by hand.
+"""Writes the tables of README and docs/ from the newest result files: no number is typed by hand.
 
 ``python -m bench.tables [--check] [--keep FILE]``
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
+from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.never_slower.tables import never_slower_table
 from bench.pipeline.tables import measured_table
 from bench.record import Study
@@ -27,8 +29,8 @@ from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
 from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
-from mosaic.demo.record import RunRecord
-from mosaic.demo.summary import MEASURED, PREDICTED, summary_rows
+from mosaic.backends.cuda.sm_targets import SM_TARGETS
+from mosaic.demo.record import MEASURED, PREDICTED, RunRecord, summary_rows
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 
@@ -48,9 +50,10 @@ def main() -> None:
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")
     made = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
+    made[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
     if given.check:
         sys.exit(any(before != after for before, after in made.values()))
-    draw()
+    write_text(sm_targets(), SM_TARGETS)
     for page in PAGES:
         write_text(with_tables(page), page)
 
@@ -92,30 +95,30 @@ def with_tables(page: Path) -> str:
     return text
 
 
-def gpu_results() -> list[tuple[Path, Study]]:
+def gpu_results() -> list[Study]:
     """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
-    files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
-    found = [(path, load(Study, path)) for path in files]
-    found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]
-    return sorted(found, key=lambda pair: pair[1].created, reverse=True)
+    found = [load(Study, path) for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
+    found = [study for study in found if study.study == "gpu" and not study.dry_run]
+    return sorted(found, key=lambda study: study.created, reverse=True)
 
 
-def gpu_table(part: str, make: Callable[[Study], str], picture: str = "") -> str:
-    """Returns a table of the newest result that measured ``part``, with its picture if there is one."""
-    for path, study in gpu_results():
+def gpu_table(part: str, make: Callable[[Study], str]) -> str:
+    """Returns a table of the newest result that measured ``part``."""
+    for study in gpu_results():
         if any(figure.value is not None for figure in study.of(part)):
-            return make(study) + _picture(path.with_name(f"{path.stem}-{picture}.png"), part)
+            return make(study)
     return gpu_tables.NOT_YET
 
 
-def draw() -> None:
-    """Draws the pictures of all kept GPU results."""
-    results = gpu_results()
-    if results:
-        from bench.gpu.pictures import draw_pictures
-
-        for path, study in results:
-            draw_pictures(study, path.with_suffix(""))
+def sm_targets() -> str:
+    """Returns the JSON of ``mosaic/backends/cuda/sm_targets.json``: by device the newest kept speed-up."""
+    speedups = {
+        study.machine.name: round(figure.value, 3)
+        for study in reversed(gpu_results())
+        for figure in study.of("first/products", SM_TARGET_SPEEDUP)
+        if study.machine is not None and figure.value is not None
+    }
+    return json.dumps(speedups, indent=2, sort_keys=True) + "\n"
 
 
 def demo_table() -> str:
@@ -162,9 +165,9 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "pipeline_steps": lambda: measured_table(RESULTS),
         "bench_spindle": lambda: spindle_tables.spindle_table(RESULTS),
-        "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
+        "models": lambda: gpu_table("models", gpu_tables.models_table),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
-        "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table, "scaling"),
+        "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table),
         "pool": lambda: gpu_table("pool", gpu_tables.pool_table),
     }
 )

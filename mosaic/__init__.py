@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mosaic.engine.parallel import parallel
     from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
+    from mosaic.files import load
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
@@ -38,6 +39,7 @@ _HOME = {
     "RankSettings": "mosaic.engine",
     "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.ranks",
+    "load": "mosaic.files",
     "parallel": "mosaic.engine",
     "pipeline": "mosaic.ranks.pipeline.begin",
     "plan_from_quotas": "mosaic.plan",
@@ -57,6 +59,7 @@ __all__ = [
     "TrialSettings",
     "__version__",
     "colocate",
+    "load",
     "parallel",
     "pipeline",
     "plan_from_quotas",

@@ -6,7 +6,7 @@ correct call can still meet. A message has the value found, the rule it broke an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MAX_GRID = 2000
 """Characters up to which a message shows a whole schedule."""
@@ -16,6 +16,11 @@ def said_by(error: BaseException) -> str:
     """Returns an error's class and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def unknown(kind: str, value: object, known: Iterable[str]) -> str:
+    """Returns the sentence for a name that a table does not have."""
+    return f"unknown {kind} {value!r}; choose one of: {', '.join(known)}"
 
 
 class MosaicError(Exception):
@@ -109,7 +114,7 @@ class InvalidProfileError(MosaicError):
 
 
 class UnstableMeasurementError(MosaicError):
-    """The machine was too busy to measure; the message says how much others took and what to do."""
+    """The machine was too busy to measure, or had too little memory left; the message says which and what to do."""
 
 
 class UnsupportedModelError(MosaicError):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from mosaic.artifact import Ge, fingerprint
+from mosaic.artifact import Ge, fingerprint, save
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph, Part
@@ -180,6 +181,14 @@ class Plan:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that name this plan."""
         return fingerprint(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes this plan to a JSON file, whole or not at all; ``mosaic.load`` reads it.
+
+        Raises:
+            MosaicError: The folder cannot be written, or the disk is full.
+        """
+        save(self, Path(path))
 
     def placement(self, module: str) -> Placement:
         """Returns where a module, or the first of its parts, is placed; raises KeyError if it is not in this plan."""

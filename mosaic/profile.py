@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from mosaic.artifact import Ge, Le, fingerprint
+from mosaic.artifact import Ge, Le, fingerprint, save
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
@@ -242,6 +243,14 @@ class Profile:
             self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
         self._check_fits("structure", [entry.module for entry in self.structures])
         self._check_fits("shape", [entry.module for entry in self.shapes])
+
+    def save(self, path: str | Path) -> None:
+        """Writes this profile to a JSON file, whole or not at all; ``mosaic.load`` reads it.
+
+        Raises:
+            MosaicError: The folder cannot be written, or the disk is full.
+        """
+        save(self, Path(path))
 
     def _check_fits(self, what: str, names: list[str], quota: int = 0) -> None:
         """Modules are in the graph and fit on the device."""

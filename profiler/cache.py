@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
@@ -97,20 +97,15 @@ class ProfileCache:
             self._warned = True
 
 
-def open_cache(where: ProfileCache | Path | Literal["user"] | None) -> ProfileCache | None:
-    """Returns the cache that is meant: one that is given, one in a folder, the user's own, or none.
+def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache | None:
+    """Returns a cache: one that is passed, one in a folder, the user's own (``"user"``), or none.
 
     A user without a home folder has none, which is a warning.
-
-    Raises:
-        TypeError: It is none of these.
     """
     if where is None or isinstance(where, ProfileCache):
         return where
-    if isinstance(where, Path):
-        return ProfileCache(where)
     if where != "user":
-        raise TypeError(f'cache={where!r}; use a ProfileCache, a pathlib.Path, "user", or None for no cache')
+        return ProfileCache(Path(where))
     try:
         return ProfileCache(default_cache_folder())
     except RuntimeError as error:  # what pathlib raises

@@ -64,7 +64,7 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
         inputs=inputs_of(subject),
         device=dataclasses.replace(backend.device, memory_bytes=0),  # a kernel's count of memory may grow after boot
         torch_version=environment.torch_version,
-        driver=f"{environment.driver} {environment.driver_version}".strip(),
+        driver=" ".join(filter(None, (environment.driver, environment.driver_version, backend.sm_settings))),
         threads=_threads_of(backend),
     )
 

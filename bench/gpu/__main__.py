@@ -1,6 +1,6 @@
 """Everything that a GPU must show, in one command: builds, climbs the ladder, runs the gpu tests, measures.
 
-``python -m bench.gpu --out DIR [--only first] [--minutes 8] [--dry-run] [--list]``
+``python -m bench.gpu --out DIR [--only first] [--minutes 9] [--small | --dry-run] [--list]``
 
 ``--only first`` is the ladder alone: a minute that says what holds on this machine. In DIR grow, from the first second,
 a JSON file, the same as a table, and a log with everything that was printed.
@@ -23,6 +23,9 @@ def main() -> int:
     """Checks what is there, then runs."""
     given = _arguments()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
+    os.environ.setdefault(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+    )  # with 8, lanes may share a queue and wait for each other
     if told := preflight.bring_bundle():
         print(told, flush=True)
     missing = preflight.missing_packages()
@@ -50,6 +53,7 @@ def main() -> int:
         Options(
             out=given.out,
             minutes=given.minutes,
+            small=given.small,
             dry_run=given.dry_run,
             only=tuple(given.only),
             build=not given.no_build,
@@ -64,8 +68,10 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for the result, the table and the logs")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all of it")
-    parser.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--small", action="store_true", help="run every code path on the GPU at the smallest sizes")
+    sizes.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a part or a group, see --list; repeat"
     )
@@ -82,4 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a process that hangs in the driver cannot be killed, and an ordinary exit would wait for it

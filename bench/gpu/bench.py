@@ -70,10 +70,16 @@ class Bench:
 
 
 def open_bench(
-    *, seconds: float, dry_run: bool, ordinal: int = 0, cudnn: bool = True, known: tuple[Figure, ...] = ()
+    *,
+    seconds: float,
+    dry_run: bool,
+    on_host: bool = False,
+    ordinal: int = 0,
+    cudnn: bool = True,
+    known: tuple[Figure, ...] = (),
 ) -> Bench:
-    """Opens a GPU's backend, or in a dry run the host's, for a measurement of so many seconds."""
-    backend = HostBackend(num_slots=2) if dry_run else CudaBackend(ordinal, cudnn=cudnn)
+    """Opens a GPU's backend, or the host's, for a measurement of so many seconds."""
+    backend = HostBackend(num_slots=2) if on_host else CudaBackend(ordinal, cudnn=cudnn)
     return Bench(
         backend=backend,
         budget=Budget(seconds),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.parts import PRELOADED, Measurement
-from bench.processes import begin_section, die_with_parent, kill_group, last_lines
+from bench.processes import begin_section, die_with_parent, kill_group, last_lines, shorten_section
 from bench.record import Figure, Part, Status, one_line
 from mosaic.device import Device
 
@@ -44,7 +44,9 @@ class Order:
     hard_seconds: float
     """It is killed after this."""
     dry_run: bool
-    """Whether to run on the host at the smallest sizes."""
+    """Whether to run at the smallest sizes."""
+    on_host: bool = False
+    """Whether to run on the host."""
     ordinal: int = 0
     """Number of the GPU."""
     cudnn: bool = True
@@ -127,6 +129,7 @@ class Server:
         status, reason = _status(findings, None if late else process.exitcode, order.hard_seconds)
         if status in ("killed", "failed", "timed out") and not findings.ended:
             reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
+        shorten_section(log, since=start)
         return Outcome(
             Part(
                 name=order.measurement.name,
@@ -212,6 +215,7 @@ def _measure(order: Order, tell: Callable[..., None]) -> None:
         bench = open_bench(
             seconds=order.seconds,
             dry_run=order.dry_run,
+            on_host=order.on_host,
             ordinal=order.ordinal,
             cudnn=order.cudnn,
             known=order.known,

@@ -27,7 +27,7 @@ def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
     """Compares with dense attention, then times every rank of zigzag, of Cornstarch's LPT, and of ours."""
     tokens, block, kinds = 65536, 128, ("mp", "ee", "ep")
     if bench.dry_run:
-        tokens, block, kinds, ranks = 256, 32, ("mp",), 2
+        tokens, kinds, ranks = 512, ("mp",), 2
     yield from _against_dense(bench, block)
     for kind in kinds:
         mask = DRAWN[kind](tokens, 0)
@@ -44,7 +44,7 @@ def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
 
 
 def _against_dense(bench: Bench, block: int) -> Iterator[Figure]:
-    mask = DRAWN["mp"](256 if bench.dry_run else 2048, 1)
+    mask = DRAWN["mp"](512 if bench.dry_run else 2048, 1)
     plan = plan_context(mask, 1, block=block)
     local = _Local(bench, plan, 0, dtype=torch.float32)
     found = local.step(backward=True)

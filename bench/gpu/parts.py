@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bench.bundle import TOP
+
 if TYPE_CHECKING:
     from bench.gpu.bench import Bench
     from bench.record import Figure
 
 PRELOADED = (
-    *("torch._dynamo", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
+    *("torch._dynamo", "numpy", "pytest", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
     *("bench.gpu.counters", "bench.cost.study"),
 )
 """What the server that measurements are forked from loads."""
@@ -37,9 +39,11 @@ class Measurement:
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keywords for the function."""
     seconds: float
-    """Its share of a run of eight minutes."""
+    """Its share of a run of nine minutes."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before CUDA starts."""
+    most_seconds: float | None = None
+    """Its bound in place of one by its share, for what cannot leave a part of itself out."""
     in_dry_run: bool = True
     """Whether a dry run takes it; False for repetitions of the same code at other sizes."""
 
@@ -79,13 +83,21 @@ def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
     )
 
 
+def _tests() -> Iterator[Measurement]:
+    for folder in ("gpu", "contract"):
+        for file in sorted((TOP / "tests" / folder).glob("test_*.py")):
+            yield Measurement(
+                name=f"tests/{file.stem}",
+                asks="do these gpu tests pass here?",
+                function="bench.gpu.gpu_tests:run_tests",
+                arguments={"file": file.relative_to(TOP).as_posix()},
+                seconds=5,
+                most_seconds=100,
+                in_dry_run=folder == "contract",
+            )
+
+
 _IN_ORDER = (
-    Measurement(
-        name="device",
-        asks="what is the device, and into how many slots is it cut?",
-        function="bench.gpu.unknowns:measure_device",
-        seconds=2,
-    ),
     Measurement(
         name="ceilings",
         asks="what can the device do at most?",
@@ -98,8 +110,8 @@ _IN_ORDER = (
         function="bench.gpu.questions:measure_overlap",
         seconds=27,
     ),
-    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     *_models(8, 22),
+    *_tests(),
     _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
     _question("scaling", "how much time does work take at every quota?", 18, grid=16),
@@ -143,7 +155,6 @@ _IN_ORDER = (
         seconds=8,
     ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
-    *_models(4, 10),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",

@@ -50,7 +50,7 @@ PACKAGES = (
     Package("safetensors", "safetensors", "nothing here needs it"),
     Package("nvidia-ml-py", "pynvml", "the driver's version, clocks and GPM cannot be read"),
     Package("cuda-bindings", "cuda.bindings", "SM ids cannot be read: the probe cannot be compiled"),
-    Package("matplotlib", "matplotlib", "pictures cannot be drawn"),
+    Package("matplotlib", "matplotlib", "nothing here needs it"),
     Package("transformers", "transformers", "tests with models of transformers cannot run"),
 )
 """In the order in which they are named."""

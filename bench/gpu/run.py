@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from bench.gpu.child import Order, Outcome, Server
 from bench.gpu.ladder import CLOSE, RUNGS
 from bench.gpu.parts import MEASUREMENTS, Measurement
 from bench.gpu.tables import text_table
-from bench.processes import begin_section, last_lines, run_logged
+from bench.processes import begin_section, last_lines
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
 from mosaic.provenance import Provenance
@@ -32,11 +31,9 @@ TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_"
 MIN_S = 4.0
 """Time left under which no measurement is started."""
 DRY_SECONDS = 20.0
-"""Soft bound of a measurement in a dry run: wide, since others may run, too."""
-RUNG_S = 15.0
-"""Most time of one rung."""
-TESTS_S = 100.0
-"""Most time of one file of gpu tests."""
+"""Least soft bound of a measurement in a rehearsal: wide, since others may run, too."""
+RUNG_S = 20.0
+"""Most time of one rung: the first call of cuDNN reads a gigabyte of libraries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +42,12 @@ class Options:
 
     out: Path
     """Folder for everything that is left."""
-    minutes: float = 8.0
+    minutes: float = 9.0
     """For all of it."""
+    small: bool = False
+    """Whether to rehearse on the GPU at the smallest sizes."""
     dry_run: bool = False
-    """Whether to rehearse on the host."""
+    """Whether to rehearse on the host at the smallest sizes."""
     only: tuple[str, ...] = ()
     """Parts or groups; empty for all."""
     build: bool = True
@@ -57,6 +56,11 @@ class Options:
     """Commit to record where this is no clone."""
     ordinal: int = 0
     """Number of the GPU."""
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether no number means anything."""
+        return self.small or self.dry_run
 
     def chooses(self, name: str) -> bool:
         """Tells whether a part was asked for."""
@@ -69,8 +73,8 @@ class Record:
     def __init__(self, options: Options) -> None:
         provenance = Provenance.here()
         commit = options.commit or provenance.commit
-        name = f"{provenance.created[:10]}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
-        self.path = options.out / f"{name}{'-dry-run' if options.dry_run else ''}.json"
+        name = f"{provenance.created[:16].replace(':', '')}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
+        self.path = options.out / f"{name}{'-dry-run' if options.is_rehearsal else ''}.json"
         self.log = self.path.with_suffix(".log")
         self.log.unlink(missing_ok=True)
         versions = preflight.versions()
@@ -84,7 +88,7 @@ class Record:
             machine=None,
             foreign_cpu_share=None,
             figures=(),
-            dry_run=options.dry_run,
+            dry_run=options.is_rehearsal,
             versions=versions,
             environment={
                 name: value
@@ -136,14 +140,13 @@ def list_parts() -> None:
     """Names everything that can be asked for, in order."""
     for rung in RUNGS.values():
         print(f"{rung.name:24} {'':4}    {rung.asks}")
-    print(f"{'tests':24} {'':4}    do the gpu tests pass here?")
     for measurement in MEASUREMENTS.values():
         print(f"{measurement.name:24} {measurement.seconds:4.0f} s  {measurement.asks}")
 
 
 def unknown_names(only: Sequence[str]) -> list[str]:
     """Returns the names that are neither a part's nor a group's."""
-    known = ("tests", *RUNGS, *MEASUREMENTS)
+    known = (*RUNGS, *MEASUREMENTS)
     return [wanted for wanted in only if not any(_is_below(name, wanted) for name in known)]
 
 
@@ -154,44 +157,32 @@ def run(options: Options) -> int:
     print(f"writing {record.path}", flush=True)
     good = True
     if options.build:  # 1. the extension, where it runs
-        good = _step(record, "build", "does the package build here?", lambda: _build(record.log))
+        good = _build(record)
         if good:
             sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
             os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
     server = Server()
     server.warm_up()
     good = _climb(record, server, options) and good  # 2. a minute that says what holds here
-    if options.chooses("tests"):  # 3. what must hold before a number means anything
-        good = _test(record, options, deadline) and good
-    _measure(record, server, options, deadline)  # 4. in order of worth, each in a process of its own
+    good = _measure(record, server, options, deadline) and good  # 3. in order of worth, gpu tests among them
     print(text_table(record.study))
     print(f"wrote {record.path}, with its table in .txt and all output in .log", flush=True)
     return 0 if good else 1
 
 
-def _step(record: Record, name: str, asks: str, do: Callable[[], str]) -> bool:
-    """Runs one step; whatever goes wrong becomes the reason in its part."""
-    began = time.monotonic()
-    start = begin_section(record.log, name)
+def _build(record: Record) -> bool:
+    """Builds the package; an error is the reason in its part."""
+    began, start = time.monotonic(), begin_section(record.log, "build")
     status: Status = "done"
-    reason, verdict = "", ""
+    reason = ""
     try:
-        verdict = do()
-    except subprocess.TimeoutExpired as error:
-        status, reason = "timed out", f"still running after {error.timeout:.0f} s"
-    except subprocess.CalledProcessError as error:
-        status, reason = "failed", f"exit code {error.returncode}"
-    except Exception as error:
-        status, reason = "failed", one_line(error, 800)
-    if status != "done":
-        reason = one_line(f"{reason}; the end of its output: {last_lines(record.log, since=start)}", 2000)
+        preflight.build(record.log, seconds=180)
+    except Exception as error:  # whatever a compiler or a disk can do
+        status = "failed"
+        reason = f"{one_line(error, 300)}; the end of its output: {last_lines(record.log, since=start)}"
     seconds = round(time.monotonic() - began, 2)
-    return record.add(Part(name=name, asks=asks, status=status, seconds=seconds, reason=reason, verdict=verdict))
-
-
-def _build(log: Path) -> str:
-    preflight.build(log, seconds=180)
-    return ""
+    part = Part(name="build", asks="does the package build here?", status=status, seconds=seconds)
+    return record.add(replace(part, reason=one_line(reason, 2000)))
 
 
 def _climb(record: Record, server: Server, options: Options) -> bool:
@@ -204,52 +195,25 @@ def _climb(record: Record, server: Server, options: Options) -> bool:
     return good
 
 
-def _test(record: Record, options: Options, deadline: float) -> bool:
-    """Runs the gpu tests, a process a file: one that hangs or crashes takes only what is behind it in its file."""
-    environment = dict(os.environ)
-    if not options.dry_run:
-        environment["MOSAIC_REQUIRE_GPU"] = "1"
-    files = sorted((preflight.TOP / "tests" / "gpu").glob("test_*.py"))
-    files += sorted((preflight.TOP / "tests" / "contract").glob("test_*.py"))
+def _measure(record: Record, server: Server, options: Options, deadline: float) -> bool:
+    """Takes every measurement in its share of the time that is left; returns whether the gpu tests passed."""
     good = True
-    for file in files[-1:] if options.dry_run else files:
-        name, start = f"tests/{file.stem}", record.log.stat().st_size if record.log.exists() else 0
-        left = deadline - time.monotonic()
-        if left < MIN_S:
-            record.add(_left_out(name, "do these tests pass here?", "no time was left"))
-            continue
-
-        def pytest(file: Path = file, left: float = left, start: int = start) -> str:
-            seconds = max(20.0, min(TESTS_S, 0.35 * left))
-            run_logged(_pytest(file), record.log, folder=preflight.TOP, seconds=seconds, environment=environment)
-            return one_line(last_lines(record.log, 1, since=start).strip("= "))
-
-        good = _step(record, name, "do these tests pass here?", pytest) and good
-    return good
-
-
-def _pytest(file: Path) -> list[str]:
-    """Returns the command for one file: each test by name, 20 s each, a traceback of whatever hangs."""
-    return [
-        *(sys.executable, "-m", "pytest", str(file), "-m", "gpu", "-v", "-p", "no:cacheprovider"),
-        *("--timeout", "20", "--timeout-method", "thread", "-o", "faulthandler_timeout=15"),
-    ]
-
-
-def _measure(record: Record, server: Server, options: Options, deadline: float) -> None:
     chosen = [m for m in MEASUREMENTS.values() if _is_chosen(m.name, options)]
-    chosen = [m for m in chosen if m.in_dry_run or not options.dry_run]
+    chosen = [m for m in chosen if m.in_dry_run or not options.is_rehearsal]
     for number, measurement in enumerate(chosen):
         left = deadline - time.monotonic()
         share = measurement.seconds / sum(later.seconds for later in chosen[number:])
-        soft = DRY_SECONDS if options.dry_run else min(left, max(left * share, measurement.seconds))
+        least = DRY_SECONDS if options.is_rehearsal else measurement.seconds
+        soft = min(left, max(left * share, least))
         if left < MIN_S:
-            record.add(_left_out(measurement.name, measurement.asks, "no time was left"))
+            reason = "no time was left"
+            record.add(Part(name=measurement.name, asks=measurement.asks, status="left out", reason=reason))
             continue
-        hard = min(1.5 * soft + 20, left + 30)
+        hard = min(measurement.most_seconds or 1.5 * soft + 20, left + 30)
         order = _order(record, options, measurement, seconds=soft, hard_seconds=hard)
-        order = replace(order, cudnn=cudnn_runs(record.study))
-        record.add_outcome(server.measure(order))
+        is_done = record.add_outcome(server.measure(replace(order, cudnn=cudnn_runs(record.study))))
+        good = good and (is_done or not measurement.name.startswith("tests/"))
+    return good
 
 
 def cudnn_runs(study: Study) -> bool:
@@ -268,7 +232,8 @@ def _order(record: Record, options: Options, measurement: Measurement, *, second
         log=str(record.log),
         seconds=seconds,
         hard_seconds=hard_seconds,
-        dry_run=options.dry_run,
+        dry_run=options.is_rehearsal,
+        on_host=options.dry_run,
         ordinal=options.ordinal,
         known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
     )
@@ -282,7 +247,3 @@ def _is_chosen(name: str, options: Options) -> bool:
 
 def _is_below(name: str, wanted: str) -> bool:
     return name == wanted or name.startswith(f"{wanted}/")
-
-
-def _left_out(name: str, asks: str, reason: str) -> Part:
-    return Part(name=name, asks=asks, status="left out", reason=reason)

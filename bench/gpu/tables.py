@@ -9,7 +9,7 @@ def text_table(study: Study) -> str:
     """Returns everything in a result as plain lines, part by part."""
     lines = [head_line(study), ""]
     if study.dry_run:
-        lines += ["DRY RUN on CPU cores at the smallest sizes: no number below means anything.", ""]
+        lines += ["DRY RUN at the smallest sizes: no number below means anything.", ""]
     for part in study.parts:
         lines.append(f"{part.name}: {part.asks} [{part.status}, {part.seconds:.1f} s]")
         lines += [f"    {text}" for text in (part.verdict, part.reason) if text]
@@ -61,39 +61,13 @@ _STEPS = (
 
 
 def pool_table(study: Study) -> str:
-    """Returns what it costs to make contexts, and to lend what was made."""
-    rows = []
-    made = [figure for figure in study.of("pool", "create_ms") if figure.value is not None]
-    for figure in made:
-        others = {
-            name: _same(study, "pool", name, figure, ("way", "quota"))
-            for name in ("destroy_ms", "held_bytes", "kept_bytes")
-        }
-        rows.append(
-            (
-                figure.labels["way"],
-                figure.labels["quota"],
-                _median(figure),
-                _median(others["destroy_ms"]),
-                _mebibytes(others["held_bytes"]),
-                _mebibytes(others["kept_bytes"]),
-            )
-        )
-    for figure in study.of("pool", "add_layout_ms"):
-        count, stopped = figure.labels.get("contexts", "?"), figure.labels.get("stopped_by", "no limit was met")
-        held = _same(study, "pool", "driver_bytes", figure, ("contexts",))
-        rows.append((f"one partition more, up to {count} ({stopped})", "", _median(figure), "", _mebibytes(held), ""))
-    for figure in study.of("pool", "time_ns"):
-        rows.append((figure.labels["way"], "", f"{number((figure.value or 0) / 1e6)} ms", "", "", ""))
-    heads = (
-        "what is made or lent",
-        "slots",
-        "making takes",
-        "ending takes",
-        "MiB while it exists",
-        "MiB kept after all",
-    )
-    return _table(study, "pool", heads, rows)
+    """Returns the cost of making and lending contexts, a row for each figure."""
+    rows = [
+        (figure.name, ", ".join(f"{name} {value}" for name, value in figure.labels.items()), number(figure.value))
+        for figure in study.of("pool")
+        if figure.value is not None
+    ]
+    return _table(study, "pool", ("measured", "of", "median"), rows)
 
 
 def scaling_table(study: Study) -> str:
@@ -222,10 +196,6 @@ def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 def _median(figure: Figure | None) -> str:
     return "-" if figure is None or figure.value is None else f"{number(figure.value)} ms"
-
-
-def _mebibytes(figure: Figure | None) -> str:
-    return "-" if figure is None or figure.value is None else number(figure.value / 2**20)
 
 
 def _same(study: Study, part: str, name: str, like: Figure, labels: tuple[str, ...]) -> Figure | None:

@@ -6,114 +6,21 @@ back, and how many there can be: ``pool``. Confinement of forward, and of a back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from bench.gpu.bench import Bench
-from bench.record import Figure, median_figure, missing_figure, one_line
+from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.streams.libraries import (
-    carveout_calls,
-    carveout_for,
-    cublas_calls,
-    current_cublas_handle,
-    loaded_cublas,
-)
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import default_subjects, half_type
 from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
 from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
-
-
-def measure_device(bench: Bench) -> Iterator[Figure]:
-    """Says what the device is, and into how many slots one split cuts it."""
-    device = bench.device
-    for name, value in (
-        ("num_slots", device.num_slots),
-        ("sms_per_slot", device.sms_per_slot),
-        ("remainder_sms", device.remainder_sms),
-    ):
-        yield Figure(name=name, source="measured", value=float(value), labels={"slots": "default"})
-    if not bench.on_gpu:
-        yield missing_figure("num_slots", "cores cannot be cut finer", {"slots": "fine"})
-        return
-    ordinal = bench.torch_device.index or 0
-    found = cuda.describe_devices()[ordinal]
-    yield Figure(name="num_sms", source="measured", value=float(found.num_sms), labels={"cc": found.compute_capability})
-    fine = cuda.describe_slots(ordinal, fine=True)
-    yield Figure(name="num_slots", source="measured", value=float(fine.num_slots), labels={"slots": "fine"})
-    yield Figure(name="sms_per_slot", source="measured", value=float(fine.sms_per_slot), labels={"slots": "fine"})
-    driver = cuda.describe_driver()
-    bench.driver_version = f"CUDA {driver.version}"
-    lacking = ", ".join(function.name for function in driver.missing)
-    bench.notes.append(f"the driver lacks {lacking}" if lacking else "the driver has every function that Mosaic uses")
-    try:
-        bench.driver_version = f"{cuda.describe_nvml().driver_version} (CUDA {driver.version})"
-    except BackendUnavailableError as error:
-        bench.notes.append(one_line(error))
-
-
-def measure_sm_target(bench: Bench) -> Iterator[Figure]:
-    """Times matrix products on small partitions, with and without telling the libraries how many SMs they have.
-
-    If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
-    """
-    device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings(grid=4)
-    size = 32 if bench.dry_run else 4096
-    quotas = settings.quotas(bench.device.num_slots)
-    given, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    bias, out = torch.randn(size, device=device, dtype=dtype), torch.empty(size, size, device=device, dtype=dtype)
-    products: dict[str, Callable[[], object]] = {
-        "mm": lambda: torch.mm(given, weight, out=out),
-        "addmm (cuBLASLt)": lambda: torch.addmm(bias, given, weight, out=out),
-    }
-    targets: dict[str, Callable[[int | None, torch.device], AbstractContextManager[None]]] = {
-        "none": lambda *_: nullcontext(),
-        "torch": _torch_target,
-        "cublas": _cublas_target,
-    }
-    with bench.backend.open_lanes([tuple(range(quota)) for quota in quotas]) as lanes:
-        for quota in quotas:
-            lane = lanes.lane(tuple(range(quota)))
-            for product, call in products.items():
-                call()
-                for target, opened in targets.items():
-                    labels = {"product": product, "quota": str(quota), "target": target}
-                    if not bench.budget.allows(f"{product} at {quota} slots, target {target}"):
-                        continue
-                    try:
-                        with opened(lane.num_sms, device):
-                            times = time_alone(lane, call, settings).all_ms
-                        yield median_figure("time_ms", times, labels=labels)
-                    except Exception as error:
-                        yield missing_figure("time_ms", error, labels)
-
-
-@contextmanager
-def _held(calls: tuple[Callable[[], Any], Callable[[Any], object]], value: Any) -> Iterator[None]:
-    get, put = calls
-    before = get()
-    put(value)
-    try:
-        yield
-    finally:
-        put(before)
-
-
-def _torch_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
-    return nullcontext() if num_sms is None else _held(carveout_calls(), carveout_for(num_sms, device))
-
-
-def _cublas_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
-    """Reaches plain cuBLAS products, which torch's target does not."""
-    if num_sms is None:
-        return nullcontext()
-    return _held(cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms)
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
@@ -239,4 +146,4 @@ def _placed_by(placement: str, bench: Bench) -> Backend:
         return bench.backend
     if not bench.on_gpu:
         raise BackendUnavailableError("a sized split cannot be made", found="the host backend", needed="a GPU")
-    return cuda.CudaBackend(bench.torch_device.index or 0, placement="split")
+    return CudaBackend(bench.torch_device.index or 0, placement="split")

@@ -19,6 +19,7 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 
 if TYPE_CHECKING:
+    from mosaic.backends.cuda.driver import SmPlacement
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.backends.streams.memory import LaneMemory
@@ -195,6 +196,33 @@ class Backend(Protocol):
         raise BackendUnavailableError(
             "plain streams cannot be had", found=f"the {self.name} backend, whose lanes are confined", needed="a GPU"
         )
+
+    @property
+    def sm_settings(self) -> str:
+        """Settings of its SMs that change how long modules take, in words; empty for the default ones."""
+        return ""
+
+    def with_sms(
+        self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
+    ) -> Backend:
+        """Returns a backend of the same device with these SM settings besides its own; itself if that adds none.
+
+        Raises:
+            BackendUnavailableError: Its partitions have no such settings.
+        """
+        asked = {"fine_slots": fine_slots, "sm_placement": sm_placement != "merged", "sm_target": sm_target}
+        names = [name for name, is_asked in asked.items() if is_asked]
+        if names:
+            raise BackendUnavailableError(
+                f"{' and '.join(names)} cannot be had on the {self.name} backend; leave them out of Options",
+                found=self.device.name,
+                needed="SMs of a GPU (the cuda backend)",
+            )
+        return self
+
+    def sm_target_pays(self) -> bool:
+        """Returns whether giving libraries the SM count of a lane was measured to pay on this device."""
+        return False
 
     def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
         """Returns the other ways to make slots or partitions on the same device, by name."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from mosaic.errors import unknown
+
 if TYPE_CHECKING:
     import torch
 
@@ -59,13 +61,25 @@ else:
 def open_backend(name: str, ordinal: int = 0) -> Backend:
     """Returns the backend of a name on one device.
 
+    Args:
+        name: A name of the table, with the device's number or without: ``cuda:1``.
+        ordinal: The device's number where the name has none.
+
     Raises:
         BackendUnavailableError: The device, or what it needs, is not there.
         ValueError: There is no such backend, or the host was asked for another device than 0.
     """
-    if name not in BACKENDS:
-        raise ValueError(f"backend {name!r} is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[name].make(ordinal)
+    kind, colon, number = name.partition(":")
+    if kind not in BACKENDS or (colon and not number.isdecimal()):
+        raise ValueError(f"{unknown('backend', name, BACKENDS)}, or cuda:1 for the second GPU")
+    return BACKENDS[kind].make(int(number) if colon else ordinal)
+
+
+def present_backend() -> str:
+    """Returns the name of the GPU's backend where torch sees a GPU, and of the host's otherwise."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "host"
 
 
 def default_backend(device: torch.device) -> Backend:

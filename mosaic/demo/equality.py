@@ -1,68 +1,99 @@
-"""The proof that colocated training computes what plain training computes: bit for bit, with lanes that overlap."""
+"""The proof that colocated training computes what plain training computes, with lanes that overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 import mosaic
+from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
-from mosaic.demo.data import Batch
+from mosaic.demo.data import DigitTriples
 from mosaic.demo.loop import train
-from mosaic.demo.model import TriModal
+from mosaic.demo.plain import LoopSettings
 from mosaic.device import Device
 from mosaic.engine import Handle
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 
+TOLERANCES = {"host": 0.0, "cuda": 1e-4}
+"""Largest difference of values that count as equal, by the kind of the device; relative for values above 1.
+
+On the host the bits are equal. On a GPU a library may choose another kernel on fewer SMs, and some kernels add up in an
+order that varies."""
+
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """How two short trainings compare."""
+    """Comparison of two short trainings."""
 
-    bitwise_equal: bool
-    """Whether losses and parameters are equal, bit for bit."""
     max_abs_difference: float
-    """Largest difference between parameters."""
+    """Largest difference between losses or parameters; relative for values above 1."""
+    tolerance: float
+    """Largest difference that counts as equal; 0 for equal bits."""
     steps: int
-    """Steps taken by each."""
+    """Steps of each training."""
     overlap: float
-    """Share of lane time of the colocated one with another lane busy."""
+    """Share of lane time with another lane busy, in the colocated training."""
     is_of_timed_plan: bool
-    """Whether the colocated one ran by the plan of the handle that it was compared for."""
+    """Whether the colocated training ran by the plan of the handle."""
 
 
 def compare(
-    stream: Sequence[Batch], handle: Handle, *, seed: int, learning_rate: float, advance: Callable[[], None]
+    settings: LoopSettings,
+    data: DigitTriples,
+    handle: Handle,
+    backend: Backend,
+    *,
+    steps: int,
+    advance: Callable[[], None],
 ) -> Equality:
-    """Trains twice from the same seed at one thread, plain and colocated, and compares.
+    """Trains twice from the same seed, plain and colocated, and compares.
 
-    The colocated run has the handle's own plan. Its lanes have one thread each whatever their quotas, since with other
-    thread counts the same sums are added up in another order. Where that plan runs nothing side by side, a comparison
-    would prove nothing: then each module has one slot, on two at least.
+    The colocated training has the handle's own plan. If that plan runs no modules side by side, a comparison proves
+    nothing: then each module has one slot. On the host every lane has one thread, whatever its quota, since other
+    thread counts add up the same sums in another order.
     """
-    plan, num_slots = handle.plan, handle.plan.device.num_slots
+    plan = handle.plan
     is_of_timed_plan = handle.active and plan.is_colocated
-    backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
+    if backend.device.kind == "host":
+        num_slots = plan.device.num_slots
+        backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
     if not is_of_timed_plan:
         plan = one_slot_plan(handle.graph, backend.device)
-    with _one_thread():
-        plain_losses, plain, _ = _train(stream, seed, learning_rate, advance)
-        losses, ours, overlap = _train(
-            stream,
-            seed,
-            learning_rate,
-            advance,
-            lambda model: mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend),
-        )
-    pairs = list(zip(plain.parameters(), ours.parameters(), strict=True))
+
+    def values(*, colocated: bool) -> tuple[list[Tensor], float]:
+        model = settings.make_model(backend.torch_device)
+        stream = settings.draw(data, steps, backend.torch_device)
+        # Keys of attention have biases whose gradients are rounding alone; a large eps keeps AdamW from following it.
+        optimizer = torch.optim.AdamW(model.parameters(), settings.size.learning_rate, eps=1e-4)
+        ours = mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend) if colocated else None
+        torch.manual_seed(settings.seed)
+        losses = []
+        for batch in stream:
+            losses += train(model, [batch], optimizer)
+            advance()
+        overlap = 0.0
+        if ours is not None:
+            overlap = ours.metrics()["overlap"]
+            ours.remove()
+        return [torch.tensor(losses, dtype=torch.float64), *(each.detach() for each in model.parameters())], overlap
+
+    with _reproducible():
+        expected, _ = values(colocated=False)
+        actual, overlap = values(colocated=True)
+    differences = [
+        ((ours - plain).abs() / plain.abs().clamp(min=1)).max().double().cpu()
+        for ours, plain in zip(actual, expected, strict=True)
+    ]
     return Equality(
-        bitwise_equal=losses == plain_losses and all(torch.equal(first, second) for first, second in pairs),
-        max_abs_difference=max((first - second).abs().max().item() for first, second in pairs),
-        steps=len(stream),
+        max_abs_difference=torch.stack(differences).max().item(),
+        tolerance=TOLERANCES[backend.device.kind],
+        steps=steps,
         overlap=overlap,
         is_of_timed_plan=is_of_timed_plan,
     )
@@ -88,34 +119,13 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
     )
 
 
-def _train(
-    stream: Sequence[Batch],
-    seed: int,
-    learning_rate: float,
-    advance: Callable[[], None],
-    colocate: Callable[[TriModal], Handle] | None = None,
-) -> tuple[list[float], TriModal, float]:
-    torch.manual_seed(seed)
-    model = TriModal()
-    optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
-    handle = colocate(model) if colocate is not None else None
-    losses = []
-    torch.manual_seed(seed)
-    for batch in stream:
-        losses += train(model, [batch], optimizer)
-        advance()
-    overlap = 0.0
-    if handle is not None:
-        overlap = handle.metrics()["overlap"]
-        handle.remove()
-    return losses, model, overlap
-
-
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+def _reproducible() -> Iterator[None]:
+    """One thread, and cuDNN in full float32 by algorithms that add up in one order."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)

@@ -35,11 +35,12 @@ def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
         (which no loss ever compared), and ``chance``, what guessing would reach.
     """
     was_training = model.training
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
     with torch.no_grad():
-        features = model(**whole(split))
+        features = model(**{name: tensor.to(device) for name, tensor in whole(split).items()})
     model.train(was_training)
-    right = torch.arange(len(split.strings))
+    right = torch.arange(len(split.strings), device=device)
     found = {}
     for query, answer in _DIRECTIONS:
         nearest = (features[query] @ features[answer].T).argmax(dim=1)

@@ -1,11 +1,17 @@
-"""The demo's record: one JSON file with everything that it measured and where."""
+"""The demo's record: one JSON file with everything that it measured and where, and the table of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rich.table import Table
+
 from mosaic.device import FORBID_EXTRA, Device
+
+PREDICTED = "the modules alone; the plain loop as one module after the other, each at its best"
+MEASURED = "whole steps, with loss and optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +35,19 @@ class RunRecord:
     """Version of torch."""
     python_version: str
     """Version of Python."""
+    driver: str = ""
+    """The GPU's driver; empty on the host."""
     machine: Device
     """Where it ran."""
     seed: int
     """Of model, batches and dropout."""
     bitwise_equal: bool
-    """Whether plain and colocated training had equal losses and equal parameters, bit for bit, at one thread each."""
+    """Whether plain and colocated training had equal losses and equal parameters, bit for bit; on the host at one
+    thread each."""
     max_abs_difference: float
-    """Largest difference between their parameters."""
+    """Largest difference between their losses or parameters; relative for values above 1."""
+    equality_tolerance: float = 0.0
+    """Largest such difference that counts as equal: 0 on the host."""
     equality_steps: int
     """Steps of that comparison."""
     equality_overlap: float
@@ -52,7 +63,8 @@ class RunRecord:
     train_steps: int
     """Steps that each of the two took."""
     step_ms_plain: float
-    """Median step of the plain loop at its best: a process of its own, all cores, torch's own threads and waiting."""
+    """Median step of the plain loop at its best: on the host in a process of its own, with all cores and torch's own
+    threads and waiting."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float
@@ -77,3 +89,43 @@ class RunRecord:
     """Share of the machine's CPU time that other processes took while steps were timed; None where unknown."""
     notes: tuple[str, ...]
     """What to know when reading the numbers."""
+
+
+def summary_table(record: RunRecord) -> Table:
+    """Returns what a person wants to know of a run."""
+    notes = "".join(f"\nnote: {note}" for note in record.notes)
+    caption = f"predicted: {PREDICTED}\nmeasured: {MEASURED}{notes}"
+    table = Table("", "predicted", "measured", box=None, padding=(0, 2), caption=caption, caption_justify="left")
+    for row in summary_rows(record):
+        table.add_row(*row)
+    return table
+
+
+def summary_rows(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """Yields rows of a name, what was predicted, and what was measured."""
+    equal = agreement(record.max_abs_difference, record.equality_tolerance)
+    by = {None: "", True: " by the same plan", False: " by a plan of one slot a module"}[record.equality_of_timed_plan]
+    rounds = sorted(record.round_speedups)
+    yield f"losses and parameters after {record.equality_steps} steps{by}", "", equal
+    yield "step of the plain loop at its best", _ms(record.predicted_ms_plain), _ms(record.step_ms_plain)
+    yield "step of the colocated loop", _ms(record.predicted_ms_colocated), _ms(record.step_ms_colocated)
+    measured = f"{record.speedup:.2f}×, median of rounds ({rounds[0]:.2f} to {rounds[-1]:.2f})"
+    yield "speed-up", f"{record.predicted_speedup:.2f}×", measured
+    yield "lane time with another lane busy", "", f"{record.overlap:.0%}"
+    found = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
+    yield f"R@1 after {record.train_steps} steps (chance {record.chance:.3f})", "", found
+    if record.foreign_cpu_share is not None:
+        yield "CPU taken by other processes meanwhile", "", f"{record.foreign_cpu_share:.0%}"
+
+
+def agreement(max_abs_difference: float, tolerance: float) -> str:
+    """Returns the outcome of the comparison of two trainings."""
+    if max_abs_difference == 0:
+        return "equal bit for bit"
+    if max_abs_difference <= tolerance:
+        return f"equal within {tolerance:g} (by up to {max_abs_difference:.1g})"
+    return f"DIFFERENT by up to {max_abs_difference:.3g}"
+
+
+def _ms(time_ms: float | None) -> str:
+    return "" if time_ms is None else f"{time_ms:.1f} ms"

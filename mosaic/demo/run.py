@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +11,14 @@ import torch
 from rich.console import Console
 
 import mosaic
-from mosaic.artifact import parse, save
-from mosaic.demo.data import Batch, DigitTriples, batches, load
+from mosaic.artifact import save, write_text
+from mosaic.backends.base import Backend
+from mosaic.demo.data import DigitTriples, load
 from mosaic.demo.equality import Equality, compare
-from mosaic.demo.loop import retrieval, train
-from mosaic.demo.model import TriModal
-from mosaic.demo.plain import PlainProcess, PlainSettings, timed_steps
-from mosaic.demo.record import RunRecord
+from mosaic.demo.model import SIZES, TriModal
+from mosaic.demo.plain import Loop, LoopSettings, PlainProcess, recorded
+from mosaic.demo.record import RunRecord, agreement
 from mosaic.engine import Handle
-from mosaic.engine.host.plain_timeline import recorded
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
 from mosaic.report.progress import Progress
@@ -30,7 +28,6 @@ from mosaic.report.trace import write_trace
 from mosaic.timeline import Timeline
 
 _WARM_STEPS = 3
-_PICTURE_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,40 +51,39 @@ class DemoSettings:
     max_foreign_share: float = 0.6
     """Share of the CPU that others may take before profiling is refused."""
     equality_steps: int = 8
-    """Steps compared bit for bit."""
-    batch_size: int = 48
-    """Samples in a batch."""
-    learning_rate: float = 2e-3
-    """Of AdamW."""
+    """Steps of the comparison of losses and parameters."""
+    batch_size: int | None = None
+    """Samples in a batch; by default those of the device's size (``SIZES``)."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps_per_round", "equality_steps", "batch_size"):
+        for name in ("rounds", "steps_per_round", "equality_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
+
+    def for_loops(self, kind: str) -> LoopSettings:
+        """Returns the settings of both loops on a kind of device."""
+        return LoopSettings(
+            cache=self.cache,
+            seed=self.seed,
+            kind=kind,
+            batch_size=self.batch_size or SIZES[kind].batch_size,
+            steps=_WARM_STEPS + self.rounds * self.steps_per_round,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What alternating training measured."""
+    """Measurements of both loops."""
 
     plain_ms: list[list[float]]
     colocated_ms: list[list[float]]
-    plain_timeline: Timeline
-    colocated_timeline: Timeline
-    overlap: float
-    retrieval: dict[str, float]
+    timelines: tuple[Timeline, Timeline]
     retrieval_plain: dict[str, float]
+    retrieval: dict[str, float]
     foreign_share: float | None
 
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        return tuple(
-            statistics.median(plain) / statistics.median(ours)
-            for plain, ours in zip(self.plain_ms, self.colocated_ms, strict=True)
-        )
 
-
-def run_demo(settings: DemoSettings, progress: Progress, console: Console) -> RunRecord:
+def run_demo(settings: DemoSettings, backend: Backend, progress: Progress, console: Console) -> RunRecord:
     """Runs the main job and leaves its files in ``settings.output``.
 
     Raises:
@@ -97,53 +93,48 @@ def run_demo(settings: DemoSettings, progress: Progress, console: Console) -> Ru
     save_probe(settings.output)
     speaking = progress.follow("speaking the words of the data set")
     data = load(settings.cache, seed=settings.seed, progress=lambda done, total: speaking("", done, total))
-    torch.manual_seed(settings.seed)
-    model = TriModal()
-    handle = colocate_and_show(model, _first_batch(data, settings), settings, progress, console)
-    progress.phase("comparing plain and colocated training bit for bit", total=2 * settings.equality_steps)
-    equality = compare(
-        list(batches(data.train, settings.batch_size, settings.seed, settings.equality_steps)),
-        handle,
-        seed=settings.seed,
-        learning_rate=settings.learning_rate,
-        advance=progress.advance,
-    )
+    loops = settings.for_loops(backend.device.kind)
+    model = loops.make_model(backend.torch_device)
+    (batch,) = loops.draw(data, 1, backend.torch_device)
+    handle = colocate_and_show(model, batch, settings, backend, progress, console)
+    progress.phase("comparing plain and colocated training", total=2 * settings.equality_steps)
+    equality = compare(loops, data, handle, backend, steps=settings.equality_steps, advance=progress.advance)
     console.print(_equality_line(equality))
-    training = _train_in_turn(model, handle, data, settings, progress)
+    training = _train_in_turn(model, handle, data, settings, backend, progress)
     record = _record(settings, provenance, handle, equality, training)
     save(record, settings.output / "run.json")
     draw_timelines(
-        [training.plain_timeline, training.colocated_timeline],
+        training.timelines,
         settings.output / "timeline.png",
         plan=handle.plan,
         subtitle=f"{handle.plan.device.name}, {record.created[:10]}",
         choice="typical",
     )
-    write_trace([training.plain_timeline, training.colocated_timeline], settings.output / "trace.json")
+    write_trace(training.timelines, settings.output / "trace.json")
     handle.remove()
     return record
 
 
 def save_probe(folder: Path) -> None:
     """Makes the output folder and tries to write to it, before minutes are spent on what could not be kept."""
-    from mosaic.artifact import write_text
-
     probe = folder / ".probe"
     write_text("", probe)
     probe.unlink()
 
 
-def _first_batch(data: DigitTriples, settings: DemoSettings) -> Batch:
-    return next(iter(batches(data.train, settings.batch_size, settings.seed, 1)))
-
-
 def colocate_and_show(
-    model: TriModal, batch: Batch, settings: DemoSettings, progress: Progress, console: Console
+    model: TriModal,
+    batch: dict[str, torch.Tensor],
+    settings: DemoSettings,
+    backend: Backend,
+    progress: Progress,
+    console: Console,
 ) -> Handle:
     """Adds the one line, prints what it found, and keeps profile and plan."""
     handle = mosaic.colocate(
         model,
         sample=batch,
+        backend=backend,
         options=mosaic.Options(
             cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
             trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
@@ -163,69 +154,59 @@ def colocate_and_show(
 
 
 def _equality_line(equality: Equality) -> str:
-    if equality.bitwise_equal:
-        plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
-        return (
-            f"plain and colocated training agree bit for bit after {equality.steps} steps by {plan}, with "
-            f"{equality.overlap:.0%} of lane time overlapping"
-        )
-    return f"plain and colocated training DIFFER by up to {equality.max_abs_difference:.3g}"
+    plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
+    return (
+        f"plain and colocated training are {agreement(equality.max_abs_difference, equality.tolerance)} after "
+        f"{equality.steps} steps by {plan}, with {equality.overlap:.0%} of lane time overlapping"
+    )
 
 
 def _train_in_turn(
-    model: TriModal, handle: Handle, data: DigitTriples, settings: DemoSettings, progress: Progress
+    model: TriModal,
+    handle: Handle,
+    data: DigitTriples,
+    settings: DemoSettings,
+    backend: Backend,
+    progress: Progress,
 ) -> _Training:
-    """Trains plain (in its own process) and colocated (here), a round each in turn, on the same batches."""
-    steps = _WARM_STEPS + settings.rounds * settings.steps_per_round + _PICTURE_STEPS
-    stream = iter(list(batches(data.train, settings.batch_size, settings.seed, steps)))
-    torch.manual_seed(settings.seed)
-    model.load_state_dict(TriModal().state_dict())
-    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate)
+    """Trains plain and colocated, a round each in turn, on the same batches.
 
-    def ours(count: int) -> list[float]:
-        return list(timed_steps(lambda batch: train(model, [batch], optimizer), [next(stream) for _ in range(count)]))
-
-    progress.phase("training plain and colocated in turn", total=settings.rounds)
-    plain_settings = PlainSettings(
-        cache=settings.cache,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        steps=steps,
-        learning_rate=settings.learning_rate,
-    )
+    On the host the plain loop has a process of its own, where threads wait in torch's own way. On a GPU one process
+    runs both.
+    """
+    loops, num_slots = settings.for_loops(backend.device.kind), backend.device.num_slots
+    twin = loops.make_model(backend.torch_device)
+    model.load_state_dict(twin.state_dict())
     plain_ms, colocated_ms = [], []
-    with PlainProcess(plain_settings) as plain:
+    progress.phase("training plain and colocated in turn", total=settings.rounds)
+    with ExitStack() as stack:
+        plain: Loop | PlainProcess
+        friends = []
+        if backend.api is None:
+            plain = stack.enter_context(PlainProcess(loops))
+            friends = [plain.pid]
+        else:
+            towers = dict(twin.named_children())
+            plain = Loop(twin, data, loops, stack.enter_context(recorded(towers, num_slots, api=backend.api)))
+        recorder = None
+        if not handle.active:
+            title, towers = "colocate() left the loop as it was", dict(model.named_children())
+            recorder = stack.enter_context(recorded(towers, num_slots, title=title, api=backend.api))
+        ours = Loop(model, data, loops, recorder)
         plain.train(_WARM_STEPS)
-        ours(_WARM_STEPS)
-        handle.clear_timeline()
-        load_of_others = ForeignLoad(friends=(plain.pid,))
+        ours.train(_WARM_STEPS)
+        for recording in (plain, ours if recorder is not None else handle):
+            recording.clear_timeline()
+        load_of_others = ForeignLoad(friends=friends)
         for _ in range(settings.rounds):
             plain_ms.append(plain.train(settings.steps_per_round))
-            colocated_ms.append(ours(settings.steps_per_round))
+            colocated_ms.append(ours.train(settings.steps_per_round))
             progress.advance()
-        foreign = load_of_others.share
-        overlap = handle.timeline().overlap
-        plain_timeline = parse(Timeline, json.dumps(plain.timeline(_PICTURE_STEPS)), source="the plain loop")
-        our_timeline = _recorded(model, handle, lambda: ours(1))
+        foreign_share = load_of_others.share
+        timelines = plain.timeline(), ours.timeline() if recorder is not None else handle.timeline()
         retrieval_plain = plain.retrieval()
     with handle.disabled():
-        found = retrieval(model, data.test)
-    return _Training(plain_ms, colocated_ms, plain_timeline, our_timeline, overlap, found, retrieval_plain, foreign)
-
-
-def _recorded(model: TriModal, handle: Handle, step: Callable[[], object]) -> Timeline:
-    """Takes the steps of the picture; a model that was left as it was is watched from outside."""
-    handle.clear_timeline()
-    if handle.active:
-        for _ in range(_PICTURE_STEPS):
-            step()
-        return handle.timeline()
-    towers = {name: model.get_submodule(name) for name in handle.graph.names}
-    with recorded(towers, handle.plan.device.num_slots) as recorder:
-        for _ in range(_PICTURE_STEPS):
-            step()
-            recorder.end_step()
-    return recorder.timeline("colocate() left the loop as it was")
+        return _Training(plain_ms, colocated_ms, timelines, retrieval_plain, ours.retrieval(), foreign_share)
 
 
 def _record(
@@ -235,6 +216,10 @@ def _record(
     training.retrieval_plain.pop("chance")
     plain = [time for times in training.plain_ms for time in times]
     ours = [time for times in training.colocated_ms for time in times]
+    ratios = tuple(
+        statistics.median(plain) / statistics.median(ours)
+        for plain, ours in zip(training.plain_ms, training.colocated_ms, strict=True)
+    )
     notes: list[str] = []
     if training.foreign_share is not None and training.foreign_share > 0.10:
         notes.append(
@@ -250,28 +235,30 @@ def _record(
         mosaic_version=mosaic.__version__,
         torch_version=torch.__version__,
         python_version=provenance.python_version,
+        driver=handle.profile.environment.driver if handle.profile is not None else "",
         machine=handle.plan.device,
         seed=settings.seed,
-        bitwise_equal=equality.bitwise_equal,
+        bitwise_equal=equality.max_abs_difference == 0,
         max_abs_difference=equality.max_abs_difference,
+        equality_tolerance=equality.tolerance,
         equality_steps=equality.steps,
         equality_overlap=equality.overlap,
         equality_of_timed_plan=equality.is_of_timed_plan,
         retrieval=training.retrieval,
         retrieval_plain=training.retrieval_plain,
         chance=chance,
-        train_steps=_WARM_STEPS + len(ours) + _PICTURE_STEPS,
+        train_steps=_WARM_STEPS + len(ours),
         step_ms_plain=statistics.median(plain),
         step_ms_colocated=statistics.median(ours),
-        speedup=statistics.median(training.ratios),
-        round_speedups=training.ratios,
+        speedup=statistics.median(ratios),
+        round_speedups=ratios,
         step_times_ms_plain=tuple(plain),
         step_times_ms_colocated=tuple(ours),
         predicted_ms_plain=handle.plan.sequential_ms,
         predicted_ms_colocated=handle.plan.predicted_ms,
         predicted_speedup=handle.plan.predicted_speedup,
         colocated=handle.active,
-        overlap=training.overlap,
+        overlap=training.timelines[1].overlap if handle.active else 0.0,
         foreign_cpu_share=training.foreign_share,
         notes=tuple(notes),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,10 +22,11 @@ from mosaic.engine.calls.attach import attach, detach
 from mosaic.engine.calls.hidden.rewind import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
+from mosaic.engine.streams.tensor import on_user_stream
 from mosaic.engine.trial.run import Trial
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.engine.trial.steps import StepUnit, outer_shapes
-from mosaic.errors import UnforeseenError
+from mosaic.errors import ModuleContractError, UnforeseenError
 from mosaic.graph import ModuleGraph
 
 
@@ -40,12 +43,14 @@ class Attachment:
         trial: The trial of plans; None where nothing is tried.
         enabled: Whether lanes may be used: not inside of ``disabled()``.
         stepped: Optimizers that have taken a step, whosever.
+        num_steps: Steps of the optimizer that holds the model's parameters.
     """
 
     def __init__(self, model: nn.Module, finding: Finding, *, before_call: Callable[[], None]) -> None:
         self.placed: PlacedPlan | None = None
         self.trial: Trial | None = None
         self.enabled = True
+        self.num_steps = 0
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._model = model
         self._finding = finding
@@ -56,12 +61,15 @@ class Attachment:
         self._has_new_parts = False
         self._pending: PendingBackwards | None = None
         self._depth = 0
+        self._lock = threading.RLock()
+        self._caller: int | None = None  # the thread that is in a call of the whole model
         self._unit = StepUnit(model)
 
     def begin(self, placed: PlacedPlan | None, trial: TrialSetup | None) -> None:
         """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is."""
         self.placed = placed
         if placed is None and trial is None:
+            self._hooks = [_step_hook(self)]
             return
         try:
             self.take_modules(track=False)
@@ -70,7 +78,7 @@ class Attachment:
             if trial is not None:
                 self.trial = Trial(self, trial)
             self._take_root()
-            self._hooks = _hooks_of(self)
+            self._hooks = [_step_hook(self), *_part_hooks(self)]
         except BaseException:
             self.end()
             raise
@@ -156,7 +164,8 @@ class Attachment:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             placed = self.placed
             if placed is not None and self.enabled:
-                result = placed.call(name, plain, args, kwargs)
+                with self._alone(placed, name):
+                    result = placed.call(name, plain, args, kwargs)
             else:
                 result = plain(*args, **kwargs)
             if self._pending is not None:
@@ -165,7 +174,34 @@ class Attachment:
 
         return intercept
 
+    def _alone(self, placed: PlacedPlan, name: str) -> AbstractContextManager[object]:
+        """Around a module's call: no other thread launches on the lanes meanwhile.
+
+        Raises:
+            ModuleContractError: Another thread calls the model, and may be waiting for this one.
+        """
+        if not placed.executor.lanes.launches_inline or not on_user_stream():
+            return nullcontext()
+        if self._caller not in (None, threading.get_ident()):
+            raise ModuleContractError(
+                f"{name!r} is called by one thread while another is in a call of the model, whose lanes one thread at "
+                f"a time can use; call the whole model in each thread, or leave it out: colocate(..., "
+                f"exclude=[{name!r}])"
+            )
+        return self._lock
+
     def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the model; threads take turns, unless this is part of a call, or of a backward, that one is in."""
+        if not on_user_stream():
+            return self._tried(plain, args, kwargs)
+        with self._lock:
+            before, self._caller = self._caller, threading.get_ident()
+            try:
+                return self._tried(plain, args, kwargs)
+            finally:
+                self._caller = before
+
+    def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.trial is None or self._depth:
             return self._run_whole(plain, args, kwargs)
         if self._unit.begins_at_call():
@@ -208,19 +244,20 @@ class Attachment:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
         self.settle()
         self.stepped.add(optimizer)
-        if self.trial is None:
-            return
         if self._unit.begins_at_step(optimizer):
+            self.num_steps += 1
+            if self.trial is None:
+                return
             if self._unit.has_counted_calls:
                 self._unit.has_counted_calls = False
                 self.trial.start_over("the loop trains now")
             self.trial.boundary()
 
 
-def _hooks_of(attachment: Attachment) -> list[RemovableHandle]:
-    """Tells of every optimizer's steps, and of parts and parameters that any module gets.
+def _step_hook(attachment: Attachment) -> RemovableHandle:
+    """Registers for every optimizer's steps.
 
-    torch's tables are global, so they must not keep the model alive; nor may a hook leave them while it is called.
+    torch's table is global, so it must not keep the model alive; nor may a hook leave it while it is called.
     """
     found = weakref.ref(attachment)
 
@@ -229,13 +266,19 @@ def _hooks_of(attachment: Attachment) -> list[RemovableHandle]:
         if alive is not None:
             alive._before_optimizer(optimizer)
 
+    return register_optimizer_step_pre_hook(before_step)
+
+
+def _part_hooks(attachment: Attachment) -> list[RemovableHandle]:
+    """Registers for modules and parameters that any module gets; see ``_step_hook``."""
+    found = weakref.ref(attachment)
+
     def registered(*_: Any) -> None:
         alive = found()
         if alive is not None:
             alive._has_new_parts = True
 
     return [
-        register_optimizer_step_pre_hook(before_step),
         register_module_module_registration_hook(registered),
         register_module_parameter_registration_hook(registered),
     ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
@@ -28,9 +26,10 @@ from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.clock import EventClock, HostClock
 from mosaic.engine.trial.plans import plans_to_try
 from mosaic.engine.trial.settings import StepClock, TrialSettings
-from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.setup import TrialSetup, TriedPlan
 from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
+from mosaic.files import profile_of
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import SessionCache, environment_of, key_of, open_cache, profile_modules, structures_of
@@ -39,7 +38,6 @@ from mosaic.solver.runnable import plan_to_run
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
 
-_LOG = logging.getLogger("mosaic")
 _WRAPPERS = {
     "DistributedDataParallel": "wrap the branches in a process group of their own instead",
     "FullyShardedDataParallel": "colocate the plain model",
@@ -76,7 +74,7 @@ def colocate_one(
         plan=plan,
         modules=modules,
         exclude=exclude,
-        backend=backend or _backend_for(model),
+        backend=options.with_sms(backend or _backend_for(model)),
         options=options,
     )
     make = partial(_ready, model, SessionCache(open_cache(options.cache)))
@@ -94,13 +92,8 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
     try:
         with laps("profile"):
             profile = _profile(model, finding, kept, asked)
-    except UnstableMeasurementError as error:
-        if not options.may_fall_back:
-            raise
-        note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
-        plan = plan_in_turn(finding.graph, backend.device)
-        finding.forget_run()
-        return Ready(finding=finding, plan=plan, notes=(note, *backend.notes), setup_ms=laps.ms)
+    except (UnstableMeasurementError, torch.OutOfMemoryError) as error:
+        return _left_alone("the modules were not profiled", error, finding, asked, laps)
     with laps("solve"):
         plans, trial = _plans(finding, profile, asked)
     ready = Ready(finding=finding, plan=plans[0], profile=profile, notes=backend.notes, setup_ms=laps.ms)
@@ -109,20 +102,35 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
             f"the best plan is predicted to be {plans[0].predicted_speedup:.3f} times as fast as one module after the "
             f"other; below {MIN_GAIN} the model is left as it was"
         )
-        _LOG.info(note)
         finding.forget_run()
         return replace(ready, notes=(note, *backend.notes))
     opening = _Opening(model, finding, backend)
+    try:
+        with laps("open"):
+            opening.warm_up()
+    except torch.OutOfMemoryError as error:
+        return _left_alone("there was no memory to run modules on lanes", error, finding, asked, laps)
     with laps("open"):
         if trial is None:
-            return replace(ready, placed=opening(plans[0], options.cuda_graphs is True, False))
+            return replace(ready, placed=opening(TriedPlan(plans[0], options.cuda_graphs is True, None), False))
         cost = CostModel.from_profile(profile) if profile is not None else None
-        return replace(ready, trial=_setup(opening, plans, cost, trial, graphs=options.cuda_graphs))
+        return replace(ready, trial=_setup(opening, plans, cost, trial, options))
+
+
+def _left_alone(why: str, error: Exception, finding: Finding, asked: Asked, laps: Laps) -> Ready:
+    """Leaves the model as it was, where it is left to Mosaic what runs; else raises the error."""
+    assert asked.backend is not None
+    if asked.plan is not None or not asked.options.may_fall_back:
+        raise error
+    note = warn_of_busy(why, "the model runs as it was", error)
+    finding.forget_run()
+    plan = plan_in_turn(finding.graph, asked.backend.device)
+    return Ready(finding=finding, plan=plan, notes=(note, *asked.backend.notes), setup_ms=laps.ms)
 
 
 def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
     """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
-    backend, profile = asked.backend, asked.options.profile
+    backend, profile = asked.backend, profile_of(asked.options.profile)
     assert backend is not None
     if profile is not None:
         environment = environment_of(backend)
@@ -169,26 +177,29 @@ def _plans(finding: Finding, profile: Profile | None, asked: Asked) -> tuple[tup
 
 
 class _Opening:
-    """Opens the lanes of one plan after another for one model."""
+    """Opens the lanes of one plan after another for one model.
+
+    Attributes:
+        launch_share: What ``warm_up`` measured; 0 before, and on the host.
+    """
 
     def __init__(self, model: nn.Module, finding: Finding, backend: Backend) -> None:
         self._model = model
         self._finding = finding
         self.backend = backend
-        self._launch_share: float | None = None
+        self.launch_share = 0.0
 
-    @property
-    def launch_share(self) -> float:
-        """What ``warm_up`` measured; 0 before, and on the host."""
-        return self._launch_share or 0.0
+    def warm_up(self) -> None:
+        """Lets libraries make their first calls off the lanes."""
+        if self.backend.api is not None:
+            self.launch_share = warm_up(self._model, self._finding.subjects, self.backend.api)
 
-    def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
-        lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
+    def __call__(self, candidate: TriedPlan, adopts_shapes: bool) -> PlacedPlan:
+        plan, backend = candidate.plan, self.backend.with_sms(sm_target=candidate.sm_target)
+        lanes = backend.open_lanes(placement.slots for placement in plan.placements)
         try:
-            if lanes.streams is not None and self._launch_share is None:
-                self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
             self._finding.forget_run()
-            executor = _executor(lanes, self._finding, graphs=graphs)
+            executor = _executor(lanes, self._finding, graphs=candidate.graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
         except BaseException:
@@ -201,10 +212,9 @@ def _setup(
     plans: tuple[Plan, ...],
     cost: CostModel | None,
     settings: TrialSettings,
-    *,
-    graphs: bool | Literal["auto"],
+    options: Options,
 ) -> TrialSetup:
-    backend = opening.backend
+    backend, graphs = opening.backend, options.cuda_graphs
     return TrialSetup(
         settings=settings,
         plans=plans,
@@ -215,6 +225,7 @@ def _setup(
         opens_ahead=backend.device.kind != "host",
         clock=settings.clock if settings.clock is not None else clock_of(backend),
         turn=turn_of_process(),
+        sm_target=options.sm_target == "auto" and backend.sm_target_pays(),
         tenants=backend.other_processes,
     )
 

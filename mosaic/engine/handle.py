@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from mosaic.profile import Profile
 from mosaic.timeline import Timeline
 
 _LOG = logging.getLogger("mosaic")
+_PLAIN = "the model runs as it was"
 _CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
 
@@ -53,9 +55,11 @@ class Handle(KeepsCheckpoints):
         """Runs what is ready from now on."""
         self._ready = ready
         self._makeup = Makeup(self._model)
+        before: Attachment | None = getattr(self, "_attachment", None)
         self._attachment = Attachment(self._model, ready.finding, before_call=self._before_call)
+        self._attachment.num_steps = before.num_steps if before is not None else 0
         self._attachment.begin(ready.placed, ready.trial)
-        self._warn()
+        self._log()
 
     @property
     def plan(self) -> Plan:
@@ -94,9 +98,10 @@ class Handle(KeepsCheckpoints):
     def describe(self) -> str:
         """Says in plain lines what runs where, what does not and why, and what to know about this machine."""
         lines = []
-        if self._executor is None and not self.is_trying:
-            lines.append("the model runs as it was:")
-        for index, stage in enumerate(self.plan.stages):
+        runs_plain = self._executor is None and not self.is_trying
+        if runs_plain:
+            lines.append(f"{_PLAIN}:")
+        for index, stage in enumerate(() if runs_plain else self.plan.stages):
             for placed in stage.placements:
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
@@ -125,8 +130,27 @@ class Handle(KeepsCheckpoints):
             lines.append(f"planned anew{times}: {self._reasons[-1]}")
         return "\n".join(lines)
 
-    def _warn(self) -> None:
-        """Logs what the user should not miss."""
+    def __str__(self) -> str:
+        return self.describe()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {type(self._model).__name__}: {self._state()}>"
+
+    def _state(self) -> str:
+        if self._is_over:
+            return "removed; the model is the plain one"
+        if self.is_trying:
+            return "plans are tried in the loop's next steps, and the fastest runs"
+        if self._executor is None:
+            notes = (*self._ready.notes, "") if self._trial is None else self._trial.report.sentences
+            return f"{_PLAIN}: {notes[0]}".removesuffix(": ")
+        stages = " then ".join("|".join(p.module for p in stage.placements) for stage in self.plan.stages)
+        gain = f", predicted {self.plan.predicted_speedup:.2f} times as fast" if self.profile is not None else ""
+        return f"{stages}{gain}"
+
+    def _log(self) -> None:
+        """Logs in one line what runs from now on, and the warnings of the model's modules."""
+        _LOG.info("%s", self._state())
         for sentence in self._ready.finding.warnings:
             _LOG.warning("%s", sentence)
 
@@ -143,23 +167,25 @@ class Handle(KeepsCheckpoints):
     def metrics(self) -> dict[str, float]:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.
 
-        ``steps``, ``overlap`` (share of lane time with another lane busy), ``calls_in_place``, and for each module
-        ``forward_ms/NAME`` and ``backward_ms/NAME``. Where plans were tried: ``trials``, ``trial_steps``,
-        ``trial_lost_ms``, and the median step of each in ``trial_ms/PLAN``. ``replans`` counts what ``replan`` did, and
-        ``setup_ms/find``, ``profile``, ``solve`` and ``open`` are what planning took the last time.
+        ``steps`` (of the optimizer, or backward passes where no optimizer steps), ``overlap`` (share of lane time with
+        another lane busy), ``calls_in_place``, and for each module ``forward_ms/NAME`` and ``backward_ms/NAME``. Where
+        plans were tried: ``trials``, ``trial_steps``, ``trial_lost_ms``, and the median step of each in
+        ``trial_ms/PLAN``. ``replans`` counts what ``replan`` did, and ``setup_ms/find``, ``profile``, ``solve`` and
+        ``open`` are what planning took the last time.
         """
         more = dict(self._trial.report.metrics) if self._trial is not None else {}
         more["replans"] = float(len(self._reasons))
         more |= {f"setup_ms/{part}": took_ms for part, took_ms in self._ready.setup_ms.items()}
+        steps = float(self._attachment.num_steps)
         if self._executor is None:
-            return {"steps": 0.0, "overlap": 0.0, "calls_in_place": 0.0, **more}
+            return {"steps": steps, "overlap": 0.0, "calls_in_place": 0.0, **more}
         timeline = self.timeline()
         times: dict[str, list[float]] = {}
         for span in timeline.spans:
             if span.phase != "glue":
                 times.setdefault(f"{span.phase}_ms/{span.module}", []).append(span.end_ms - span.start_ms)
         return {
-            "steps": float(self._executor.num_backwards),
+            "steps": steps or float(self._executor.num_backwards),
             "overlap": timeline.overlap,
             "calls_in_place": float(sum(self._executor.in_place.values())),
             **{name: statistics.median(values) for name, values in sorted(times.items())},
@@ -194,9 +220,9 @@ class Handle(KeepsCheckpoints):
         sample: Sample | None = None,
         *,
         reason: str,
-        plan: Plan | None = None,
-        modules: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
+        plan: Plan | str | Path | None = None,
+        modules: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
         """Plans anew for the model as it is now: modules were added, removed or replaced, or its batches changed.

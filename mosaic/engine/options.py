@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.engine.trial.settings import TrialSettings
+from mosaic.files import profile_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver.reserve import CommunicationSlots
-from mosaic.solver.runnable import DATA_PARALLEL
+from mosaic.solver.runnable import DATA_PARALLEL, check_method
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Backend
 
 IfBusy = Literal["plain", "raise"]
 """What to do where the machine is too busy to profile: run the model as it was written, or raise."""
@@ -50,27 +55,39 @@ class Options:
 
     Raises:
         ValueError: An option has a value that it does not know.
+        TypeError: An option has a value of a type that it does not accept.
+        InvalidFileError: The profile's file cannot be read.
     """
 
     method: str = "auto"
     """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
     a method that is named runs as it is, like one that is given; ``auto`` is tried first. ``data-parallel``, on several
     ranks only, measures nothing: every module runs on all of them."""
-    profile: Profile | None = None
-    """Measurements to plan from instead of taking them; on several ranks those of the batch of all of them together.
-    No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8 bytes for each parameter
-    that trains."""
+    profile: Profile | str | Path | None = None
+    """Measurements, or the path of their file, to plan from instead of taking them; on several ranks those of the batch
+    of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
+    bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
     """How carefully to profile."""
-    cache: ProfileCache | Path | Literal["user"] | None = "user"
-    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in the
-    user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none. Several ranks
-    measure afresh and take no other cache than the default."""
+    cache: ProfileCache | str | Path | None = "user"
+    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
+    ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
+    cache. Several ranks measure afresh and take no other cache than the default."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
     For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
     best plan that way, where launching takes more than 0.3 of the modules' time on the device; without a trial, on the
     host and on several ranks nothing is captured."""
+    sm_target: bool | Literal["auto"] = "auto"
+    """On a GPU, give cuBLAS and torch the SM count of a lane, by which they may choose other kernels and grids.
+    ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of
+    GPU that shows a gain (``python -m bench.gpu``, rung ``first/products``); else no target is set."""
+    fine_slots: bool = False
+    """On a GPU, cut SMs into the driver's smallest slots (2 SMs on Hopper). Kernels that need large clusters may not
+    run in them."""
+    sm_placement: SmPlacement = "merged"
+    """On a GPU: ``merged`` makes partitions of slots of one split; ``split`` lets the driver place the partitions of
+    each stage anew, and needs a driver of CUDA 13.1."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
     """How to try plans. ``auto``: with default bounds where Mosaic solves the plan, and not at all where it is given or
     made by a method that is named. None: not at all; with settings, those are tried, too."""
@@ -85,15 +102,47 @@ class Options:
     """What only several ranks have; None for the defaults."""
 
     def __post_init__(self) -> None:
+        check_method(self.method)
+        object.__setattr__(self, "profile", profile_of(self.profile))
+        self._check_types()
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
+        if not isinstance(self.sm_target, bool) and self.sm_target != "auto":
+            raise ValueError(f"sm_target={self.sm_target!r}; use True, False or 'auto'")
+        if not isinstance(self.fine_slots, bool):
+            raise ValueError(f"fine_slots={self.fine_slots!r}; use True or False")
+        if self.sm_placement not in get_args(SmPlacement):
+            raise ValueError(f"sm_placement={self.sm_placement!r}; use {' or '.join(map(repr, get_args(SmPlacement)))}")
         if self.if_busy not in ("plain", "raise"):
             raise ValueError(f'if_busy={self.if_busy!r}; use "plain" or "raise"')
+
+    def _check_types(self) -> None:
+        for name, kinds, needed in (
+            ("profiling", (ProfileSettings, None), "a ProfileSettings"),
+            ("cache", (ProfileCache, str, Path, None), 'a folder, a ProfileCache, "user" or None'),
+            ("trial", (TrialSettings, "auto", None), 'a TrialSettings, "auto" or None'),
+            ("ranks", (RankSettings, None), "a RankSettings or None"),
+        ):
+            value = getattr(self, name)
+            if not any(isinstance(value, kind) if isinstance(kind, type) else value == kind for kind in kinds):
+                raise TypeError(f"{name}={value!r}; use {needed}")
+        if self.progress is not None and not callable(self.progress):
+            raise TypeError(f"progress={self.progress!r} is not callable; pass a function or None")
 
     @property
     def may_fall_back(self) -> bool:
         """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs."""
         return self.if_busy == "plain" and self.method == "auto"
+
+    def with_sms(self, backend: Backend) -> Backend:
+        """Returns a backend with the SM settings that are asked for.
+
+        Raises:
+            BackendUnavailableError: It cannot have them.
+        """
+        return backend.with_sms(
+            fine_slots=self.fine_slots, sm_placement=self.sm_placement, sm_target=self.sm_target is True
+        )
 
     def check_for_one_rank(self, kind: str) -> None:
         """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mosaic.backends.base import Backend
 from mosaic.engine.finding.find import Finding, Sample
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.trial.setup import TrialSetup
+from mosaic.files import plan_of
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.solver.runnable import check_method
@@ -42,17 +44,26 @@ class Asked:
         check_method(self.options.method, self.plan)
 
     def again(
-        self, sample: Sample | None, plan: Plan | None, modules: Sequence[str] | None, exclude: Sequence[str] | None
+        self,
+        sample: Sample | None,
+        plan: Plan | str | Path | None,
+        modules: str | Sequence[str] | None,
+        exclude: str | Sequence[str] | None,
     ) -> Asked:
         """Returns what is asked for next, of a model that has changed: a plan or profile was for what it was."""
         return replace(
             self,
             sample=self.sample if sample is None else sample,
-            plan=plan,
-            modules=self.modules if modules is None else modules,
-            exclude=self.exclude if exclude is None else exclude,
+            plan=plan_of(plan),
+            modules=self.modules if modules is None else names_of(modules),
+            exclude=self.exclude if exclude is None else names_of(exclude) or (),
             options=replace(self.options, profile=None),
         )
+
+
+def names_of(names: str | Sequence[str] | None) -> Sequence[str] | None:
+    """Returns names or patterns of modules as a sequence, where one alone may have been given."""
+    return (names,) if isinstance(names, str) else names
 
 
 class Laps:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.backends.table import open_backend
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.colocate import colocate_one
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
-from mosaic.engine.ready import Asked, Laps
+from mosaic.engine.ready import Asked, Laps, names_of
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
+from mosaic.files import plan_of
 from mosaic.plan import Plan
 from mosaic.profiler import SessionCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
@@ -36,10 +39,10 @@ def colocate(
     model: nn.Module,
     sample: Sample,
     *,
-    plan: Plan | None = None,
-    modules: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    backend: Backend | None = None,
+    plan: Plan | str | Path | None = None,
+    modules: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] = (),
+    backend: Backend | str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> Handle:
     """Makes a model's own training loop run its modules side by side; changes nothing else about it.
@@ -55,11 +58,12 @@ def colocate(
             the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
         sample: One batch as it will be trained on (by this rank): a dict of keywords, a sequence of positions, a
             tensor, or a function that runs the model once.
-        plan: A plan to run instead of solving for one; on several ranks its device i is rank i.
-        modules: Names or patterns of the modules to place, such as ``["trunks.*"]``; found by default.
-        exclude: Names or patterns of modules to leave where they are.
-        backend: Where to run; by default the GPU that holds the model's parameters, or the host (of several ranks, this
-            rank's share of its cores).
+        plan: A plan, or the path of its file, to run instead of solving for one; on several ranks its device i is
+            rank i.
+        modules: Names or patterns of the modules to place, or one of them, such as ``"trunks.*"``; found by default.
+        exclude: Names or patterns of modules to leave where they are, or one of them.
+        backend: Where to run: a backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``). By default the GPU that
+            holds the model's parameters, or the host (of several ranks, this rank's share of its cores).
         options: How to plan, measure and run.
 
     Raises:
@@ -74,9 +78,18 @@ def colocate(
         RankFailedError: Another rank has failed; names it.
         ValueError: A plan and a method were given, there is no such method, an option cannot be had here, or the model
             is colocated already.
+        TypeError: An argument has a type that it does not accept.
     """
     place = colocate_ranks if World.is_there() else colocate_one
-    return place(model, sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
+    return place(
+        model,
+        sample,
+        plan=plan_of(plan),
+        modules=names_of(modules),
+        exclude=names_of(exclude) or (),
+        backend=open_backend(backend) if isinstance(backend, str) else backend,
+        options=options,
+    )
 
 
 def colocate_ranks(
@@ -122,7 +135,7 @@ def colocate_ranks(
     given, device = backend, backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        backend = world.together(lambda: backend_for(model, given, device))
+        backend = world.together(lambda: options.with_sms(backend_for(model, given, device)))
         asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
         make = partial(_ready, model, world, SessionCache())
         return RankHandle(model, make(asked), world=world, asked=asked, make=make)
@@ -132,7 +145,7 @@ def _ready(model: nn.Module, world: World, kept: SessionCache, asked: Asked) -> 
     """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
     options, laps = asked.options, Laps()
     with laps("find"):
-        backend = world.together(lambda: backend_for(model, asked.backend, world.device))
+        backend = world.together(lambda: options.with_sms(backend_for(model, asked.backend, world.device)))
         on = prepare(world, model, asked.sample, backend, modules=asked.modules, exclude=asked.exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from mosaic.errors import unknown
 from mosaic.solver.planners import distmm, megatron, optimus, spindle
 from mosaic.solver.planners.draft import Draw
 from mosaic.solver.planners.waves import plan_waves
@@ -114,5 +115,5 @@ def method_of(name: str) -> Method:
         ValueError: There is none of that name; lists all.
     """
     if name not in METHODS:
-        raise ValueError(f"method={name!r} is no method of planning; use one of {', '.join(METHODS)}")
+        raise ValueError(unknown("method", name, METHODS))
     return METHODS[name]

@@ -24,7 +24,12 @@ class _Queue:
 
 
 class FakeStream:
-    """Names a queue of work, as ``torch.cuda.Stream`` does: streams of one queue are equal, and seldom identical."""
+    """Names a queue of work, as ``torch.cuda.Stream`` does: streams of one queue are equal, and seldom identical.
+
+    A weak reference to one is an error, and to an event: torch 2.11 frees both without clearing such references.
+    """
+
+    __slots__ = ("_queue",)
 
     def __init__(self, handle: int, priority: int = 0) -> None:
         self._queue = _Queue(handle, priority)
@@ -71,6 +76,8 @@ class FakeStream:
 
 class FakeEvent:
     """An event; passed at once for the CPU, never before its recording for the clocks."""
+
+    __slots__ = ("_capture", "_clock", "_recorded_ms", "_runtime", "_timing")
 
     def __init__(self, runtime: FakeStreams, timing: bool) -> None:
         self._runtime = runtime

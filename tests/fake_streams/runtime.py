@@ -44,6 +44,8 @@ class FakeStreams:
         self._streams: dict[int, FakeStream] = {0: self.main}
         self._pooled: dict[int, list[FakeStream]] = {}
         self._num_new: Counter[int] = Counter()
+        self.lent: list[int] = []
+        """Streams of the pool that were not given back."""
         self._of_thread = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
@@ -68,7 +70,11 @@ class FakeStreams:
         self._num_new[priority] += 1
         if number < POOLED_STREAMS:
             pooled.append(self.new_aside(priority))
+        self.lent.append(pooled[number % POOLED_STREAMS].handle)
         return pooled[number % POOLED_STREAMS].again()
+
+    def give_back(self, stream: FakeStream) -> None:
+        self.lent.remove(stream.handle)
 
     def new_aside(self, priority: int = 0) -> FakeStream:
         """Makes a stream of its own, such as a communicator's."""
@@ -246,19 +252,23 @@ class FakeStreams:
 
 
 class _Current:
-    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current."""
+    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current.
+
+    As ``torch.cuda.stream`` it leaves the stream current that it found, whatever was forgotten inside.
+    """
 
     def __init__(self, runtime: FakeStreams, entry: FakeStream | Backward) -> None:
         self._runtime = runtime
         self._entry = entry
 
     def __enter__(self) -> None:
+        self._depth = len(self._runtime._stack)
         self._runtime._stack.append(self._entry)
         if isinstance(self._entry, FakeStream):
             self._runtime.origins.note(self._entry)
 
     def __exit__(self, *error: object) -> None:
-        self._runtime._stack.pop()
+        del self._runtime._stack[self._depth :]
         self._runtime.origins.note(self._runtime.current_stream())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
+from mosaic.engine.graphs.rehearsal import NUM_TRIALS
 
 pytestmark = pytest.mark.gpu
 
@@ -164,7 +166,12 @@ def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs
     def copies(value: torch.Tensor) -> torch.Tensor:
         return value * torch.ones(64).to(value.device)
 
-    for name, function in (("waits", waits), ("copies", copies)):
+    def synchronizes(value: torch.Tensor) -> torch.Tensor:
+        torch.cuda.current_stream().synchronize()
+        return value * 2
+
+    for function in (waits, copies, synchronizes):
+        name = function.__name__
         branches = [
             StageBranch(name=name, run=function, args=(x,), kwargs={}, lane=one, module=None),
             StageBranch(name="good", run=model, args=(x,), kwargs={}, lane=other, module=model),
@@ -173,7 +180,35 @@ def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs
         assert isinstance(bad, Eager)
         torch.testing.assert_close(good, model(x), **TOLERANCE)
         assert name in graphs.refused
-    assert torch.dropout(x, 0.5, train=True).shape == x.shape
+        assert torch.dropout(x, 0.5, train=True).shape == x.shape
+        assert _bytes_kept_after_use_on(lanes.api.new_stream()) == 0
+
+
+@torch.no_grad()
+def test_other_threads_may_wait_for_the_device_while_a_call_is_tried(graphs: StageGraphs, lanes: StreamLanes):
+    lane, model, x = lanes_of(lanes)[0], nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    asked: list[float] = []
+
+    def beside(value: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: asked.append(torch.ones(4, device="cuda").sum().item()))
+        thread.start()
+        thread.join()
+        return model(value)
+
+    (result,) = graphs.run(
+        "beside", [StageBranch(name="beside", run=beside, args=(x,), kwargs={}, lane=lane, module=model)]
+    )
+    assert graphs.refused == {}
+    assert asked == [4.0] * (NUM_TRIALS + 1)
+    torch.testing.assert_close(result, model(x), **TOLERANCE)
+
+
+def _bytes_kept_after_use_on(stream: torch.cuda.Stream) -> int:
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    torch.empty(1 << 20, device="cuda").record_stream(stream)
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # the allocator looks for what has ended
+    return torch.cuda.memory_stats()["active_bytes.all.current"] - before
 
 
 def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: StageGraphs, lanes: StreamLanes):

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from engine_cases import Stages, colocated
+from fake_streams import FakeStreams
 
 from mosaic import artifact
+from mosaic.backends import table
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
+from mosaic.cli.options import open_named_backend
 from mosaic.demo import run as demo
 from mosaic.demo.data import DigitTriples, batches, load
 from mosaic.demo.equality import compare, one_slot_plan
 from mosaic.demo.loop import retrieval, train
 from mosaic.demo.model import TriModal
-from mosaic.demo.record import RunRecord
-from mosaic.demo.summary import summary_rows, summary_table
+from mosaic.demo.plain import LoopSettings, recorded
+from mosaic.demo.record import RunRecord, agreement, summary_rows, summary_table
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.plan import Plan
@@ -36,10 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_WARM_STEPS", 1)
-        patch.setattr(demo, "_PICTURE_STEPS", 3)
         patch.setattr(demo, "ProfileSettings", partial(ProfileSettings, foreign_share=2.0))
         patch.setattr(demo, "DemoSettings", partial(demo.DemoSettings, steps_per_round=2))
-        assert run(["demo", "--output", str(output), "--rounds", "2", "--max-foreign-share", "2"]) == 0
+        assert (
+            run(["demo", "--backend", "host", "--output", str(output), "--rounds", "2", "--max-foreign-share", "2"])
+            == 0
+        )
     return output
 
 
@@ -87,10 +93,11 @@ def test_the_demo_proves_equality_with_lanes_that_overlap(folder: Path):
 def test_equality_is_proven_by_the_plan_that_is_timed_if_that_has_modules_side_by_side(
     stages: Stages, is_timed: bool, triples: DigitTriples
 ):
-    stream = list(batches(triples.train, 8, 0, 2))
-    with colocated(TriModal(), stream[0], stages, num_slots=3) as handle:
-        found = compare(stream, handle, seed=0, learning_rate=2e-3, advance=lambda: None)
-    assert found.bitwise_equal
+    (sample,) = batches(triples.train, 8, 0, 1)
+    settings = LoopSettings(cache=Path(), seed=0, kind="host", batch_size=8, steps=2)
+    with colocated(TriModal(), sample, stages, num_slots=3) as handle:
+        found = compare(settings, triples, handle, HostBackend(3), steps=2, advance=lambda: None)
+    assert found.max_abs_difference == found.tolerance == 0.0
     assert found.overlap > 0.0
     assert found.is_of_timed_plan == is_timed
 
@@ -112,6 +119,40 @@ def test_the_demo_records_what_it_measured(folder: Path):
     assert record.chance == pytest.approx(1 / 200)
     assert set(record.retrieval) == set(record.retrieval_plain)
     assert record.machine.num_slots >= 1
+
+
+def test_times_of_a_plain_loop_on_a_gpu_are_the_device_s_and_lie_on_the_loop_s_stream():
+    runtime = FakeStreams()
+    tower = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 4))
+    with runtime.watching(), recorded({"tower": tower}, 2, api=runtime) as recorder:
+        for _ in range(3):
+            tower(torch.ones(2, 4)).sum().backward()
+            recorder.end_step()
+        timeline = recorder.timeline()
+    assert [(span.phase, span.step, span.slots) for span in timeline.spans] == [
+        (phase, step, (0, 1)) for step in range(3) for phase in ("forward", "backward")
+    ]
+    starts = [span.start_ms for span in timeline.spans]
+    assert starts == sorted(starts)
+    assert all(span.end_ms >= span.start_ms for span in timeline.spans)
+
+
+@pytest.mark.parametrize(("has_gpu", "name"), [(True, "cuda"), (False, "host")])
+def test_the_demo_runs_on_the_gpu_where_there_is_one(has_gpu: bool, name: str, monkeypatch: pytest.MonkeyPatch):
+    opened: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(table, "open_backend", opened.append)
+    open_named_backend(None)
+    open_named_backend("host")
+    assert opened == [name, "host"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "words"),
+    [(0.0, 1e-4, "equal bit for bit"), (3e-6, 1e-4, "equal within 0.0001 (by up to 3e-06)"), (1e-3, 1e-4, "DIFFERENT")],
+)
+def test_the_comparison_says_its_tolerance(difference: float, tolerance: float, words: str):
+    assert words in agreement(difference, tolerance)
 
 
 def test_one_slot_plans_keep_dependencies_and_fill_the_device():

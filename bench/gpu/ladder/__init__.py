@@ -11,6 +11,8 @@ from bench.gpu.parts import Measurement
 
 CLOSE = 0.02
 """Relative difference that other kernels of the same operator may make in half precision."""
+SM_TARGET_SPEEDUP = "speed-up by an SM target"
+"""Name of the figure that ``mosaic/backends/cuda/sm_targets.json`` is made of."""
 _ASKS = {
     "device:device": "which device and versions are these, and how is it cut into slots?",
     "streams:events": "do events of the primary context order green streams, both ways, and tell times?",

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
 from bench.gpu.bench import Bench
+from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.gpu.ladder.lanes import figures_of, on_lanes, reading
-from bench.gpu.unknowns import measure_sm_target
-from bench.record import Figure
+from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.sm_targets import PAYS
+from mosaic.backends.streams.libraries import (
+    LibrarySettings,
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
 from mosaic.errors import MosaicError
-
-PAYS = 1.03
-"""Speed-up of a product from which on an SM target counts as a gain."""
+from mosaic.microbench.kernels import half_type
+from mosaic.microbench.timing import time_alone
 
 
 def device(bench: Bench) -> Iterator[Figure]:
@@ -29,12 +39,14 @@ def device(bench: Bench) -> Iterator[Figure]:
             "sms_per_slot": backend.device.sms_per_slot,
             "remainder_sms": backend.device.remainder_sms,
         }
+    ordinal = bench.torch_device.index or 0
     found |= {
+        "fine slots": reading(lambda: cuda.describe_slots(ordinal, fine=True).num_slots),
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
         "num_sms": reading(lambda: torch.cuda.get_device_properties(bench.torch_device).multi_processor_count),
         "driver": reading(lambda: f"CUDA {cuda.describe_driver().version}"),
         "lacking": reading(lambda: ", ".join(function.name for function in cuda.describe_driver().missing)),
-        "clocks": reading(lambda: _clocks(bench.torch_device.index or 0)),
+        "clocks": reading(lambda: _clocks(ordinal)),
         "free_gib": reading(lambda: torch.cuda.mem_get_info(bench.torch_device)[0] / 2**30),
     }
     with suppress(MosaicError):
@@ -67,29 +79,83 @@ def _clocks(ordinal: int) -> str:
 
 
 def products(bench: Bench) -> Iterator[Figure]:
-    """Times matrix products at four quotas, with and without an SM target."""
+    """Times matrix products on parts of the device, with and without telling libraries how many SMs they have.
+
+    If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
+    """
     found = []
     with on_lanes(bench) as backend:
-        for figure in measure_sm_target(replace(bench, backend=backend)):
+        for figure in _products(bench, backend):
             found.append(figure)
             yield figure
-    bench.verdict = judge_products(found)
+    speedups = speedups_of(found)
+    if speedups:
+        yield Figure(name=SM_TARGET_SPEEDUP, source="measured", value=statistics.geometric_mean(speedups.values()))
+    bench.verdict = judge_products(speedups, sorted({figure.reason for figure in found if figure.reason}))
 
 
-def judge_products(figures: Sequence[Figure]) -> str:
-    """Says at which quotas telling a library its SMs gained, and what that means for the switch."""
+def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
+    device, dtype, settings = backend.torch_device, half_type(backend.torch_device), bench.settings(grid=4)
+    size = 32 if bench.dry_run else 4096
+    given, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    bias, out = torch.randn(size, device=device, dtype=dtype), torch.empty(size, size, device=device, dtype=dtype)
+    products: dict[str, Callable[[], object]] = {
+        "mm": lambda: torch.mm(given, weight, out=out),
+        "addmm (cuBLASLt)": lambda: torch.addmm(bias, given, weight, out=out),
+    }
+    partitions = [backend.device.slots[:quota] for quota in settings.quotas(backend.device.num_slots)]
+    with backend.open_lanes(partitions) as lanes:
+        for slots, (product, call) in itertools.product(partitions, products.items()):
+            lane = lanes.lane(slots)
+            call()
+            for target in ("none", "torch", "cublas", "both"):
+                labels = {"product": product, "quota": str(len(slots)), "target": target}
+                if bench.budget.allows(f"{product} at {len(slots)} slots, target {target}"):
+                    try:
+                        with _told(target, lane.num_sms or 0, device):
+                            times = time_alone(lane, call, settings).all_ms
+                        yield median_figure("time_ms", times, labels=labels)
+                    except Exception as error:  # what one library refuses, the others may do
+                        yield missing_figure("time_ms", error, labels)
+
+
+@contextmanager
+def _told(target: str, num_sms: int, device: torch.device) -> Iterator[None]:
+    """Tells torch (cuBLASLt's products), cuBLAS, or both how many SMs they have; both is what the product does."""
+    if target == "both":
+        with LibrarySettings(device, sm_target=True).during(num_sms):
+            yield
+        return
+    if target == "none":
+        yield
+        return
+    if target == "torch":
+        (get, put), value = carveout_calls(), carveout_for(num_sms, device)
+    else:
+        (get, put), value = cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def speedups_of(figures: Sequence[Figure]) -> dict[str, float]:
+    """Returns what both targets together gain below the whole device, by product and quota."""
     times = {(f.labels["product"], int(f.labels["quota"]), f.labels["target"]): f.value for f in figures}
-    lines, gains, whole = [], [], max((quota for _, quota, _ in times), default=0)
+    whole, speedups = max((quota for _, quota, _ in times), default=0), {}
     for (product, quota, target), ms in times.items():
         plain = times.get((product, quota, "none"))
-        if target != "none" and ms and plain:
-            lines.append(f"{product} at {quota} slots with {target}'s target {plain / ms:.2f}x")
-            gains += [plain / ms] if quota < whole else []
-    if not gains:
-        reasons = sorted({figure.reason for figure in figures if figure.reason})
+        if target == "both" and quota < whole and ms and plain:
+            speedups[f"{product} at {quota} slots"] = plain / ms
+    return speedups
+
+
+def judge_products(speedups: Mapping[str, float], reasons: Sequence[str] = ()) -> str:
+    """Says what libraries gain by knowing their SMs, and what that means for the switch."""
+    if not speedups:
         return f"nothing was measured below the whole device: {'; '.join(reasons) or 'no time was left'}"
-    paying = sum(gain >= PAYS for gain in gains)
-    switch = "leave SM targets off"
-    if paying:
-        switch = f"SM targets pay in {paying} of {len(gains)} cases, CudaBackend(sm_target=True)"
-    return f"{switch}: {', '.join(lines)}"
+    mean = statistics.geometric_mean(speedups.values())
+    switch = "SM targets pay, CudaBackend(sm_target=True)" if mean >= PAYS else "leave SM targets off"
+    return f"{switch}: {mean:.2f}x, {', '.join(f'{what} {gain:.2f}x' for what, gain in speedups.items())}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, one_line
 from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.pool import StreamLoan
 
 Slots = tuple[int, ...]
 
@@ -18,8 +19,7 @@ Slots = tuple[int, ...]
 @contextmanager
 def on_lanes(bench: Bench) -> Iterator[CudaBackend]:
     """Yields the backend of the GPU; in a rehearsal one on the fake runtime of the tests, which finds races."""
-    if not bench.dry_run:
-        assert isinstance(bench.backend, CudaBackend)
+    if isinstance(bench.backend, CudaBackend):
         yield bench.backend
         return
     sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
@@ -29,6 +29,17 @@ def on_lanes(bench: Bench) -> Iterator[CudaBackend]:
     runtime = FakeStreams()
     with runtime.watching():
         yield CudaBackend(api=runtime, driver=FakeGreenDriver(16))
+
+
+@contextmanager
+def green_streams(backend: CudaBackend, partitions: Iterable[Slots]) -> Iterator[StreamLoan]:
+    """Lends streams of partitions without lanes, which record the events that a rung may have to ask about."""
+    loan = backend.borrow_streams(partitions)
+    try:
+        yield loan
+    finally:
+        backend.api.synchronize()
+        loan.give_back()
 
 
 def halves(backend: CudaBackend) -> tuple[Slots, Slots]:

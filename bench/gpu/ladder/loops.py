@@ -49,7 +49,7 @@ def towers(bench: Bench) -> Iterator[Figure]:
 
 
 def _towers(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
-    width, depth, rows = (2048, 8, 4096) if bench.on_gpu else (8, 2, 4)
+    width, depth, rows = (8, 2, 4) if bench.dry_run else (2048, 8, 4096)
     torch.manual_seed(0)
     model = Towers(width, depth).to(backend.torch_device)
     twin = copy.deepcopy(model)
@@ -117,9 +117,9 @@ def dropout(bench: Bench) -> Iterator[Figure]:
 
 
 def _dropout(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
-    replays = 40 if bench.on_gpu else 2
+    replays = 2 if bench.dry_run else 40
     with backend.open_lanes(halves(backend)) as lanes:
-        graphs = [_DropoutGraph(backend, lane.stream, bench.on_gpu) for lane in lanes]
+        graphs = [_DropoutGraph(backend, lane.stream, 1 << (14 if bench.dry_run else 22)) for lane in lanes]
         in_turn = _masks(backend, graphs, replays, in_turn=True)
         at_once = _masks(backend, graphs, replays, in_turn=False)
         for graph in graphs:
@@ -135,10 +135,10 @@ def _dropout(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
 
 
 class _DropoutGraph:
-    def __init__(self, backend: CudaBackend, stream: Any, on_gpu: bool) -> None:
+    def __init__(self, backend: CudaBackend, stream: Any, size: int) -> None:
         api = backend.api
         self.stream, self.graph = stream, api.new_graph()
-        self._ones = torch.ones(1 << (22 if on_gpu else 8), device=backend.torch_device)
+        self._ones = torch.ones(size, device=backend.torch_device)
         api.synchronize()
         with api.use_stream(stream):
             nn.functional.dropout(self._ones, 0.5)

@@ -26,7 +26,7 @@ def operators(bench: Bench) -> Iterator[Figure]:
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
         found = {}
-        for name, step in _operators(backend).items():
+        for name, step in _operators(backend, bench.dry_run).items():
             found[name] = reading(lambda step=step: _difference(step(), lane.submit(step).wait()))
             yield from figures_of({name: found[name]})
     bench.verdict = judge_equal(found)
@@ -42,8 +42,8 @@ def judge_equal(found: Mapping[str, Any]) -> str:
     return "; ".join([*wrong, *right])
 
 
-def _operators(backend: CudaBackend) -> dict[str, Step]:
-    size = 512 if backend.torch_device.type == "cuda" else 8
+def _operators(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:
+    size = 8 if dry_run else 512
     left, right, bias = _leaves(backend, (size, size), (size, size), (size,))
     query, key, value = _leaves(backend, *[(2, 4, size // 4, 64)] * 3)
     table = _leaves(backend, (100, size))[0]
@@ -76,7 +76,7 @@ def _convolutions(bench: Bench, how: str) -> Iterator[Figure]:
     found = {}
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
-        for name, step in _kernels(backend).items():
+        for name, step in _kernels(backend, bench.dry_run).items():
             if how == "warm":
                 run_aside(backend.api, step)
             off = torch.backends.cudnn.flags(enabled=False) if how == "native" else nullcontext()
@@ -104,8 +104,8 @@ def judge_conv(how: str, found: Mapping[str, Any]) -> str:
     return f"{said}: {remedies[how]}"
 
 
-def _kernels(backend: CudaBackend) -> dict[str, Step]:
-    side, width = (224, 64) if backend.torch_device.type == "cuda" else (32, 4)
+def _kernels(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:
+    side, width = (32, 4) if dry_run else (224, 64)
     image, patch = _leaves(backend, (8, 3, side, side), (width, 3, 16, 16))
     hidden, square = _leaves(backend, (8, width, side // 4, side // 4), (width, width, 3, 3))
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu.bench import Bench
-from bench.gpu.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
+from bench.gpu.ladder.lanes import Slots, figures_of, green_streams, halves, on_lanes, reading, readings
 from bench.record import Figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
@@ -23,15 +23,17 @@ SPIN_NS = 20_000
 
 def events(bench: Bench) -> Iterator[Figure]:
     """Lets one stream write behind a long kernel and another read behind an event, every way round."""
-    with on_lanes(bench) as backend, backend.open_lanes(halves(backend)) as lanes:
-        left, right = lanes
-        streams = {"default": backend.api.current_stream(), "left": left.stream, "right": right.stream}
+    size = 8 if bench.dry_run else 4096
+    with on_lanes(bench) as backend, green_streams(backend, halves(backend)) as loan:
+        left, right = (backend.api.external_stream(handle) for handle in loan.streams.values())
+        streams = {"default": backend.api.current_stream(), "left": left, "right": right}
         ways = [("default", "left"), ("left", "default"), ("left", "right")]
         found = {
-            f"{a} before {b}": reading(lambda a=a, b=b: _ordered(backend, streams[a], streams[b])) for a, b in ways
+            f"{a} before {b}": reading(lambda a=a, b=b: _ordered(backend, streams[a], streams[b], size))
+            for a, b in ways
         }
         found |= {
-            f"ms {a} to {b}": reading(lambda a=a, b=b: _elapsed(backend, streams[a], streams[b])) for a, b in ways
+            f"ms {a} to {b}": reading(lambda a=a, b=b: _elapsed(backend, streams[a], streams[b], size)) for a, b in ways
         }
     yield from figures_of(found)
     bench.verdict = judge_events(found)
@@ -55,21 +57,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def _delay(backend: CudaBackend) -> None:
+def _delay(backend: CudaBackend, size: int) -> None:
     """Launches some milliseconds of work on the current stream."""
-    size = 4096 if backend.torch_device.type == "cuda" else 8
     square = torch.randn(size, size, device=backend.torch_device)
     for _ in range(8):
         square = square @ square / size
 
 
-def _ordered(backend: CudaBackend, first: Any, second: Any) -> bool:
+def _ordered(backend: CudaBackend, first: Any, second: Any, size: int) -> bool:
     api = backend.api
     source = torch.zeros(1 << 16, device=backend.torch_device)
     target = torch.zeros_like(source)
     api.synchronize()
     with api.use_stream(first):
-        _delay(backend)
+        _delay(backend, size)
         source.fill_(1.0)
     event = api.new_event()
     event.record(first)
@@ -80,12 +81,12 @@ def _ordered(backend: CudaBackend, first: Any, second: Any) -> bool:
     return bool((target == 1.0).all())
 
 
-def _elapsed(backend: CudaBackend, first: Any, second: Any) -> float:
+def _elapsed(backend: CudaBackend, first: Any, second: Any, size: int) -> float:
     api = backend.api
     start, middle, end = (api.new_event(timing=True) for _ in range(3))
     start.record(first)
     with api.use_stream(first):
-        _delay(backend)
+        _delay(backend, size)
     middle.record(first)
     middle.wait(second)
     end.record(second)
@@ -111,8 +112,8 @@ def partitions(bench: Bench) -> Iterator[Figure]:
 
 def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the SMs granted and the ids seen, for each partition."""
-    with backend.open_lanes(slots_in_turn(quotas)) as lanes:
-        return [(record.granted_sms, record.sm_ids or ()) for record in lanes.partitions]
+    with green_streams(backend, slots_in_turn(quotas)) as loan:
+        return [(record.granted_sms, record.sm_ids or ()) for record in loan.records.values()]
 
 
 def judge_partitions(found: Mapping[str, Any]) -> str:

@@ -90,6 +90,7 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
         loss = work.loss()
         loss.backward()
         work.optimizer.step()
+    loss = loss.detach()  # or the nodes of its graph would add the plain loop's gradients on the stream of the capture
     work.optimizer.zero_grad(set_to_none=True)  # the graph has gradients of its own
 
     def replay() -> torch.Tensor:

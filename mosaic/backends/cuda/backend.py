@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,8 +16,9 @@ from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
-from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
-from mosaic.backends.streams.api import StreamApi, TorchStreams
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, StreamLoan, pack_layouts, pool_of
+from mosaic.backends.cuda.sm_targets import sm_target_pays
+from mosaic.backends.streams.api import StreamApi, TorchStreams, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.device import Device
@@ -63,11 +65,13 @@ class CudaBackend(Backend):
         if api is None:
             check_torch(self._info)
             api = TorchStreams(ordinal)
+            start_autograd(api.device)
         self._api: StreamApi = api
         self._libraries = (
             LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None
         )
         self._fine, self._placement, self._verify = fine, placement, verify
+        self._sm_target, self._cudnn = sm_target, cudnn
         self._pool: GreenPool | None = None
         self._notes: dict[str, None] = {}
         self._max_streams = 0
@@ -124,14 +128,19 @@ class CudaBackend(Backend):
             BackendUnavailableError: The driver cannot do what was asked for.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
+        loan = self.borrow_streams(partitions)
+        lanes = GreenLanes(self.api, loan, self._placement)
+        lanes.set_libraries(self._libraries)
+        self._look_around(num_streams=len(loan.streams))
+        return lanes
+
+    def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
+        """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
         wanted = checked_partitions(self._device, partitions)
         loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
         for note in loan.notes:
             self._note(note)
-        lanes = GreenLanes(self.api, loan, self._placement)
-        lanes.set_libraries(self._libraries)
-        self._look_around(num_streams=len(wanted))
-        return lanes
+        return loan
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
@@ -152,13 +161,54 @@ class CudaBackend(Backend):
         priorities = (0,) * len(wanted) if priorities is None else priorities
         if len(priorities) != len(wanted):
             raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
-        chosen = zip(wanted, priorities, strict=True)
-        streams = {slots: (self.api.new_stream(priority), None) for slots, priority in chosen}
-        return StreamLanes(self.api, streams, lambda: None)
+        api = self.api
+        streams: dict[tuple[int, ...], tuple[Any, int | None]] = {}
+
+        def give_back() -> None:
+            for stream, _ in streams.values():
+                api.give_back(stream)
+
+        try:
+            for slots, priority in zip(wanted, priorities, strict=True):
+                streams[slots] = (api.new_stream(priority), None)
+            return StreamLanes(api, streams, give_back)
+        except BaseException:
+            give_back()
+            raise
 
     def other_processes(self) -> frozenset[int]:
         """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
         return frozenset(other_processes(self._info.uuid))
+
+    @property
+    def sm_settings(self) -> str:
+        """Those that are not the default."""
+        split = "split by sizes" if self._placement == "split" else ""
+        fine, target = "fine slots" if self._fine else "", "SM targets" if self._sm_target else ""
+        return ", ".join(filter(None, (fine, split, target)))
+
+    def with_sms(
+        self, *, fine_slots: bool = False, sm_placement: SmPlacement = "merged", sm_target: bool = False
+    ) -> CudaBackend:
+        """Returns a backend of the same device with these settings besides its own; itself if that adds none."""
+        fine, target = self._fine or fine_slots, self._sm_target or sm_target
+        placement: SmPlacement = self._placement if sm_placement == "merged" else sm_placement
+        if (fine, placement, target) == (self._fine, self._placement, self._sm_target):
+            return self
+        return CudaBackend(
+            self._info.ordinal,
+            fine=fine,
+            placement=placement,
+            verify=self._verify,
+            sm_target=target,
+            cudnn=self._cudnn,
+            api=self._api,
+            driver=self._driver,
+        )
+
+    def sm_target_pays(self) -> bool:
+        """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""
+        return sm_target_pays(self._info.name)
 
     def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
         """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""

@@ -6,9 +6,8 @@ place that runs operators on the CPU and checks that each one is ordered after w
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +35,10 @@ class StreamApi(Protocol):
         """Returns a stream for a driver's handle; it does not own it."""
 
     def new_stream(self, priority: int = 0) -> Any:
-        """Makes a stream on the whole device, other than the current one and those made here that are still in use."""
+        """Lends a stream on the whole device, other than the current one and those that are lent already."""
+
+    def give_back(self, stream: Any) -> None:
+        """Ends the loan of a stream of ``new_stream``."""
 
     def current_stream(self) -> Any:
         """Returns the calling thread's current stream."""
@@ -85,6 +87,16 @@ class StreamApi(Protocol):
         """Gives the driver back what torch's allocator holds without need."""
 
 
+def start_autograd(device: torch.device) -> None:
+    """Runs a first small backward, which makes a context current in autograd's thread of a device.
+
+    A first backward that begins with a product makes torch warn: "Attempting to run cuBLAS, but there was no current
+    CUDA context!"
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        (torch.ones(1, device=device, requires_grad=True) * 1).backward()
+
+
 class TorchStreams:
     """``torch.cuda`` for one device.
 
@@ -94,7 +106,7 @@ class TorchStreams:
 
     def __init__(self, ordinal: int) -> None:
         self._device = torch.device("cuda", ordinal)
-        self._made: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
+        self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events that weak references still name
 
     @property
     def device(self) -> torch.device:
@@ -117,14 +129,18 @@ class TorchStreams:
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self._device, priority=priority)
-            if stream not in self._made and stream != self.current_stream():
-                self._made.add(stream)
+            if stream.cuda_stream not in self._lent and stream != self.current_stream():
+                self._lent.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
             f"no stream of priority {priority} is free on {self._device}; open fewer plain lanes at once",
-            found=f"{len(self._made)} streams in use",
+            found=f"{len(self._lent)} streams in use",
             needed=f"one of the {POOL_STREAMS} that torch has for each priority",
         )
+
+    def give_back(self, stream: torch.cuda.Stream) -> None:
+        """Lets ``new_stream`` lend the stream again."""
+        self._lent.discard(stream.cuda_stream)
 
     def current_stream(self) -> torch.cuda.Stream:
         """Returns the calling thread's current stream."""
@@ -177,11 +193,27 @@ class TorchStreams:
         Other threads, such as one that pins batches, may go on calling CUDA meanwhile. The stream that was current is
         so again afterwards: ``torch.cuda.graph`` leaves its own where a capture cannot be begun or ended.
         """
-        with (
-            self.use_stream(self.current_stream()),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
-            yield
+        try:
+            with (
+                self.use_stream(self.current_stream()),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # torch's answer where the capture came to its end all the same
+                self._clean_up_lost_capture(pool)
+            raise
+
+    def _clean_up_lost_capture(self, pool: Any) -> None:
+        """Does what torch leaves undone where the driver gave a capture up.
+
+        Until then its allocator frees nothing that ``record_stream`` was called for, and before 2.13 the generator
+        refuses to draw ("Offset increment outside graph capture") until the end of a next capture.
+        """
+        torch._C._cuda_endAllocateToPool(self._device.index, pool)
+        torch._C._cuda_releasePool(self._device.index, pool)
+        with self.use_stream(self.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device=self._device)
 
     def reserved_bytes(self) -> int:
         """Asks the caching allocator."""

@@ -53,6 +53,10 @@ class StreamClock:
         self._base = self._last_read = _Base(self._timed_event(self._stream), 0.0)
         self._unread: deque[_Base] = deque()
 
+    def close(self) -> None:
+        """Gives its stream back; marks can still be read."""
+        self._api.give_back(self._stream)
+
     def start_step(self) -> None:
         """Measures marks from now on from a new event; waits for nothing."""
         base = _Base(self._timed_event(self._stream))

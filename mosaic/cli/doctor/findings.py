@@ -97,6 +97,21 @@ def find_in_environment(environ: Mapping[str, str]) -> list[Diagnosis]:
     return [_finding(found) for found in find_in(seen)]
 
 
+def find_in_launch_order(environ: Mapping[str, str], *, num_devices: int) -> list[Diagnosis]:
+    """NCCL's order of launches, which it reads once in a process; of interest where several ranks can be on GPUs."""
+    value = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+    if num_devices < 2 or value == "1":
+        return []
+    return [
+        Diagnosis(
+            severity="note" if value is None else "warning",
+            what=f"NCCL_LAUNCH_ORDER_IMPLICIT is {'not set' if value is None else value}: several ranks need 1; NCCL "
+            "reads it once in a process, at the first collective",
+            todo="`export NCCL_LAUNCH_ORDER_IMPLICIT=1` before the ranks start, if your loop makes the process group",
+        )
+    ]
+
+
 def find_beside(device: CudaDevice) -> list[Diagnosis]:
     """Other users of a device, and modes of it, that defeat partitions; asks NVML."""
     seen = Surroundings(environ={}, num_streams=None, nvml=ask_nvml(device.uuid))

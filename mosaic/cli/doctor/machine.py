@@ -66,6 +66,7 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
     found += findings_of.find_in_device_counts(nvml, devices) if driver is not None else []
     found += findings_of.find_in_torch(torch, has_gpu=bool(devices))
     found += findings_of.find_in_environment(environ)
+    found += findings_of.find_in_launch_order(environ, num_devices=len(devices))
     probe = _probe(found, has_gpu=bool(devices))
     for entry in devices:
         found += findings_of.find_beside(entry.device)

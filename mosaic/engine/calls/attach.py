@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,8 +56,8 @@ class _Attached(_Plain):
 class _Guarded(_Attached):
     """A swapped class that tells of everybody who reaches into the module: its call may still be running on a lane.
 
-    Parameters, buffers and parts are found through ``__getattr__``, since they are no plain attributes; a plain
-    attribute that the module's own forward writes becomes a ``_Late`` one of the swapped class.
+    Parameters, buffers and parts are found through ``__getattr__``, since they are no plain attributes, or through
+    ``_READERS``; a plain attribute that the module's own forward writes becomes a ``_Late`` one of the swapped class.
     """
 
     _mosaic_reach: ClassVar[Callable[[], object]]
@@ -73,29 +74,23 @@ class _Guarded(_Attached):
         type(self)._mosaic_reach()
         super().__delattr__(name)
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """As the plain class, for a module at rest; parameters and buffers are found through it, too."""
-        type(self)._mosaic_reach()
-        return super().named_modules(*args, **kwargs)
 
-    def named_children(self) -> Any:
-        """As the plain class, for a module at rest."""
-        type(self)._mosaic_reach()
-        return super().named_children()
+_READERS = (
+    *("named_modules", "named_children", "_named_members", "state_dict", "load_state_dict", "_apply"),
+    *("__getitem__", "__iter__", "keys", "values", "items"),
+)
+"""Methods of modules, and of containers of modules, that find parts, parameters and buffers past ``__getattr__``."""
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the plain class, for a module at rest."""
-        type(self)._mosaic_reach()
-        return super().state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the plain class, for a module at rest."""
-        type(self)._mosaic_reach()
-        return super().load_state_dict(*args, **kwargs)
+def _reaching(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of the plain class that tells of being called."""
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def reaching(self: Any, *args: Any, **kwargs: Any) -> Any:
         type(self)._mosaic_reach()
-        return super()._apply(*args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return reaching
 
 
 class _Late:
@@ -166,6 +161,9 @@ def attach(
             "_mosaic_intercept": staticmethod(intercept),
             "_mosaic_settle": staticmethod(settle) if settle is not None else None,
             "_mosaic_reach": staticmethod(reach) if reach is not None else None,
+            **{
+                name: _reaching(getattr(plain, name)) for name in _READERS if reach is not None and hasattr(plain, name)
+            },
         },
     )
     module.__class__ = swapped

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.candidates import UNTIE
@@ -224,6 +224,7 @@ def follow(
 
     with _hooked(candidates, before, after), follower:
         run()
+    calls = _cut_off(calls)
     parted = follower.parted(shared or {}, may_share=may_share)
     return Followed(
         calls,
@@ -234,6 +235,26 @@ def follow(
         follower.remarks.found,
         places,
     )
+
+
+def _cut_off(calls: Mapping[str, Subject]) -> dict[str, Subject]:
+    """Returns the calls with arguments that hold nothing of the run's autograd graph, such as activations.
+
+    A leaf's ``AccumulateGrad`` node adds gradients on the stream that made it, as long as any graph holds it.
+    """
+    cuts: dict[int, torch.Tensor] = {}
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_leaf:
+            return tensor
+        if id(tensor) not in cuts:
+            cuts[id(tensor)] = tensor.detach().requires_grad_()
+        return cuts[id(tensor)]
+
+    return {
+        name: replace(call, args=map_tensors(cut, call.args), kwargs=map_tensors(cut, call.kwargs))
+        for name, call in calls.items()
+    }
 
 
 @contextmanager

@@ -40,6 +40,11 @@ class Capturing:
         self.origin = api.new_stream()
         self._side = api.new_stream()
 
+    def close(self) -> None:
+        """Gives its streams back."""
+        for stream in (self.origin, self._side):
+            self.api.give_back(stream)
+
     def prepare(self, call: TakenCall) -> CapturedBranch:
         """Tries a call out, and makes memory for its inputs.
 

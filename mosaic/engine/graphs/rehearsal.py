@@ -5,7 +5,6 @@ They run on a plain stream: libraries plan and tune at first use, and some canno
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -28,6 +27,7 @@ NUM_TRIALS = 3
 
 _READS_BACK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _CONSTANTS = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
+_COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api: StreamApi) -> None:
@@ -47,7 +47,7 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
     others, on_host, on_device = other_random_state(), torch.get_rng_state(), random_state(device)
     for trial in range(NUM_TRIALS):
         watch = CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
-        with as_captured(state), watch or nullcontext(), _waiting_refused(device, trial > 0):
+        with as_captured(state), watch or nullcontext():
             result = call.run_on(static)
         if watch is not None and watch.obstacle is not None:
             raise RefusalError(watch.obstacle)
@@ -104,22 +104,6 @@ def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) 
         raise RefusalError("it uses activation checkpointing")
 
 
-@contextmanager
-def _waiting_refused(device: torch.device, refused: bool) -> Iterator[None]:
-    """Makes torch raise where it would block on the device: a capture that meets such a call is lost."""
-    if device.type != "cuda" or not refused:
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
 class CaptureWatch(TorchDispatchMode):
     """Sees, operator by operator, why a call could not be replayed.
 
@@ -145,10 +129,9 @@ class CaptureWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         self._refuse(self._reason(func, args, kwargs))
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
-            self._known |= storages([tensor])
-            if tensor.device.type != self._device.type and self._reads(args, kwargs):
-                self._refuse(f"it copies a tensor to {tensor.device} in the middle ({func})")
+        made = _tensors(result)
+        self._known |= storages(made)
+        self._refuse(self._crossing(func, _tensors((args, kwargs)), made))
         return result
 
     def _refuse(self, reason: str | None) -> None:
@@ -171,6 +154,19 @@ class CaptureWatch(TorchDispatchMode):
         if strange:
             return f"it reads a {_shape(strange[0])} tensor that is neither an argument nor its module's own ({func})"
         return None
+
+    def _crossing(self, func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> str | None:
+        """Returns how an operator copies between the device and memory that the device cannot reach, or None."""
+        name, here = func.name().split(".")[0], self._device.type
+        if "attention" in name:  # outside of a capture it returns its seed and offset on the CPU
+            return None
+        elsewhere = next((tensor.device for tensor in made if tensor.device.type != here), None)
+        if elsewhere is not None and self._reads(given):
+            return f"it copies a tensor to {elsewhere} in the middle ({func})"
+        if here == "cpu" or elsewhere is not None or name not in _COPIES:
+            return None
+        pageable = any(tensor.is_cpu and not tensor.is_pinned() for tensor in given)
+        return f"it copies a tensor from memory that is not pinned in the middle ({func})" if pageable else None
 
     def _reads(self, *arguments: Any) -> list[torch.Tensor]:
         return [tensor for tensor in _tensors(arguments) if tensor.device.type == self._device.type]

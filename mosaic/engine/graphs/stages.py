@@ -70,7 +70,8 @@ class StageGraphs:
         self._attempts: Counter[Hashable] = Counter()
         self._unused: Counter[Hashable] = Counter()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _end, api, self._stages, os.getpid())  # runs before that of the lanes
+        # it runs before that of the lanes
+        self._finalizer = weakref.finalize(self, _end, self._capturing, self._stages, os.getpid())
 
     def run(self, stage: Hashable, branches: Sequence[StageBranch]) -> list[Any]:
         """Runs the branches of a stage at once, each on its lane; captures them where that was not done before.
@@ -237,9 +238,10 @@ def _kind(call: TakenCall) -> Hashable:
     return (call.key, torch.is_grad_enabled())
 
 
-def _end(api: StreamApi, stages: list[CapturedStage], process: int) -> None:
+def _end(capturing: Capturing, stages: list[CapturedStage], process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
-        api.synchronize()
+        capturing.api.synchronize()
         for stage in stages:
             stage.close()
+        capturing.close()
     stages.clear()

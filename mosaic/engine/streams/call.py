@@ -62,13 +62,11 @@ class PlacedCall:
             for other in {order, *(given.order for given in self._owners.values() if type(given) is StreamTensor)}:
                 other.hold_back_writer(order.stream)
         order.seal()
-        point = order.new_point()
+        point = order.new_point()  # what it launches before it fails may still be running
         before = [version_of(tensor) for tensor in self._inputs]
         try:
             result, ticket = self._run(run)
         except BaseException:
-            point.event = home.api.new_event()  # what it launched before it failed may still be running
-            point.event.record(order.stream)
             if held is not None:
                 held.note_call()
             raise
@@ -85,6 +83,7 @@ class PlacedCall:
         self._note_writes(before, point)
         tagged_result = self._tag(result, point)
         if self._in_order:
+            order.lend()
             order.hold_user(home.api.current_stream(), point)
         order.settle()
         return tagged_result

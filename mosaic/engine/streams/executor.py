@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -66,7 +67,7 @@ class StreamExecutor:
         self.in_order = dict(in_order or {})
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
         self.orders = Orders(lanes)
-        self._timeline = StreamTimeline(lanes.api, lanes.clock)
+        self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
         self._alone: StreamMark | None = None
         self._waited: set[StreamLane] = set()
@@ -115,16 +116,21 @@ class StreamExecutor:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
-        before = self.orders.call
-        self.orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
-        for held in self.held.values():
-            held.begin()
+        api, before = self.lanes.api, self.orders.call
+        is_captured = before is None and api.is_capturing()  # by the user, in a graph of theirs
+        if is_captured:
+            self._forget_events()
         try:
-            result = run(*args, **kwargs)
-            if self._num_launched:
-                result = map_tensors(join_tensor, result)
+            with api.use_stream(api.current_stream()):  # an interrupt inside may leave a lane's stream current
+                self.orders.call = ModelCall(api, tensors_in((args, kwargs)))
+                for held in self.held.values():
+                    held.begin()
+                result = run(*args, **kwargs)
+                if self._num_launched:
+                    result = map_tensors(join_tensor, result)
         except BaseException:
-            self.lanes.join()
+            with suppress(RuntimeError):  # CUDA's answer where a capture of the user's was lost
+                self.lanes.join()
             raise
         finally:
             self.orders.call = before
@@ -132,7 +138,16 @@ class StreamExecutor:
                 held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
         if self._num_launched:
             self.orders.join()
+        if is_captured:
+            self._forget_events()
         return result
+
+    def _forget_events(self) -> None:
+        """Forgets what lanes waited for so far: work inside of a capture can wait for none outside, and vice versa."""
+        self.orders.forget()
+        self._alone = None
+        for lane in self.lanes:
+            lane.last = None
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
@@ -178,6 +193,7 @@ class StreamExecutor:
         """
         self.settle()
         self.lanes.api.synchronize()
+        self.lanes.api.release_workspaces()
         self.lanes.api.empty_cache()
         reason = "it ran out of memory on its lane, and was run again in the plain way"
         return self._run_here(site, run, args, kwargs, reason)

@@ -7,6 +7,9 @@ One thread launches everything, so that order is a matter of events alone and no
 * Inside a call of the whole model its arguments are known to be there from the beginning, so work on them waits for
   that point only, and not for what the user's stream was told to wait for since. Every lane waits for that point once:
   before it lie the optimizer's step and the gradients that it let go, whose memory may be the lane's own.
+* Torch's allocator is not told of all that the user's stream reads of a lane's memory: gradients that the model takes
+  in its own call, results of other classes, attributes. They may be let go at any time. Until the end of the model's
+  call each piece of work on that lane waits for all that the user's stream was given, since it may get that memory.
 * A write waits for the readers on other streams, and whoever reads later waits for the write.
 * Tensors of the user's stream that a lane reads, and what its modules hold, must stay as they are until the user's
   stream waits for the lane. That cannot be ordered, since operators on such tensors are not seen; it is checked, and
@@ -91,6 +94,7 @@ class LaneOrder:
         self._known_to: dict[Any, int] = {}
         self._reads: deque[tuple[int, Callable[[], bool], str]] = deque()
         self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
+        self._lent: Any = None  # likewise: the call in which the user's stream may read memory that nobody tells of
 
     # What the lane waits for.
 
@@ -101,8 +105,12 @@ class LaneOrder:
             call.began.wait(self.stream)
             self._readers.discard(call.stream)
             self._entered = call.began
-        if call is None or not ready:
+        if call is None or not ready or self._lent is call.began:
             self.wait_for(self.home.api.current_stream())
+
+    def lend(self) -> None:
+        """Notes that the user's stream may read memory of the lane that the allocator does not know it to use."""
+        self._lent = self.home.call.began if self.home.call is not None else None
 
     def wait_for(self, stream: Any) -> None:
         """Makes the lane wait for all that a stream was given so far."""
@@ -140,10 +148,9 @@ class LaneOrder:
 
     def seal(self) -> None:
         """Ends the present point: what comes now is behind it."""
-        if self._open is not None:
-            self._open.event = self.home.api.new_event()
-            self._open.event.record(self.stream)
-            self._open = None
+        point, self._open = self._open, None
+        if point is not None:
+            self._record(point)
 
     def wrote(self, point: Point | None = None) -> None:
         """Notes that the lane's last work wrote into one of its tensors: every reader must wait for it."""
@@ -167,8 +174,15 @@ class LaneOrder:
             return
         if point is self._open:
             self.seal()
+        elif point.event is None:  # an interrupt came before it was recorded, or another thread is about to
+            self._record(point)
         point.event.wait(stream)
         self._known_to[stream] = point.index
+
+    def _record(self, point: Point) -> None:
+        event = self.home.api.new_event()
+        event.record(self.stream)
+        point.event = event
 
     def hold_user(self, stream: Any, point: Point) -> None:
         """Makes the user's stream wait for a point, and checks that what the lane read until then is as it was."""
@@ -184,6 +198,7 @@ class LaneOrder:
     def hold_all(self, stream: Any) -> None:
         """Makes the user's stream wait for everything that the lane was given."""
         if self._last is not None:
+            self.lend()
             self.hold(stream, self._last, reads=False)
             self.check_reads(stream)
 
@@ -248,7 +263,6 @@ class Orders:
         self.api = lanes.api
         self.call: ModelCall | None = None
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
-        self._fence = self.api.new_event()
 
     def of(self, lane: StreamLane) -> LaneOrder:
         """Returns a lane's place in the order."""
@@ -260,8 +274,18 @@ class Orders:
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""
         if stream != before:
-            self._fence.record(stream)  # a wait is for the last recording before it, so one event serves all
-            self._fence.wait(before)
+            fence = self.api.new_event()  # of its own, since autograd's thread and the loop's may be here at once
+            fence.record(stream)
+            fence.wait(before)
+
+    def forget(self) -> None:
+        """Begins anew: lanes are waited for only from here on."""
+        self._lanes.clear()
+
+    def lend(self) -> None:
+        """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
+        for order in self._lanes.values():
+            order.lend()
 
     def is_ready(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the user's stream was there when the running call of the model began."""

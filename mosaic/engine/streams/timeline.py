@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -35,19 +36,22 @@ class StreamTimeline:
 
     Args:
         clock: What times are measured by; a new step begins for it when work of the present one comes again.
+        begins: Called when a backward begins that comes through placed modules.
 
     Attributes:
         num_backwards: How many backwards came through placed modules.
     """
 
-    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock, begins: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
+        self._begins = begins
         self.num_backwards = 0
         self._api = api
         self._task = -1
         self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
+        self._reading = threading.Lock()
         self._running: dict[str, _Backward] = {}
         self._ends = LastGradients()
 
@@ -115,11 +119,17 @@ class StreamTimeline:
         if task != self._task:
             self._task = task
             self.num_backwards += 1
+            self._begins()
         self._running[backward.site.name] = backward
 
     def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:
         """Called by the gradient that a backward ends with."""
         self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the current stream is being captured by the user, so that its events have no times."""
+        return self._api.is_capturing()
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
@@ -130,6 +140,8 @@ class StreamTimeline:
             self._running.pop(module).end()
 
     def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if self.is_captured:
+            return
         if (site.name, phase) in self._in_step:
             self._in_step.clear()
             self._clock.start_step()
@@ -139,19 +151,20 @@ class StreamTimeline:
             self._read(wait=False)
 
     def _read(self, *, wait: bool) -> None:
-        while self._pending and (wait or self._pending[0][-1].done):
-            module, phase, slots, step, work = self._pending.popleft()
-            start, end = work.interval_ns
-            self._known.append(
-                Span(
-                    module=module,
-                    phase=phase,  # type: ignore[arg-type]
-                    slots=slots,
-                    step=step,
-                    start_ms=start / 1e6,
-                    end_ms=max(start, end) / 1e6,
+        with self._reading:
+            while self._pending and (wait or self._pending[0][-1].done):
+                module, phase, slots, step, work = self._pending.popleft()
+                start, end = work.interval_ns
+                self._known.append(
+                    Span(
+                        module=module,
+                        phase=phase,  # type: ignore[arg-type]
+                        slots=slots,
+                        step=step,
+                        start_ms=start / 1e6,
+                        end_ms=max(start, end) / 1e6,
+                    )
                 )
-            )
 
 
 class _Interval:
@@ -188,6 +201,8 @@ class _Backward:
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
+        if self._timeline.is_captured:
+            return
         task = torch._C._current_graph_task_id()
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()

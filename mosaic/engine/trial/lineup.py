@@ -36,7 +36,7 @@ class Lineup:
         if setup.opens_ahead:
             try:
                 for one in self.plans:
-                    one.placed = setup.open(one.plan, one.graphs, False)
+                    one.placed = setup.open(one, False)
             except BaseException:
                 self.close()
                 raise
@@ -60,10 +60,11 @@ class Lineup:
         while True:
             if race.is_round_over and race.num_rounds >= _ROUNDS_BEFORE_CAPTURE:
                 self._add_captured()
+                self._add_targeted()
             if race.is_round_over and self._replans_left and not race.is_over_budget:
                 self._replan(graph)
             found = race.next_turn()
-            if isinstance(found, Turn) or not self._add_captured():
+            if isinstance(found, Turn) or not (self._add_captured() or self._add_targeted()):
                 return found
 
     def close(self, *, but: TriedPlan | None = None) -> None:
@@ -97,9 +98,23 @@ class Lineup:
         if not self.race.has_room:
             return False
         _LOG.info("launching takes %.2f of the modules' time on the device: CUDA graphs are tried, too", share)
-        self.plans.append(TriedPlan(best.plan, True, best.cost))
-        self.race.add(self.plans[-1].name)
+        self._add(TriedPlan(best.plan, True, best.cost))
         return True
+
+    def _add_targeted(self) -> bool:
+        """Lets the best plan take part with an SM target, too, where that pays; returns whether it does now."""
+        best = self._best()
+        if best is None or not self._setup.sm_target or any(one.sm_target for one in self.plans):
+            return False
+        confined = any(placement.quota < best.plan.device.num_slots for placement in best.plan.placements)
+        if not confined or not self.race.has_room:
+            return False
+        self._add(TriedPlan(best.plan, best.graphs, best.cost, sm_target=True))
+        return True
+
+    def _add(self, candidate: TriedPlan, remark: str = "") -> None:
+        self.plans.append(candidate)
+        self.race.add(f"{candidate.name}{remark}")
 
     def _replan(self, graph: ModuleGraph) -> None:
         """Puts what the best plan so far was measured to take into the cost model, and solves again."""
@@ -119,5 +134,5 @@ class Lineup:
             return
         if found is None or plan_shape(found[0]) in {plan_shape(one.plan) for one in self.plans}:
             return
-        self.plans.append(TriedPlan(found[0], best.graphs, found[1]))
-        self.race.add(f"{self.plans[-1].name} (solved again with measured times)")
+        replanned = TriedPlan(found[0], best.graphs, found[1], sm_target=best.sm_target)
+        self._add(replanned, " (solved again with measured times)")

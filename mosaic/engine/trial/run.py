@@ -224,7 +224,7 @@ class Trial:
             return True
         try:
             if candidate.placed is None:
-                candidate.placed = self._setup.open(candidate.plan, candidate.graphs, self.num_trials > 1)
+                candidate.placed = self._setup.open(candidate, self.num_trials > 1)
         except MosaicError as error:
             self._race.drop(number, f"its lanes could not be opened: {error}")
             return False

@@ -55,14 +55,16 @@ class TrialSetup:
     that is large, the best plan is tried as CUDA graphs, too. 0: leave them out."""
     cost: Cost | None
     """What the plans were made with; None: they are not made again."""
-    open: Callable[[Plan, bool, bool], PlacedPlan]
-    """Opens the lanes of a plan; takes whether to use graphs, and whether to adopt the loop's shapes."""
+    open: Callable[[TriedPlan, bool], PlacedPlan]
+    """Opens the lanes of a candidate; takes whether to adopt the loop's shapes."""
     opens_ahead: bool
     """Whether lanes are opened before the loop, since that takes long."""
     clock: StepClock
     """What tells the time."""
     turn: TrialTurn
     """Lets one trial of a process run at a time."""
+    sm_target: bool = False
+    """Whether to try the best plan with an SM target, too."""
     tenants: Callable[[], frozenset[int]] | None = None
     """Asks for the other processes on the device; None where nobody knows."""
 
@@ -77,6 +79,8 @@ class TriedPlan:
     """Whether as CUDA graphs."""
     cost: Cost | None
     """What it was made with."""
+    sm_target: bool = False
+    """Whether libraries are given the SM counts of its lanes."""
     placed: PlacedPlan | None = None
     """Its lanes while they are open."""
     errors: int = 0
@@ -85,7 +89,8 @@ class TriedPlan:
     @property
     def name(self) -> str:
         """What ``describe()`` calls it."""
-        return name_of(self.plan) + (", as CUDA graphs" if self.graphs else "")
+        graphs, target = ", as CUDA graphs" if self.graphs else "", ", with SM targets" if self.sm_target else ""
+        return f"{name_of(self.plan)}{graphs}{target}"
 
     def close(self) -> None:
         """Ends its lanes."""

@@ -26,11 +26,8 @@ def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
                          . . 1 1 .
                          . . 1 1 1
     """
-    target = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device),
-        torch.tensor(lengths, device=device),
-        output_size=sum(lengths),
-    )
+    # Filled on the device: a copy of the lengths could not be captured in a CUDA graph.
+    target = torch.cat([torch.full((length,), number, device=device) for number, length in enumerate(lengths)])
     return (target.unsqueeze(1) == target).tril()
 
 

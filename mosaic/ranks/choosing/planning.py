@@ -13,6 +13,7 @@ from mosaic.engine.options import Options
 from mosaic.engine.profiled import warn_of_busy
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
+from mosaic.files import profile_of
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -70,7 +71,7 @@ def _planned_or_not(
 ) -> Candidates:
     """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
     model, finding, backend, world = on.model, on.finding, on.backend, on.world
-    profile, size = options.profile, world.size
+    profile, size = profile_of(options.profile), world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     if options.method == DATA_PARALLEL:
         plan = data_parallel_plan(finding.graph, backend.device, size, communication_slots=slots)

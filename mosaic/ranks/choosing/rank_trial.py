@@ -90,7 +90,8 @@ class _Trying:
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
             found = place(self._on, plan, opened, gives_up=False)
-        with Alarm(world.store, world.rank, f"trial/{self._num_turns}", loan.groups, world.progress) as alarm:
+        name, progress = f"trial/{self._num_turns}", world.progress
+        with Alarm(world.store, world.rank, name, loan.groups, progress, grace_s=world.grace_s) as alarm:
             failed = self._steps(found, turn.num_steps, race, alarm)
         if failed is None:
             world.groups.give_back(loan)

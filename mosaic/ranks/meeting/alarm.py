@@ -14,8 +14,9 @@ from typing import Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
-from mosaic.ranks.meeting.freeing import free_all, is_of_messages
+from mosaic.ranks.meeting.freeing import free_within, is_of_messages
 from mosaic.ranks.meeting.progress import RankProgress
 
 _LOOK_S = 0.1
@@ -42,15 +43,24 @@ class Alarm:
         name: Of the thing; no other alarm of the run has it.
         groups: Its communicators, of those that this rank is in.
         progress: Where this rank is; errors that end its waits are explained by the alarm, if it rang.
+        grace_s: How long freeing this rank's calls may take before its process is ended, in seconds.
     """
 
     def __init__(
-        self, store: Store, rank: int, name: str, groups: list[dist.ProcessGroup], progress: RankProgress
+        self,
+        store: Store,
+        rank: int,
+        name: str,
+        groups: list[dist.ProcessGroup],
+        progress: RankProgress,
+        *,
+        grace_s: float = RankSettings().grace_s,
     ) -> None:
         self._store = store
         self._rank = rank
         self._key = f"alarm/{name}"
         self._groups = groups
+        self._grace_s = grace_s
         self._progress = progress
         self._explain = progress.explain
         self._over = threading.Event()
@@ -76,7 +86,7 @@ class Alarm:
         with self._lock:
             if not self._freed:
                 self._freed = True
-                free_all(self._groups)
+                free_within(self._groups, self._grace_s)
 
     def _look_on(self) -> None:
         while not self._over.wait(_LOOK_S):

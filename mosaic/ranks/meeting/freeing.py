@@ -4,26 +4,81 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+EXIT_CODE = 75
+"""Of a process that had to be ended: a temporary failure, in the words of sysexits.h."""
 
 _OF_MESSAGES = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
 _TAG = 0x6D6F73  # of messages that nobody sends
 
 
-def free(group: dist.ProcessGroup) -> None:
-    """Has every call that is blocked in a group raise an error; the group is of no use afterwards.
+def free_all(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Has every call that is blocked in any of some groups raise an error; the groups are of no use afterwards.
 
-    NCCL's groups are aborted, and NCCL's part of groups that have one for each kind of device. Gloo's ``abort`` does
-    not reach calls that are blocked (torch 2.13), but a receive that times out closes all connections of its group at
-    once, and that ends them: so one is made to.
+    NCCL's groups are aborted, and NCCL's part of groups that have one for each kind of device: all of them in one NCCL
+    group call, since kernels of one communicator may wait for another's, and aborts one by one then wait forever
+    (pytorch#119797).
     """
-    backend = dist.get_backend(group)
-    if "nccl" in backend:
-        group.abort()
-    if backend == dist.Backend.NCCL:
+    kinds: list[tuple[dist.ProcessGroup, str]] = []
+    for group in groups:
+        with contextlib.suppress(RuntimeError, ValueError):  # destroyed by the loop
+            kinds.append((group, dist.get_backend(group)))
+    nccl = [group for group, kind in kinds if "nccl" in kind]
+    with _one_abort(nccl):
+        for group in nccl:
+            with contextlib.suppress(RuntimeError, ValueError):  # closed already
+                group.abort()
+    for group, kind in kinds:
+        if kind != dist.Backend.NCCL:
+            with contextlib.suppress(RuntimeError, ValueError):
+                _close_connections(group)
+
+
+def free_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:
+    """Frees what is blocked like ``free_all``, and ends the process if that takes longer than ``limit_s``."""
+    freeing = threading.Thread(target=free_all, args=(groups,), name="mosaic-freeing", daemon=True)
+    freeing.start()
+    freeing.join(limit_s)
+    if freeing.is_alive():
+        sys.stderr.write(
+            f"mosaic: {len(groups)} communicators were not aborted within {limit_s:g} s; this process is ended now, "
+            f"with exit code {EXIT_CODE}\n"
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def _one_abort(groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
+    """A block whose aborts NCCL begins together."""
+    backend: Any = None
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # this group has no NCCL communicator
+            backend = group._get_backend(torch.device("cuda"))
+            break
+    if not hasattr(backend, "_group_start"):
+        yield
         return
+    backend._group_start()
+    try:
+        yield
+    finally:
+        backend._group_end()
+
+
+def _close_connections(group: dist.ProcessGroup) -> None:
+    """Ends calls of gloo's: its ``abort`` does not reach those that are blocked (torch 2.13).
+
+    A receive that times out closes all connections of its group at once, and that ends them: so one is made to.
+    """
     for peer in range(group.size()):
         if peer == group.rank():
             continue
@@ -33,13 +88,6 @@ def free(group: dist.ProcessGroup) -> None:
             if "timed out" in str(error).lower():
                 return
             # This one's connection is closed already: nothing timed out, and others may still be open.
-
-
-def free_all(groups: list[dist.ProcessGroup]) -> None:
-    """Frees what is blocked in any of some groups."""
-    for group in groups:
-        with contextlib.suppress(RuntimeError, ValueError):  # closed already, or destroyed by the loop
-            free(group)
 
 
 def is_of_messages(error: BaseException) -> bool:

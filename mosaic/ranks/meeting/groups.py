@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from mosaic.errors import BackendUnavailableError
+
+LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
+"""Variable of NCCL; 1 starts collectives of different communicators in the order in which they were launched."""
 
 
 class GroupKey(NamedTuple):
@@ -121,6 +126,49 @@ def meeting_under(name: str) -> Iterator[None]:
         yield
     finally:
         groups[default] = (backend, store)
+
+
+def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int | None) -> None:
+    """Has NCCL start collectives of different communicators in the order in which this process launches them.
+
+    NCCL reads ``NCCL_LAUNCH_ORDER_IMPLICIT`` once in a process, at its first collective (src/enqueue.cc). Without that
+    order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.stream_calls``).
+
+    Args:
+        environ: This process's environment.
+        num_collectives: How many collectives NCCL has run in this process; None where that is unknown.
+
+    Raises:
+        BackendUnavailableError: NCCL does not keep the order, or may have read the variable before it was set.
+    """
+    value = environ.get(LAUNCH_ORDER)
+    if value == "1":
+        return
+    if value is None and num_collectives == 0:
+        environ[LAUNCH_ORDER] = "1"
+        return
+    found = f"{LAUNCH_ORDER}={value}"
+    if value is None:
+        many = "an unknown number of" if num_collectives is None else str(num_collectives)
+        found = f"{many} collectives of NCCL before mosaic.colocate, without {LAUNCH_ORDER}"
+    raise BackendUnavailableError(
+        "collectives of several modules could wait for each other: NCCL reads the order of launches once, at a "
+        f"process's first collective; run `export {LAUNCH_ORDER}=1` before the ranks start",
+        found=found,
+        needed=f"{LAUNCH_ORDER}=1 from the start of the process, or no collective before mosaic.colocate",
+    )
+
+
+def num_nccl_collectives() -> int | None:
+    """Returns how many collectives NCCL's groups of this process have run; None where a group does not count them."""
+    count = 0
+    for group in distributed_c10d._world.pg_map:
+        if "nccl" in dist.get_backend_config(group):
+            try:
+                count += group._get_backend(torch.device("cuda"))._get_sequence_number_for_group()
+            except (AttributeError, RuntimeError):
+                return None
+    return count
 
 
 def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -28,12 +28,9 @@ from mosaic.engine.options import RankSettings
 from mosaic.errors import RankFailedError
 from mosaic.ranks.meeting import faults
 from mosaic.ranks.meeting.faults import Beat, Departure, Fault
-from mosaic.ranks.meeting.freeing import free_all, is_of_messages
+from mosaic.ranks.meeting.freeing import EXIT_CODE, free_all, is_of_messages
 from mosaic.ranks.meeting.progress import RankProgress
 from mosaic.ranks.meeting.roll import Identity
-
-EXIT_CODE = 75
-"""Of a process that had to be ended: a temporary failure, in the words of sysexits.h."""
 
 _Found = TypeVar("_Found")
 

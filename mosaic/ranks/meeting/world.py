@@ -17,7 +17,16 @@ from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, connect, group_options, meeting_under
+from mosaic.ranks.meeting.groups import (
+    GroupKey,
+    GroupPool,
+    carrier_of,
+    connect,
+    group_options,
+    meeting_under,
+    num_nccl_collectives,
+    set_launch_order,
+)
 from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
 from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.meeting.watch import Watch
@@ -92,11 +101,12 @@ class World:
         watch: Watches the others; None where nobody does.
         store: Shared by all ranks of this run, and by nobody else.
         groups: Communicators that were made and are free.
+        grace_s: How long this rank's process may take to end by itself once a rank has failed.
         max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
         BackendUnavailableError: There is no process group, or some rank has not come; names those. Or some are on GPUs
-            and others are not, or two are on one; names those.
+            and others are not, or two are on one; names those. Or NCCL does not keep the order of launches.
     """
 
     def __init__(
@@ -115,10 +125,11 @@ class World:
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.progress = RankProgress()
         self.watch: Watch | None = None
+        self.grace_s = (watch or RankSettings()).grace_s
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
-        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.calls.stream_calls
-            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+        if device.type == "cuda" and self.size > 1:
+            set_launch_order(os.environ, num_collectives=num_nccl_collectives())
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
         self.me, self.run, self.store = me, roll.name, roll.store

@@ -76,9 +76,9 @@ class RankHandle(Handle):
         sample: Sample | None = None,
         *,
         reason: str,
-        plan: Plan | None = None,
-        modules: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
+        plan: Plan | str | Path | None = None,
+        modules: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
         """Plans anew as ``Handle.replan`` does; every rank calls it, with its own batch and the same changes made.
@@ -147,9 +147,9 @@ class RankHandle(Handle):
                     "to other ranks, and its state only with them; call replan(..., optimizer=[...]) with all of them"
                 )
 
-    def _warn(self) -> None:
+    def _log(self) -> None:
         if self.world.rank == 0:
-            super()._warn()
+            super()._log()
 
     def metrics(self) -> dict[str, float]:
         """Returns what ``Handle.metrics`` does, and what this rank sent to others since ``clear_timeline()``.

@@ -67,6 +67,19 @@ def test_a_loop_that_starts_on_a_busy_machine_runs_as_it_was_and_says_so_once(
     handle.remove()
 
 
+def test_a_loop_without_memory_for_measurements_runs_as_it_was_and_says_so(
+    model: TwoTowers, monkeypatch: pytest.MonkeyPatch
+):
+    def exhaust(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(measuring, "run_step", exhaust)
+    handle = begin(model)
+    assert type(model.left) is Trap
+    assert "'left' ran at no quota; it raised out of memory: no more. Mend" in handle.describe()
+    handle.remove()
+
+
 def test_a_busy_machine_is_an_error_where_that_is_asked_for_or_a_planner_is(
     model: TwoTowers, monkeypatch: pytest.MonkeyPatch
 ):
@@ -110,4 +123,4 @@ def test_the_demo_shows_no_figures_of_a_busy_machine(model: TwoTowers, monkeypat
     batch: Any = pair_batch()
     settings, quiet = DemoSettings(output=tmp_path, cache=tmp_path), Console(quiet=True)
     with pytest.raises(UnstableMeasurementError, match="took 90%"):
-        colocate_and_show(model, batch, settings, Progress(quiet), quiet)
+        colocate_and_show(model, batch, settings, HostBackend(num_slots=2), Progress(quiet), quiet)

@@ -7,6 +7,7 @@ import io
 import logging
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,9 +129,41 @@ def test_a_small_gain_leaves_the_model_as_it_was_and_says_so(model: TwoTowers, c
     assert not handle.active
     assert type(model.left) is Trap
     assert "the model is left as it was" in handle.describe()
-    assert any("left as it was" in record.getMessage() for record in caplog.records)
-    assert handle.metrics()["steps"] == 0
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
+        f"the model runs as it was: {handle.describe().splitlines()[2]}"
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        model(*pair_batch(step)).sum().backward()
+        optimizer.step()
+    assert handle.metrics()["steps"] == 3
+    assert "stage 0" not in str(handle)
+    assert repr(handle).startswith("<Handle of TwoTowers: the model runs as it was: the best plan is predicted")
     handle.remove()
+    assert "removed" in repr(handle)
+
+
+def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTowers, tmp_path: Path):
+    first = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    plan, path = first.plan, tmp_path / "plan.json"
+    plan.save(path)
+    first.remove()
+    handle = mosaic.colocate(model, pair_batch(), plan=str(path), backend="host", exclude="nothing.*")
+    assert handle.plan == plan == mosaic.load(path)
+    handle.remove()
+    profiled = mosaic.colocate(
+        model, pair_batch(), modules="left", options=mosaic.Options(profiling=FAST, method="sequential")
+    )
+    assert profiled.graph.names == ("left",)
+    assert profiled.profile is not None
+    profiled.profile.save(tmp_path / "profile.json")
+    options = mosaic.Options(profile=tmp_path / "profile.json")
+    assert options.profile == profiled.profile == mosaic.load(tmp_path / "profile.json")
+    profiled.remove()
+    with pytest.raises(InvalidPlanError, match=r"profile.json holds a profile; pass it as Options\(profile="):
+        mosaic.colocate(model, pair_batch(), plan=tmp_path / "profile.json")
+    with pytest.raises(ValueError, match="unknown backend 'gpu'; choose one of: cuda, host, or cuda:1"):
+        mosaic.colocate(model, pair_batch(), backend="gpu")
 
 
 def test_a_given_plan_runs_as_it_is(model: TwoTowers):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch, train
-from stream_cases import FakeBackend, colocated, run_both
+from stream_cases import colocated, run_both
 
 import mosaic
 from mosaic.engine.streams.executor import StreamExecutor
@@ -49,13 +49,6 @@ def test_a_branch_and_the_whole_model_share_a_step_and_each_other_s_results():
 def test_graphs_on_the_host_are_refused():
     with pytest.raises(ValueError, match="cuda_graphs=True"):
         mosaic.colocate(towers(), sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
-
-
-def test_a_word_for_graphs_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="cuda_graphs='always'; use True, False or 'auto'"):
-        mosaic.colocate(
-            towers(), sample=pair_batch(), backend=FakeBackend(), options=mosaic.Options(cuda_graphs="always")
-        )  # type: ignore[arg-type]
 
 
 def test_with_graphs_training_is_equal_too():

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch
+from fake_streams import FakeGreenDriver, FakeStreams
 from stream_cases import FakeBackend
 from trial_cases import BESIDE, IN_TURN, PLAIN, profile_for, running, steps, times, trying
 
 import mosaic
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import TrialSettings, find_modules
 from mosaic.plan import plan_from_quotas
 
@@ -94,6 +96,23 @@ def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, mon
         assert running(handle) == PLAIN
 
 
+def test_a_loop_without_memory_for_lanes_runs_as_it_was_unless_it_was_given_a_plan(
+    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch
+):
+    def exhaust(*_: Any) -> float:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", exhaust)
+    backend: Any = FakeBackend()
+    with backend.api.watching():
+        profile = profile_for(towers, pair_batch(), backend)
+        handle = mosaic.colocate(towers, sample=pair_batch(), options=mosaic.Options(profile=profile), backend=backend)
+        assert "there was no memory to run modules on lanes, so the model runs as it was" in handle.describe()
+        handle.remove()
+        with pytest.raises(torch.OutOfMemoryError, match="no more"):
+            mosaic.colocate(towers, sample=pair_batch(), plan=handle.plan, backend=backend)
+
+
 CAPTURED = f"{BESIDE}, as CUDA graphs"
 
 
@@ -156,6 +175,70 @@ def test_graphs_are_not_tried_where_there_is_no_room_for_two_turns(try_graphs: A
     ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, CAPTURED: 5}, max_steps=44)
     assert ran[-1] == BESIDE
     assert "CUDA graphs" not in described
+
+
+TARGETED = f"{BESIDE}, with SM targets"
+
+
+class MeasuredBackend(FakeBackend):
+    """A fake device on which SM targets were measured to pay; its lanes with a target are named by ``targeted``."""
+
+    def __init__(self, *, pays: bool = True, target: bool = False) -> None:
+        super().__init__()
+        self.pays, self.target = pays, target
+
+    def sm_target_pays(self) -> bool:
+        return self.pays
+
+    def with_sms(self, *, sm_target: bool = False, **_: Any) -> FakeBackend:
+        made = copy.copy(self)
+        made.target = sm_target
+        return made
+
+    def open_lanes(self, partitions: Any) -> Any:
+        lanes = super().open_lanes(partitions)
+        lanes.is_targeted = self.target  # type: ignore[attr-defined]
+        return lanes
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_an_sm_target_is_tried_on_the_best_plan_where_it_was_measured_to_pay(towers: TwoTowers, pays: bool):
+    backend: Any = MeasuredBackend(pays=pays)
+    ran: list[str] = []
+    with backend.api.watching(), trying(towers, backend=backend) as (handle, clock):
+
+        def took(name: str) -> float:
+            executor: Any = handle._executor
+            ran.append(f"{name}, with SM targets" if executor is not None and executor.lanes.is_targeted else name)
+            return {PLAIN: 10.0, BESIDE: 8.0, TARGETED: 5.0}.get(ran[-1], 12.0)
+
+        steps(towers, handle, clock, took, 80, until_decided=False)
+        assert ran[-1] == (TARGETED if pays else BESIDE)
+        assert (f"tried {TARGETED}: measured 5.00 ms" in handle.describe()) is pays
+        assert not any(name == f"{IN_TURN}, with SM targets" for name in ran)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"sm_placement": "split", "fine_slots": True}, "fine slots, split by sizes"),
+        ({"sm_target": True}, "SM targets"),
+    ],
+)
+def test_sm_settings_that_are_asked_for_are_those_of_the_lanes(
+    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], settings: str
+):
+    monkeypatch.setattr(sys.modules["mosaic.backends.cuda.backend"], "LibrarySettings", lambda *_, **__: None)
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=2))
+    plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
+    with backend.api.watching():  # type: ignore[attr-defined]
+        handle = mosaic.colocate(
+            towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=None, **options)
+        )
+        assert handle._asked is not None
+        assert handle._asked.backend is not None
+        assert handle._asked.backend.sm_settings == settings
+        handle.remove()
 
 
 @pytest.mark.parametrize("graphs", ["auto", False, True])

@@ -13,7 +13,13 @@ import pytest
 from fake_driver.harness import FakeDriver
 from rich.console import Console
 
-from mosaic.cli.doctor.findings import find_in_environment, find_in_host, find_in_packages, find_in_torch
+from mosaic.cli.doctor.findings import (
+    find_in_environment,
+    find_in_host,
+    find_in_launch_order,
+    find_in_packages,
+    find_in_torch,
+)
 from mosaic.cli.doctor.machine import collect_report, render
 from mosaic.cli.doctor.report import HostReport, PackageReport, TorchReport
 
@@ -136,6 +142,16 @@ def test_settings_that_defeat_partitions_are_warned_of(name: str, value: str):
     assert finding.severity == "warning"
     assert f"{name}={value}" in finding.what
     assert "unset it" in finding.todo
+
+
+def test_the_order_of_nccl_s_launches_is_of_interest_where_several_gpus_are():
+    (unset,) = find_in_launch_order({}, num_devices=2)
+    assert unset.severity == "note"
+    assert "NCCL_LAUNCH_ORDER_IMPLICIT is not set" in unset.what
+    (other,) = find_in_launch_order({"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, num_devices=2)
+    assert other.severity == "warning"
+    assert find_in_launch_order({"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}, num_devices=2) == []
+    assert find_in_launch_order({}, num_devices=1) == []
 
 
 @pytest.mark.parametrize(

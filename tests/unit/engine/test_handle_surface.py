@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mosaic
+from mosaic.errors import InvalidFileError
 from mosaic.ranks import RankHandle, colocate_ranks
 
 HANDLE = {
@@ -37,6 +38,30 @@ def test_one_rank_and_several_have_one_signature():
         assert list(inspect.signature(one).parameters) == [
             *("model", "sample", "plan", "modules", "exclude", "backend", "options"),
         ]
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ({"cuda_graphs": "always"}, "cuda_graphs='always'; use True, False or 'auto'"),
+        ({"sm_target": "on"}, "sm_target='on'; use True, False or 'auto'"),
+        ({"fine_slots": 2}, "fine_slots=2; use True or False"),
+        ({"sm_placement": "sized"}, "sm_placement='sized'; use 'merged' or 'split'"),
+    ],
+)
+def test_an_option_of_a_gpu_with_an_unknown_value_is_refused(option: dict[str, Any], rule: str):
+    with pytest.raises(ValueError, match=rule):
+        mosaic.Options(**option)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"sm_target": True}, {"fine_slots": True}, {"sm_placement": "split"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_sm_settings_are_refused_by_name_where_there_are_no_sms(option: dict[str, Any]):
+    with pytest.raises(mosaic.MosaicError, match=f"{next(iter(option))} cannot be had on the host backend"):
+        mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(**option))
 
 
 @pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1)])
@@ -69,3 +94,20 @@ def test_times_that_are_no_times_are_refused(given: dict[str, float]):
     (name,) = given
     with pytest.raises(ValueError, match=f"{name}=.*above 0 s"):
         mosaic.RankSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "sentence"),
+    [
+        ({"method": "best"}, ValueError, "unknown method 'best'; choose one of: auto"),
+        ({"trial": 3}, TypeError, 'trial=3; use a TrialSettings, "auto" or None'),
+        ({"profile": 5}, TypeError, "profile=5 is a int; pass a mosaic.Profile or the path of its file"),
+        ({"profile": "nowhere.json"}, InvalidFileError, "cannot read nowhere.json: No such file"),
+        ({"cache": 3}, TypeError, "cache=3; use a folder"),
+        ({"ranks": 2}, TypeError, "ranks=2; use a RankSettings or None"),
+        ({"progress": "bar"}, TypeError, "progress='bar' is not callable"),
+    ],
+)
+def test_options_refuse_a_wrong_value_when_they_are_made(wrong: dict[str, Any], error: type[Exception], sentence: str):
+    with pytest.raises(error, match=sentence):
+        mosaic.Options(**wrong)

@@ -69,11 +69,6 @@ def test_a_folder_or_a_cache_may_be_given_instead(users_folder: Path, tmp_path: 
     assert not users_folder.exists()
 
 
-def test_anything_else_is_refused_before_the_model_is_touched():
-    with pytest.raises(TypeError, match=r"cache='users'.*pathlib\.Path"):
-        described(cache="users")
-
-
 def test_a_user_without_a_home_folder_is_warned_and_served(monkeypatch: pytest.MonkeyPatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -99,6 +94,15 @@ def test_other_threads_are_other_measurements(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mosaic.profiler.surroundings.available_cores", lambda: (0, 1, 2, 3, 4))
     keys.add(key_of(subject, backend, environment_of(backend)))
     assert len(keys) == 3
+
+
+def test_other_sm_settings_are_other_measurements(monkeypatch: pytest.MonkeyPatch):
+    from mosaic.engine import find_modules
+
+    subject, backend = find_modules(TwoTowers(), pair_batch()).subjects[0], HostBackend(num_slots=2)
+    plain = key_of(subject, backend, environment_of(backend))
+    monkeypatch.setattr(HostBackend, "sm_settings", "SM targets")
+    assert key_of(subject, backend, environment_of(backend)) != plain
 
 
 def test_memory_that_a_kernel_brings_up_late_is_no_other_device(monkeypatch: pytest.MonkeyPatch):

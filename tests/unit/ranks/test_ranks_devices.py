@@ -11,7 +11,7 @@ from torch import nn
 
 from mosaic.errors import BackendUnavailableError
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
-from mosaic.ranks.meeting.groups import carrier_of
+from mosaic.ranks.meeting.groups import LAUNCH_ORDER, carrier_of, set_launch_order
 
 
 def test_a_rank_s_gpu_is_that_of_its_local_rank_or_the_only_one_that_it_sees():
@@ -38,3 +38,25 @@ def test_tensors_in_host_memory_are_given_to_no_nccl_communicator(
     monkeypatch.setattr(dist, "get_backend", lambda group: backend)
     assert carrier_of(torch.zeros(2), named["group"], named["control"]) is named[carrier]
     assert carrier_of(torch.zeros(2, device="meta"), named["group"], named["control"]) is named["group"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_collectives", "found"),
+    [
+        ({}, 3, "3 collectives of NCCL before mosaic.colocate, without NCCL_LAUNCH_ORDER_IMPLICIT"),
+        ({}, None, "an unknown number of collectives"),
+        ({LAUNCH_ORDER: "0"}, 0, "NCCL_LAUNCH_ORDER_IMPLICIT=0"),
+    ],
+)
+def test_an_order_of_launches_that_nccl_does_not_keep_is_refused(
+    environ: dict[str, str], num_collectives: int | None, found: str
+):
+    with pytest.raises(BackendUnavailableError, match=rf"export NCCL_LAUNCH_ORDER_IMPLICIT=1.*{found}"):
+        set_launch_order(environ, num_collectives=num_collectives)
+
+
+def test_the_order_of_launches_is_set_before_nccl_s_first_collective_or_was_set_by_the_user():
+    environ: dict[str, str] = {}
+    set_launch_order(environ, num_collectives=0)
+    assert environ == {LAUNCH_ORDER: "1"}
+    set_launch_order(environ, num_collectives=7)

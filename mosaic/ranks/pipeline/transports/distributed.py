@@ -57,7 +57,9 @@ class DistributedTransport:
         self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
         self._is_aborted = False
         self._given_up = [*self._loan.groups]
-        self._alarm = Alarm(world.store, world.rank, f"transport/{name}", self._given_up, world.progress)
+        self._alarm = Alarm(
+            *(world.store, world.rank, f"transport/{name}", self._given_up, world.progress), grace_s=world.grace_s
+        )
         self._alarm.__enter__()
         self._explain, self.progress.explain = self.progress.explain, self._explained
 

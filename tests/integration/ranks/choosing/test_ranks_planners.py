@@ -56,7 +56,7 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
 
 
 def test_a_method_that_is_unknown_or_needless_is_refused():
-    with pytest.raises(ValueError, match="method='best' is no method of planning; use one of auto, "):
+    with pytest.raises(ValueError, match="unknown method 'best'; choose one of: auto, "):
         mosaic.colocate(Graph(0), sample=torch.randn(2, 4), options=mosaic.Options(method="best"))
     plan = object()
     with pytest.raises(ValueError, match="a plan and method='gahc' were given"):

@@ -12,7 +12,8 @@ from fake_streams.runtime import WORKSPACE_BYTES
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import pack_layouts
-from mosaic.errors import CudaError, InvalidPlanError
+from mosaic.backends.host import HostBackend
+from mosaic.errors import BackendUnavailableError, CudaError, InvalidPlanError
 
 
 def test_the_device_is_the_drivers(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -67,6 +68,23 @@ def test_kinds_of_slots_have_pools_of_their_own(driver: FakeGreenDriver, runtime
     for choice in ({}, {"fine": True}, {"placement": "split"}, {}):
         CudaBackend(api=runtime, driver=driver, **choice).open_lanes([(0,)]).close()
     assert len(driver.pools) == 3
+
+
+def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    split = backend.with_sms(sm_placement="split")
+    both = split.with_sms(fine_slots=True)
+    assert [one.sm_settings for one in (backend, split, both)] == ["", "split by sizes", "fine slots, split by sizes"]
+    assert backend.with_sms() is backend
+    assert both.with_sms(fine_slots=True, sm_placement="split") is both
+    for one in (backend, split, both):
+        one.open_lanes([(0,)]).close()
+    assert [pool.placement for pool in driver.pools] == ["merged", "split", "split"]
+
+
+def test_sm_settings_are_refused_by_name_on_the_host():
+    with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
+        HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
 
 
 def test_every_partition_is_probed_once(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -158,6 +176,23 @@ def test_plain_lanes_are_streams_of_the_whole_device(driver: FakeGreenDriver, ru
         assert [lane.stream.priority for lane in lanes] == [0, 0]
         assert len({lane.stream.handle for lane in lanes}) == 2
     assert driver.pools == []
+    assert runtime.lent == []
+
+
+def test_streams_go_back_where_plain_lanes_cannot_be_opened(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend, lend = CudaBackend(api=runtime, driver=driver), runtime.new_stream
+
+    def refuse_the_second(priority: int = 0) -> Any:
+        if runtime.lent:
+            raise BackendUnavailableError("no stream is free", found="1 stream in use", needed="another")
+        return lend(priority)
+
+    monkeypatch.setattr(runtime, "new_stream", refuse_the_second)
+    with pytest.raises(BackendUnavailableError, match="no stream is free"):
+        backend.open_plain_lanes([(0,), (1,)])
+    assert runtime.lent == []
 
 
 def test_what_a_lane_costs_is_measured(driver: FakeGreenDriver, runtime: FakeStreams):

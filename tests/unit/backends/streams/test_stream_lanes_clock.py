@@ -48,6 +48,9 @@ class Runtime:
     def new_stream(self) -> None:
         return None
 
+    def give_back(self, stream: None) -> None:
+        pass
+
     def current_stream(self) -> None:
         return None
 

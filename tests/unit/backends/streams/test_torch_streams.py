@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
 import pytest
 import torch
 
-from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.api import TorchStreams, start_autograd
 from mosaic.errors import BackendUnavailableError
 
 DEVICE = torch.device("cuda", 1)
@@ -65,11 +65,12 @@ def test_an_external_stream_is_of_the_device_and_not_of_the_current_one(api: Tor
 
 
 def test_a_new_stream_is_of_the_device_and_has_the_priority(
-    api: TorchStreams, made: Any, stand_in: Any, monkeypatch: Any
+    api: TorchStreams, made: Any, stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(api, "_made", set())  # a sentinel cannot be referred to weakly
     stand_in("current_stream")
     calls = made("Stream")
+    for number in (1, 2):
+        monkeypatch.setattr(getattr(sentinel, f"Stream{number}"), "cuda_stream", number, raising=False)
     assert api.new_stream() is sentinel.Stream1
     assert api.new_stream(-3) is sentinel.Stream2
     assert calls == [{"device": DEVICE, "priority": 0}, {"device": DEVICE, "priority": -3}]
@@ -138,6 +139,15 @@ def test_graphs_draw_apart_since_torch_gives_each_its_own_seed_and_offset(
     assert api.draws_apart is apart
 
 
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_first_backward_is_run_where_the_caller_takes_no_gradients_too(mode: Any, monkeypatch: pytest.MonkeyPatch):
+    ran = Mock(wraps=torch.Tensor.backward)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: ran(self))
+    with mode():
+        start_autograd(torch.device("cpu"))
+    ran.assert_called_once()
+
+
 def test_memory_is_asked_for_by_the_device(api: TorchStreams, stand_in: Any):
     reserved, free = stand_in("memory_reserved", return_value=5), stand_in("mem_get_info", return_value=(7, 11))
     assert (api.reserved_bytes(), api.free_bytes()) == (5, 7)
@@ -156,16 +166,18 @@ def test_workspaces_and_the_cache_are_given_back(api: TorchStreams, stand_in: An
 
 
 class PoolStream:
-    """A stream as torch gives it: a new object each time, equal to those of the same number."""
+    """A stream as torch gives it: a new object each time, equal to those of its handle, never referred to weakly."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    __slots__ = ("cuda_stream",)
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PoolStream) and self.number == other.number
+        return isinstance(other, PoolStream) and self.cuda_stream == other.cuda_stream
 
     def __hash__(self) -> int:
-        return hash(self.number)
+        return hash(self.cuda_stream)
 
 
 @pytest.fixture
@@ -188,8 +200,10 @@ def test_streams_in_use_are_all_different_although_torch_hands_them_out_in_turn(
     api: TorchStreams, pool: dict[str, int]
 ):
     kept = [api.new_stream() for _ in range(31)]
-    for _ in range(40):  # each let go at once
-        assert api.new_stream() not in kept
+    for _ in range(40):
+        stream = api.new_stream()
+        assert stream not in kept
+        api.give_back(stream)
     assert len({*kept, api.new_stream()}) == 32
 
 
@@ -206,7 +220,7 @@ def test_more_streams_than_torch_has_are_an_error_and_those_of_another_priority_
         api.new_stream()
     assert pool["asked"] == 64
     assert api.new_stream(-1) not in kept
-    del kept[5]
+    api.give_back(kept[5])
     assert api.new_stream() == PoolStream(5)
 
 

@@ -16,6 +16,7 @@ from bench import tables
 from bench.gpu import preflight
 from bench.gpu.bench import Bench
 from bench.gpu.child import Findings, Order, Outcome, Server
+from bench.gpu.gpu_tests import run_tests
 from bench.gpu.ladder import RUNGS
 from bench.gpu.parts import MEASUREMENTS, Measurement
 from bench.gpu.run import Options, run
@@ -33,7 +34,6 @@ def environment() -> dict[str, str]:
 
 REHEARSED = (
     *RUNGS,
-    "tests",
     *(
         name
         for name, measurement in MEASUREMENTS.items()
@@ -58,10 +58,10 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert study.figures
     assert all(figure.dry_run for figure in study.figures)
     assert all(figure.value is not None or figure.reason for figure in study.figures)
-    assert [part.name.split("/test_")[0] for part in study.parts] == [*REHEARSED]
+    assert [part.name for part in study.parts] == [*REHEARSED]
     went_wrong = {part.name: part.reason for part in study.parts if part.status not in ("done", "cut short")}
     assert not went_wrong
-    assert {figure.part for figure in study.figures} == {*REHEARSED} - {"tests"}
+    assert {figure.part for figure in study.figures} == {*REHEARSED}
     assert all(part.verdict for part in study.parts if part.name in RUNGS)
     text = path.with_suffix(".txt").read_text()
     assert "DRY RUN" in text
@@ -119,8 +119,8 @@ def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured_w
     monkeypatch.setattr(preflight, "build", build)
     monkeypatch.setattr(Server, "warm_up", lambda server: order.append("torch"))
     monkeypatch.setattr(Server, "measure", measure)
-    assert run(Options(out=tmp_path, dry_run=True, build=True, only=("first/device", "device"))) == 1
-    assert order == ["torch", "first/device", "device"]
+    assert run(Options(out=tmp_path, dry_run=True, build=True, only=("first/device", "ceilings"))) == 1
+    assert order == ["torch", "first/device", "ceilings"]
     (path,) = tmp_path.glob("*.json")
     failed, *measured = load(Study, path).parts
     assert failed.status == "failed"
@@ -141,7 +141,7 @@ def run_in_child(function: str, folder: Path, *, hard_seconds: float = 60) -> Ou
     measurement = Measurement(name="made/up", asks="what comes of it?", function=f"{__name__}:{function}", seconds=1)
     order = Order(
         measurement=measurement, file=str(folder / "part.jsonl"), log=str(folder / "log"), seconds=5,
-        hard_seconds=hard_seconds, dry_run=True,
+        hard_seconds=hard_seconds, dry_run=True, on_host=True,
     )  # fmt: skip
     return Server().measure(order)
 
@@ -153,6 +153,20 @@ def _number(value: float) -> Figure:
 def raises(bench: Bench) -> Iterator[Figure]:
     yield _number(1.0)
     raise RuntimeError("the device\nfell off")
+
+
+PASSES_AND_FAILS = """
+import pytest
+pytestmark = pytest.mark.gpu
+def test_right(): pass
+def test_wrong(): assert 1 == 2
+"""
+
+
+def file_of_tests(bench: Bench) -> Iterator[Figure]:
+    file = Path.cwd() / "test_made_up.py"
+    file.write_text(PASSES_AND_FAILS)
+    yield from run_tests(bench, file=str(file))
 
 
 def hangs(bench: Bench) -> Iterator[Figure]:
@@ -176,6 +190,16 @@ def test_a_measurement_that_raises_keeps_its_figures_and_gives_its_reason(tmp_pa
     assert [figure.value for figure in outcome.findings.figures] == [1.0]
     assert outcome.findings.figures[0].dry_run
     assert outcome.findings.figures[0].part == "made/up"
+
+
+def test_a_gpu_test_that_fails_is_named_and_those_that_pass_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    outcome = run_in_child("file_of_tests", tmp_path)
+    assert outcome.part.status == "failed"
+    assert outcome.part.reason == "AssertionError: test_wrong: assert 1 == 2"
+    assert {figure.name: figure.value for figure in outcome.findings.figures} == {"passed": 1.0, "failed": 1.0}
 
 
 def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Path):

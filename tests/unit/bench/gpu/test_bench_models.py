@@ -17,7 +17,7 @@ from torch import nn
 from bench.gpu.bench import Bench
 from bench.gpu.models import measure as gpu_models
 from bench.gpu.models import variants as gpu_variants
-from bench.gpu.models.measure import EVEN_VARIANTS, IN_TURN, WORTH
+from bench.gpu.models.measure import EVEN_VARIANTS
 from bench.gpu.models.rounds import Rounds
 from bench.gpu.models.rule_of_thumb import (
     ModuleTimes,
@@ -30,42 +30,12 @@ from bench.gpu.models.variants import Step, Workload
 from bench.record import Figure
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject
 
 
 def rehearsal(seconds: float = float("inf")) -> Bench:
     return Bench(backend=HostBackend(num_slots=2), budget=Budget(seconds), dry_run=True)
-
-
-def test_what_needs_no_profile_is_measured_before_it_and_a_profile_that_fails_costs_its_plan_alone(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    order: list[str] = []
-
-    def profile(*args: object) -> object:
-        raise RuntimeError("cuDNN error")
-
-    monkeypatch.setattr(gpu_models, "_plan", profile)
-    bench = rehearsal()
-    found = []
-    for figure in gpu_models.measure_model(bench, name="clip", batch=2):
-        found.append(figure)
-        order.append(figure.labels.get("variant", figure.name))
-    seen = list(dict.fromkeys(order))
-    assert [name for name in seen if name in ("plain", "slowdown", "bound_ms", *WORTH)] == [
-        *("plain", "plain, one CUDA graph", "plain streams"),
-        *("green lanes", "green lanes, graphs", "green lanes, SM targets", "slowdown", "bound_ms"),
-        *("mosaic", "mosaic, graphs", IN_TURN),
-    ]
-    (failed,) = (figure for figure in found if figure.name == "plan")
-    assert failed.reason == "RuntimeError: cuDNN error"
-    measured = {figure.labels["variant"] for figure in found if figure.name == "step_ms" and figure.value is not None}
-    assert measured == {"plain", "green lanes", "mosaic", IN_TURN}  # a rehearsal runs some plan in any case
-    assert {figure.source for figure in found if figure.name.startswith("rule_")} == {"predicted"}
-    assert "by the rule of thumb" in bench.verdict
-    assert "; measured green lanes " in bench.verdict
 
 
 def fake_backend() -> CudaBackend:
@@ -154,13 +124,6 @@ def test_of_two_equal_modules_the_rule_is_the_one_that_is_written_down(c: float,
         assert (lanes_ms(both) < plain_ms(both)) == (c < (2 - s) * g)
 
 
-@given(st.lists(st.tuples(some, some, st.floats(1, 4)), min_size=1, max_size=5))
-def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(modules: list[tuple[float, ...]]):
-    stage = tuple(times(*each) for each in modules)
-    assert lanes_ms(stage) >= sum(each.launch_ms for each in stage) - 1e-6
-    assert lanes_ms(stage) >= max(each.slowdown * each.device_ms for each in stage) - 1e-6
-
-
 @pytest.mark.parametrize(
     ("c", "s", "lever"), [(1.0, 1.5, "lanes"), (6.0, 1.5, "graphs"), (12.0, 1.5, "graphs"), (1.0, 2.5, "neither")]
 )
@@ -190,24 +153,6 @@ def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
         ("rule_speedup", None, None, "predicted"),
     ]
     assert all(isinstance(figure, Figure) and figure.value is not None and figure.value > 0 for figure in found)
-
-
-def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_the_next_step():
-    casts = []
-
-    class Casting(nn.Linear):
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            with torch.profiler.profile() as seen:
-                result = super().forward(given)
-            casts.append(sum(event.name == "aten::_to_copy" for event in seen.events()))
-            return result
-
-    with torch.autocast("cpu", torch.bfloat16):
-        subject = Subject("one", Casting(8, 8), (torch.ones(4, 8),), {}, ThreadState.capture().applied)
-    list(measure_rule([[(subject, 1)]], rehearsal(), step_ms=1e6, until_s=1e6))
-    subject.forward()
-    torch.clear_autocast_cache()
-    assert set(casts) == {3}  # of the input, the weight and the bias
 
 
 def test_a_batch_that_the_largest_was_cut_to_is_not_measured_again(monkeypatch: pytest.MonkeyPatch):

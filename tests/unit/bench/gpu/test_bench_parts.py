@@ -16,16 +16,18 @@ from bench import tables
 from bench.gpu import preflight
 from bench.gpu import tables as gpu_tables
 from bench.gpu.bench import Bench
+from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.gpu.models.zoo import NOTES
 from bench.gpu.parts import MEASUREMENTS, MODEL_NAMES
 from bench.gpu.questions import measure_overlap
 from bench.gpu.run import command_text, without_folders
 from bench.gpu.tables import text_table
-from bench.processes import begin_section, last_lines, run_logged
+from bench.processes import begin_section, last_lines, run_logged, shorten_section
 from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, count_step
 from mosaic import models
 from mosaic.artifact import load, save
+from mosaic.backends.cuda import sm_targets
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
@@ -125,6 +127,9 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
     start = begin_section(log, "the next")
     assert last_lines(log, since=start) == ""
     assert last_lines(log, 1) == "==== the next"
+    run_logged([*shell, "seq 1000"], log, folder=tmp_path, seconds=60, environment={"PATH": "/usr/bin:/bin"})
+    shorten_section(log, since=start, most_bytes=20)
+    assert last_lines(log, since=start) == "1\n2\n3\n4\n5\n\n[...]\n\n999\n1000"
 
 
 def test_what_is_published_names_no_folder_of_this_machine():
@@ -144,7 +149,7 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
     assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
 
 
-def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
+def test_all_of_it_fits_into_nine_minutes_with_the_build_and_the_ladder():
     assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
 
 
@@ -205,6 +210,21 @@ def test_tables_are_made_from_the_newest_result_that_has_them(results: Path):
     save(newer, results / "h200" / "2026-12-02-abc124.json")
     assert "2026-12-02" in tables.TABLES["scaling"]()
     assert "2026-12-01" in tables.TABLES["pool"]()
+
+
+def test_a_kept_speed_up_by_sm_targets_becomes_what_mosaic_knows_of_the_device(
+    results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    older, newer = (figure("first/products", SM_TARGET_SPEEDUP, value) for value in (0.9, 1.2))
+    save(study(figures=(older,)), results / "h200" / "2026-12-01-abc123.json")
+    save(study(figures=(newer,), created="2026-12-02T10:00:00+00:00"), results / "h200" / "2026-12-02-abc124.json")
+    made = tmp_path / "sm_targets.json"
+    made.write_text(tables.sm_targets())
+    monkeypatch.setattr(sm_targets, "SM_TARGETS", made)
+    sm_targets._speedups.cache_clear()
+    assert sm_targets.sm_target_speedup("NVIDIA H200") == 1.2
+    assert sm_targets.sm_target_pays("NVIDIA H200")
+    assert not sm_targets.sm_target_pays("NVIDIA H300")
 
 
 HEAD = "NVIDIA H200, torch 2.11.0, driver 580.1 (CUDA 13.0), 2026-12-01, commit abc123; medians.\n\n"

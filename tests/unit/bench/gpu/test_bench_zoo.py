@@ -11,9 +11,8 @@ import torch
 
 from bench.gpu.models import zoo
 from bench.gpu.models.zoo import MAX_SHIFT, MAX_TILT, NOTES, RATIOS, build, config_of, cut, fit, make_batch, shift, tilt
-from bench.gpu.models.zoo_memory import TEMPORARIES, Forward, count_forward, usable_bytes
+from bench.gpu.models.zoo_memory import Forward, count_forward, usable_bytes
 from mosaic import models
-from mosaic.cost.analytic import count_module
 from mosaic.errors import MosaicError
 
 META = torch.device("meta")
@@ -42,12 +41,6 @@ def test_every_model_fits_and_keeps_the_shares_of_its_parts(name: str, memory_by
     assert sample["text" if "text" in sample else "input_ids"].shape == (made.batch, 2048)
 
 
-@pytest.mark.parametrize("name", NOTES)
-def test_a_device_far_too_small_is_told_what_a_model_takes(name: str):
-    with pytest.raises(MosaicError, match=rf"{name} needs \d+ GiB with 1/\d+ of its layers .* has 2 GiB"):
-        fit(name, memory_bytes=2 << 30)
-
-
 def test_eight_gib_are_too_small_for_a_language_model_of_eight_billion():
     with pytest.raises(MosaicError, match=r"qwen3-vl needs 48 GiB with 1/6 .* 8 GiB, of which 7 can be used: meas"):
         fit("qwen3-vl", memory_bytes=8 << 30)
@@ -66,20 +59,6 @@ def test_a_batch_shrinks_before_a_model_is_hardly_itself_any_more():
     least = fit("qwen3-vl", memory_bytes=56 << 30)
     assert (least.batch, least.ratio) == (1, Fraction(1, 6))
     assert "nothing is cut" in fit("clip", memory_bytes=H100).note
-
-
-@pytest.mark.parametrize("name", ["clip", "ofasys"])
-def test_kept_bytes_are_those_of_the_analytic_count(name: str):
-    config = cut(config_of(name, "paper"), SMALLEST)
-    model, sample = build(name, config=config, device=META), make_batch(name, config=config, batch=2, device=META)
-    memory = count_module(model, kwargs=sample, settings=lambda: torch.autocast("cpu", torch.bfloat16)).memory
-    one = forward_of(name, config)
-    kept = one.cast_bytes + 2 * one.kept_bytes
-    # CUDA's autocast norms in 32 bits, the CPU's does not: OFASys norms what is in 16 bits already
-    assert kept == pytest.approx(memory.activation_bytes, rel=0.02 if name == "clip" else 0.25)
-    assert kept >= 0.98 * memory.activation_bytes
-    assert memory.workspace_bytes <= 2 * TEMPORARIES * one.largest_bytes
-    assert one.parameters * 16 == memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
 
 
 @pytest.mark.parametrize("name", NOTES)

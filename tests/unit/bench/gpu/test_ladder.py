@@ -8,15 +8,20 @@ import sys
 import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
+from fake_streams.driver import FakePool
+from fake_streams.events import FakeEvent, FakeStream
 
 from bench import tables
+from bench.gpu.bench import Bench
 from bench.gpu.ladder import RUNGS
-from bench.gpu.ladder.device import judge_device, judge_products
+from bench.gpu.ladder.device import judge_device, judge_products, speedups_of
 from bench.gpu.ladder.loops import judge_dropout, judge_towers
 from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
-from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions
+from bench.gpu.ladder.streams import events, judge_capture, judge_events, judge_partitions, partitions
 from bench.gpu.run import cudnn_runs
 from bench.record import Figure, Study
+from mosaic.backends.host.backend import HostBackend
+from mosaic.microbench import Budget
 
 H200 = {
     "name": "NVIDIA H200", "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4, "num_sms": 132, "lacking": "",
@@ -131,14 +136,15 @@ def product(quota: int, target: str, ms: float | None) -> Figure:
     return Figure(name="time_ms", source="measured", value=ms, labels=labels, reason="" if ms else "no such setting")
 
 
-def test_sm_targets_pay_where_some_product_gains_below_the_whole_device():
-    gained = [product(8, "none", 3.0), product(8, "torch", 2.06), product(16, "none", 1.0), product(16, "torch", 0.5)]
-    assert judge_products(gained).startswith(
-        "SM targets pay in 1 of 1 cases, CudaBackend(sm_target=True): mm at 8 slots with torch's target 1.46x"
+def test_sm_targets_pay_where_products_gain_below_the_whole_device():
+    gained = [product(8, "none", 3.0), product(8, "both", 2.0), product(16, "none", 1.0), product(16, "both", 0.5)]
+    assert judge_products(speedups_of(gained)) == (
+        "SM targets pay, CudaBackend(sm_target=True): 1.50x, mm at 8 slots 1.50x"
     )
-    level = [product(8, "none", 3.0), product(8, "torch", 2.99), product(16, "none", 1.0)]
-    assert judge_products(level).startswith("leave SM targets off")
-    assert "no such setting" in judge_products([product(8, "none", 3.0), product(8, "torch", None)])
+    level = [product(8, "none", 3.0), product(8, "both", 2.99), product(16, "none", 1.0)]
+    assert judge_products(speedups_of(level)).startswith("leave SM targets off")
+    failed = [product(8, "none", 3.0), product(8, "both", None)]
+    assert "no such setting" in judge_products(speedups_of(failed), ["no such setting"])
 
 
 def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
@@ -194,3 +200,29 @@ def test_lanes_do_without_cudnn_where_the_ladder_saw_it_fail_and_convolutions_ru
     assert not cudnn_runs(study_of(conv_warm=None, conv_native=0.0))
     assert not cudnn_runs(study_of(conv_warm=0.3, conv_native=0.0))
     assert cudnn_runs(study_of(conv_warm=None, conv_native=None))
+
+
+def test_a_driver_that_refuses_events_on_green_streams_gets_its_verdict_and_its_sm_ids(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    green: set[int] = set()
+    lend, record = FakePool.lend, FakeEvent.record
+
+    def lend_noted(pool: FakePool, layout: int, partition: int) -> int:
+        green.add(stream := lend(pool, layout, partition))
+        return stream
+
+    def refuse(event: FakeEvent, stream: FakeStream) -> None:
+        if stream.handle in green:
+            raise RuntimeError("invalid resource handle")
+        record(event, stream)
+
+    monkeypatch.setattr(FakePool, "lend", lend_noted)
+    monkeypatch.setattr(FakeEvent, "record", refuse)
+    bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=True)
+    found = {figure.name: figure.value for figure in events(bench)}
+    assert found["default before left"] == 1.0
+    assert found["left before default"] is None
+    assert "green streams cannot be used with this driver" in bench.verdict
+    list(partitions(bench))
+    assert bench.verdict.startswith("disjoint, and as many SMs as granted")

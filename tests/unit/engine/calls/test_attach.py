@@ -53,3 +53,29 @@ def test_hooks_run_inside(module: Doubling):
 def test_another_instance_of_the_swapped_class_runs_plainly(module: Doubling):
     twin = type(module)()
     assert twin(torch.ones(())) == 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda module: module[1].running_mean,
+        lambda module: next(iter(module)),
+        lambda module: list(module.children()),
+        lambda module: list(module.buffers(recurse=False)),
+        lambda module: module.state_dict(),
+        lambda module: getattr(module, "1"),
+    ],
+)
+def test_whoever_finds_a_part_of_a_module_is_told_of(read: Any):
+    reached: list[str] = []
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    attach(module, adding_one, reach=lambda: reached.append("module"))
+    reached.clear()
+    read(module)
+    assert reached
+
+
+def test_a_module_that_cannot_be_iterated_over_stays_so():
+    module = nn.Linear(2, 2)
+    attach(module, adding_one, reach=lambda: None)
+    assert not hasattr(module, "__iter__")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -51,6 +53,36 @@ def test_edges_carry_the_bytes_of_what_reaches_a_module():
     assert all(edge.num_bytes and edge.num_bytes % 4 == 0 for edge in graph.edges)
     unknown = dataclasses.replace(graph, edges=tuple(dataclasses.replace(edge, num_bytes=None) for edge in graph.edges))
     assert unknown.fingerprint == graph.fingerprint
+
+
+def test_what_was_found_holds_inputs_and_nothing_of_the_graph_that_made_them():
+    model, saved = Chain(), []
+    for part in model.modules():
+        if isinstance(part, nn.Linear):  # autograd saves its input
+            part.register_forward_pre_hook(lambda _, args: saved.append(weakref.ref(args[0])))
+    finding = find_modules(model, pair_batch())
+    gc.collect()
+    held = {id(tensor) for subject in finding.subjects for tensor in subject.args}
+    assert all(ref() is None or id(ref()) in held for ref in saved)
+    inputs = {subject.name: subject.args[0] for subject in finding.subjects}
+    assert {name: (x.grad_fn, x.requires_grad) for name, x in inputs.items()} == {
+        name: (None, name not in ("image", "sound")) for name in finding.graph.names
+    }
+
+
+def test_a_tensor_that_two_modules_take_is_one_tensor_in_what_was_found():
+    class Forked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.left, self.right = tower(), tower(16, 16), tower(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.trunk(x) * 2
+            return self.left(hidden) + self.right(hidden)
+
+    finding = find_modules(Forked(), pair_batch()[0])
+    left, right = (subject.args[0] for subject in finding.subjects if subject.name != "trunk")
+    assert left is right
 
 
 def test_edges_are_followed_through_frozen_modules():

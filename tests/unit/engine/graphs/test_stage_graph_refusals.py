@@ -16,7 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.engine.graphs import Eager
+from mosaic.engine.graphs.branches import RefusalError
 from mosaic.engine.graphs.capture import Capturing
+from mosaic.engine.graphs.rehearsal import CaptureWatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -106,6 +108,32 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(name: str):
         assert reason in ours.graphs.refused["bad"]
         assert list(ours.graphs.refused) == ["bad"]
         assert ours.graphs.num_replays == 4
+
+
+@pytest.mark.parametrize("copy", [lambda host, there: host.to("meta"), lambda host, there: there.copy_(host)])
+def test_a_copy_from_memory_that_is_not_pinned_is_refused_for_good(copy: Any):
+    there = torch.ones(3, device="meta")
+    with (
+        pytest.raises(RefusalError, match="from memory that is not pinned") as refusal,
+        CaptureWatch(there.device, [], [there]),
+    ):
+        copy(torch.ones(3), there)
+    assert refusal.value.lasting
+
+
+def test_attention_whose_seed_is_on_the_host_until_it_is_captured_is_not_taken_for_a_copy():
+    with torch.library._scoped_library("mosaic_tests", "DEF") as library:
+        library.define("_scaled_dot_product_efficient_attention(Tensor x) -> (Tensor, Tensor)")
+        library.define("to_host(Tensor x) -> (Tensor, Tensor)")
+        for name in ("_scaled_dot_product_efficient_attention", "to_host"):  # as torch's kernel for CUDA does
+            library.impl(name, lambda x: (x.clone(), torch.zeros((), dtype=torch.int64)), "Meta")
+        x = torch.ones(3, device="meta")
+        watch = CaptureWatch(x.device, [], [x])
+        with watch:
+            torch.ops.mosaic_tests._scaled_dot_product_efficient_attention(x)
+        assert watch.obstacle is None
+        with pytest.raises(RefusalError, match="copies a tensor to cpu"), watch:
+            torch.ops.mosaic_tests.to_host(x)
 
 
 def test_trying_leaves_no_trace_of_what_is_refused():

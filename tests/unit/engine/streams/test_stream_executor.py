@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,6 +84,62 @@ def test_a_call_outside_of_the_model_waits_for_the_loop():
         assert backend.api.launches[-1].is_after(backend.api.on(0)[-1])
 
 
+def beside(work: Callable[[], Any], *, wait_s: float) -> tuple[threading.Thread, list[Any]]:
+    """Begins work in a thread of its own, and waits for its end for some time."""
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except Exception as error:  # for the test to look at
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(wait_s)
+    return thread, ended
+
+
+@torch.no_grad()
+def test_threads_that_call_the_model_take_turns():
+    others: list[tuple[threading.Thread, list[Any]]] = []
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if self.training:
+            self.eval()
+            others.append(beside(lambda: self(y, x), wait_s=0.2))
+            assert not others[0][1]
+        return left @ self.right(y).T
+
+    model = Glued(glue).eval()
+    x, y = pair_batch()
+    expected = [model(x, y), model(y, x)]
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model.train()
+        assert torch.equal(model(x, y), expected[0])
+        others[0][0].join()
+        assert torch.equal(others[0][1][0], expected[1])
+
+
+def test_a_thread_that_calls_a_module_while_another_is_in_the_model_is_refused_by_name():
+    others: list[tuple[threading.Thread, list[Any]]] = []
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if not self.training:
+            others.append(beside(lambda: self.right(y), wait_s=60))
+        return left @ self.right(y).T
+
+    model = Glued(glue)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model.eval()
+        model(*pair_batch())
+        assert isinstance(others[0][1][0], ModuleContractError)
+        assert "'right' is called by one thread while another is in a call of the model" in str(others[0][1][0])
+        assert isinstance(model.right(pair_batch()[1]), StreamTensor)
+
+
 # Every ordering is needed: without it a race is found.
 
 
@@ -141,6 +198,39 @@ def stepped_with_a_branch_under_way(model: nn.Module) -> None:
     _ = ahead + 1
 
 
+def gradients_in_the_call(model: nn.Module) -> None:
+    parameters = list(model.left.parameters())
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x)
+        gradients = torch.autograd.grad(left.square().sum(), parameters)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
+        del gradients
+        return model.left(x).sum() * penalty
+
+    model.forward = forward  # type: ignore[method-assign]
+    model(*pair_batch())
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+def results_of_another_class(model: nn.Module) -> None:
+    model.left.forward = lambda x: tower.forward(x).as_subclass(Strange)  # type: ignore[method-assign]
+    tower = nn.Sequential(*model.left)
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x).as_subclass(torch.Tensor)
+        total = left.sum()
+        del left
+        return model.left(x).as_subclass(torch.Tensor).sum() * total
+
+    model.forward = forward  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(*pair_batch())
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -153,6 +243,8 @@ SEEDED: list[tuple[str, Any, str, Any, Callable[[nn.Module], None]]] = [
     ("the wait of a reader for writers", LaneOrder, "wrote", nothing, read_after_writing),
     ("the join at the end of a call", Orders, "join", nothing, in_a_buffer),
     ("the join before an optimizer's step", Orders, "join", nothing, stepped_with_a_branch_under_way),
+    ("the wait for gradients' readers", LaneOrder, "lend", nothing, gradients_in_the_call),
+    ("the wait for readers of strange results", LaneOrder, "lend", nothing, results_of_another_class),
     ("casts that lanes do not share", stream_tensor, "_without_cast_cache", lambda f, a, k: f(*a, **k), with_autocast),
 ]
 
@@ -168,6 +260,7 @@ def test_without_one_ordering_there_is_a_race(
         monkeypatch.setattr(owner, name, seeded)
         if "optimizer" in what:
             monkeypatch.setattr(type(handle._executor.lanes), "join", nothing)
+            monkeypatch.setattr(type(handle._executor), "reach", nothing)
         with pytest.raises((RaceError, ModuleContractError)):
             loop(handle._model)
         monkeypatch.undo()

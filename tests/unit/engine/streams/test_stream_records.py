@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,50 @@ def test_an_error_comes_out_at_the_call_with_the_module_s_own_traceback():
             model(pair_batch()[1][:, :3], pair_batch()[1])
         assert any("torch/nn/modules/linear.py" in str(entry.path) for entry in raised.traceback)
         steps(model)
+
+
+@pytest.mark.parametrize("stages", [SIDE_BY_SIDE, [{"left": 2}, {"right": 1}]], ids=["side by side", "sharing slots"])
+def test_a_graph_that_the_user_captures_leaves_the_handle_and_the_model_as_they_were(stages: Any):
+    model = TwoTowers()
+    x, y = pair_batch()
+    with colocated(model, (x, y), stages, num_slots=3) as (handle, backend):
+        steps(model)
+        handle.clear_timeline()
+        model.forward = lambda x, y: forward(x * next(model.left.parameters())[0, 0], y)  # type: ignore[method-assign]
+        forward = type(model).forward.__get__(model)
+        expected = torch.autograd.grad(model(x, y).sum(), list(model.parameters()))
+        graph, stream = backend.api.new_graph(), backend.api.new_stream()
+        backend.api.release_workspaces()
+        with backend.api.capture(graph, stream=stream, pool=backend.api.new_graph_pool()):
+            found = torch.autograd.grad(model(x, y).sum(), list(model.parameters()))
+        backend.api.release_workspaces()
+        next(model.left.parameters()).sum().backward()  # where a backward of the module would end
+        assert handle.timeline().spans
+        assert handle.metrics()
+        model.state_dict()
+        backend.api.synchronize()
+        graph.replay()
+        assert all(map(torch.equal, found, expected))
+        steps(model)
+
+
+def test_an_interrupt_leaves_the_loop_its_stream_and_a_model_that_can_be_saved(monkeypatch: pytest.MonkeyPatch):
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        steps(model)
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            backend.api.use_stream(handle._executor.lanes.lane((0,)).stream).__enter__()
+            raise KeyboardInterrupt
+
+        for target in ("version_of", "tagged"):
+            monkeypatch.setattr(f"mosaic.engine.streams.call.{target}", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(*pair_batch())
+            assert backend.api.current_stream() == backend.api.main
+            assert len(model.state_dict()) == 10
+            steps(model)
 
 
 def test_the_timeline_has_a_forward_and_a_backward_of_every_module_and_step():
