@@ -113,11 +113,13 @@ class ChunkWork:
         forward = _forward_of(task)
         kept = self._kept.pop(forward)
         with self._turn if forward in self._data.strategies else nullcontext():
-            is_end = self._data.ends(forward)
-            due = (kept.outputs[""], None) if is_end else self._due(forward, kept.outputs, gradients)
-            (torch.autograd.backward if kept.late is None else kept.late.backward)(*due)
-        if kept.late is not None:
-            self._late[forward] = kept.late
+            ends, outputs = self._data.ends(forward), kept.outputs
+            due = (outputs[""], None) if ends else self._due(forward, outputs, gradients)
+            if kept.late is None:
+                torch.autograd.backward(*due)
+            else:
+                kept.late.backward(*due)
+                self._late[forward] = kept.late
         wanted = self._data.wanted.get(forward, {})
         return {
             wanted[source]: tuple(_gradient(one) for one in leaves if one.is_floating_point())
