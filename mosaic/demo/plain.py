@@ -223,7 +223,8 @@ def _serve(settings: LoopSettings) -> None:
             elif request["do"] == "timeline":
                 answer = json.loads(to_json(loop.timeline()))
             else:
-                answer = loop.clear_timeline()
+                answer = None
+                loop.clear_timeline()
             print(json.dumps(answer), flush=True)
 
 
