@@ -17,6 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -126,6 +127,26 @@ def write_bytes(content: bytes, path: Path) -> None:
         raise MosaicError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
         ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written; leaves nothing."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe
+        return
+    folder = path if path.is_dir() else path.parent
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise MosaicError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+        ) from error
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it was not made
+                each.rmdir()
 
 
 def load(kind: type[T], path: Path) -> T:

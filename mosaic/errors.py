@@ -114,7 +114,7 @@ class InvalidProfileError(MosaicError):
 
 
 class UnstableMeasurementError(MosaicError):
-    """The machine was too busy to measure; the message says how much others took and what to do."""
+    """The machine was too busy to measure, or had too little memory left; the message says which and what to do."""
 
 
 class UnsupportedModelError(MosaicError):

@@ -74,7 +74,7 @@ def profile_modules(
         InvalidPlanError: A quota is below one slot or above the device.
         ValueError: A degree is below 1, or above 1 without a network.
         UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
-        UnstableMeasurementError: The machine is too busy to measure.
+        UnstableMeasurementError: The machine is too busy to measure, or has too little memory left.
     """
     if quotas is None:
         quotas = "tenths"

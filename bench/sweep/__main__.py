@@ -1,11 +1,12 @@
 """Trains models of transformers, and odd nets and loops, in the plain way and colocated, and compares bit for bit.
 
-``python -m bench.sweep [--pipeline] [--quick] [--only NAME] [--out FILE]``
+``python -m bench.sweep [--pipeline | --backend cuda|cuda-graphs] [--quick] [--only NAME] [--out FILE]``
 
-All modules that are found are placed side by side on lanes of one thread each, by force. Each case runs in a process
-of its own and ends in one word: ``equal, on lanes``; ``equal, in place``; ``refused`` before training; ``raised`` by
-Mosaic in training; ``different, as told`` by ``describe()``; ``different``, without a word; ``crashed`` where the plain
-loop runs, which includes hanging.
+All modules that are found are placed side by side by force: on lanes of one thread each, or on a slot of a GPU each.
+Each case runs in a process of its own and ends in one word: ``equal, on lanes``; ``equal within rounding`` on a GPU,
+where kernels may differ; ``equal, in place``; ``refused`` before training; ``raised`` by Mosaic in training;
+``different, as told`` by ``describe()``; ``different``, without a word; ``crashed`` where the plain loop runs, which
+includes hanging.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,7 +30,8 @@ from bench.bounded import PartFailedError, within
 from bench.harness import published, study_of
 from bench.record import Figure, Study
 from bench.sweep.catalogue import all_cases, pipeline_cases
-from bench.sweep.outcomes import CRASHED, FAULTS, NO_PLAIN, OUTCOMES, PIPELINE_OUTCOMES
+from bench.sweep.device import on
+from bench.sweep.outcomes import CRASHED, CUDA_OUTCOMES, FAULTS, NO_PLAIN, OUTCOMES, PIPELINE_OUTCOMES
 from bench.sweep.parted import judge_parted
 from bench.sweep.tables import PIPELINE_STUDY, STUDY
 from bench.sweep.verdict import Case, figure, judge
@@ -44,7 +47,9 @@ QUICK_EVERY = 12
 def main() -> None:
     """Runs the sweep; ends with 1 if a case is different or crashed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
+    way.add_argument("--backend", choices=LANES, default="host", help="whose lanes run the modules (default: host)")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
@@ -54,7 +59,7 @@ def main() -> None:
         for case in (pipeline_cases() if given.pipeline else all_cases())
         if given.only is None or fnmatchcase(case.name, given.only) or case.kind == given.only
     ]
-    trial = PIPELINE if given.pipeline else LANES
+    trial = PIPELINE if given.pipeline else LANES[given.backend]
     made = sweep(cases[::QUICK_EVERY] if given.quick else cases, trial, path=given.out)
     sys.exit(any(one.labels["outcome"] in FAULTS for one in made.figures))
 
@@ -71,25 +76,34 @@ class Trial:
     """How it can end."""
     says: str
     """Of a figure, beside its outcome."""
+    device: str = "cpu"
+    """Of models and batches."""
 
 
-LANES = Trial(
+HOST = Trial(
     study=STUDY,
     judge=judge,
     outcomes=OUTCOMES,
     says="{value:.0f} calls on lanes, overlapped: {overlapped}, {seconds} s",
 )
+CUDA = replace(HOST, study=f"{STUDY}_cuda", outcomes=CUDA_OUTCOMES, device="cuda")
+LANES = {
+    "host": HOST,
+    "cuda": CUDA,
+    "cuda-graphs": replace(CUDA, study=f"{STUDY}_cuda_graphs", judge=partial(judge, graphs=True)),
+}
 PIPELINE = Trial(
     study=PIPELINE_STUDY, judge=judge_parted, outcomes=PIPELINE_OUTCOMES, says="{modules}; {precision}, {seconds} s"
 )
 
 
-def sweep(cases: Iterable[Case], trial: Trial = LANES, *, path: Path | None) -> Study:
+def sweep(cases: Iterable[Case], trial: Trial = HOST, *, path: Path | None) -> Study:
     """Runs cases, prints a line for each, and writes the result file."""
     load = ForeignLoad()
     figures = []
     for case in cases:
-        figures.append(run_alone(case, trial.judge))
+        with on(torch.device(trial.device)):
+            figures.append(run_alone(case, trial.judge))
         print(_line(figures[-1], trial), flush=True)
     made = study_of(trial.study, figures, load)
     made = replace(made, versions={name: version(name) for name in ("transformers", "peft", "numpy")})

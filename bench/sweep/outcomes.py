@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 ON_LANES = "equal, on lanes"
+NEAR = "equal within rounding"
+"""On lanes of a GPU, whose libraries may choose other kernels there."""
 IN_PLACE = "equal, in place"
 REFUSED = "refused"
 RAISED = "raised"
@@ -18,6 +20,8 @@ AS_TOLD = "equal, changed as told"
 
 OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, TOLD, DIFFERENT, CRASHED)
 """How a case whose plain loop runs can end that is colocated."""
+CUDA_OUTCOMES = (ON_LANES, NEAR, *OUTCOMES[1:])
+"""The same on lanes of a GPU."""
 PIPELINE_OUTCOMES = (EQUAL, AS_TOLD, REFUSED, DIFFERENT, CRASHED)
 """How a case can end whose model is cut into chunks."""
 FAULTS = (DIFFERENT, CRASHED)

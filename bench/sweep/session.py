@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 import mosaic
+from bench.sweep.device import device
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, Options, find_modules
 from mosaic.errors import MosaicError
@@ -40,6 +43,8 @@ class Session:
 
     on_lanes: bool
     """Whether ``colocate`` colocates, or leaves the model as it is."""
+    graphs: bool = False
+    """Whether lanes of a GPU launch modules as CUDA graphs."""
     noted: dict[str, Any] = field(default_factory=dict)
     """What the loop noted, by a name that says what and when."""
     models: list[nn.Module] = field(default_factory=list)
@@ -48,20 +53,23 @@ class Session:
     """The handles of colocated models, also of those that are removed."""
 
     def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
-        """Places all modules that are found: those that do not need each other side by side, on a slot each.
+        """Moves a model to the device and places all its modules: those that do not need each other side by side.
 
         Raises:
             RefusedError: Mosaic refuses.
         """
         if all(model is not known for known in self.models):
             self.models.append(model)
+        model.to(device())
         if not self.on_lanes:
             return PlainHandle()
         try:
             graph = find_modules(model, sample).graph
-            backend = HostBackend(num_slots=max(2, len(graph.names)), num_threads=1)
-            plan = plan_from_quotas(_stages(graph), graph=graph, device=backend.device)
-            handle = mosaic.colocate(model, sample, plan=plan, backend=backend, options=Options(cache=None))
+            backend = _backend(graph)
+            stages = _stages(graph, num_slots=backend.device.num_slots)
+            plan = plan_from_quotas(stages, graph=graph, device=backend.device)
+            options = Options(cache=None, cuda_graphs=self.graphs)
+            handle = mosaic.colocate(model, sample, plan=plan, backend=backend, options=options)
         except MosaicError as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         self.handles.append(handle)
@@ -120,12 +128,20 @@ class CatchingSession(Session):
         raise CaughtModel(model, sample)
 
 
-def _stages(graph: ModuleGraph) -> list[dict[str, int]]:
+def _backend(graph: ModuleGraph) -> Backend:
+    """Returns the device's backend; on the host with a lane of one thread for each module."""
+    if device().type == "cuda":
+        return CudaBackend(device().index or 0)
+    return HostBackend(num_slots=max(2, len(graph.names)), num_threads=1)
+
+
+def _stages(graph: ModuleGraph, *, num_slots: int) -> list[dict[str, int]]:
     """Returns for each stage its modules, as early as what they need allows; no module is alone on the device."""
     stage: dict[str, int] = {}
     for name in graph.topological_order():
         stage[name] = max((stage[before] + 1 for before in graph.predecessors(name)), default=0)
-    return [{name: 1 for name in stage if stage[name] == index} for index in range(max(stage.values()) + 1)]
+    levels = [[name for name in stage if stage[name] == index] for index in range(max(stage.values()) + 1)]
+    return [dict.fromkeys(level[at : at + num_slots], 1) for level in levels for at in range(0, len(level), num_slots)]
 
 
 def kept(value: Any) -> Any:
@@ -137,27 +153,38 @@ def kept(value: Any) -> Any:
     return real.masked_fill(real.isnan(), torch.nan) if real.is_floating_point() else real
 
 
-def difference(plain: Session, ours: Session) -> str:
-    """Says what differs between two runs of a case; empty where nothing does."""
-    found = list(_differences(plain.noted, ours.noted))
+def difference(plain: Session, ours: Session, *, share: float = 0.0) -> str:
+    """Says what differs between two runs of a case; empty where nothing does.
+
+    Args:
+        plain: The one.
+        ours: The other.
+        share: How far a number may be off, as a share of the largest beside it; 0 compares bits.
+    """
+    found = list(_differences(plain.noted, ours.noted, share))
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more} of {len(plain.noted)}" if found else ""
 
 
-def _differences(plain: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
+def _differences(plain: dict[str, Any], ours: dict[str, Any], share: float) -> Iterator[str]:
     if plain.keys() != ours.keys():
         yield f"noted {len(ours)} values, plain {len(plain)}"
         return
     for name, theirs in plain.items():
-        if not _same(theirs, ours[name]):
+        if not _same(theirs, ours[name], share):
             yield f"{name}: {_shown(ours[name])}, plain {_shown(theirs)}{_distance(ours[name], theirs)}"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any, share: float) -> bool:
+    if share and isinstance(one, float) and isinstance(other, float):
+        one, other = torch.tensor(one), torch.tensor(other)
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other) and repr(one) == repr(other)  # the shortest text that gives a float's bits
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if share and one.is_floating_point() and one.numel():
+        largest = float(one.nan_to_num().abs().max())
+        return torch.allclose(other, one, rtol=share, atol=share * max(largest, 1e-3), equal_nan=True)
     return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
 
 

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
-from rich.console import Console
 
-from mosaic.cli.options import BackendName, Json, OptionalModel, console_beside, open_named_backend, write_json
+from mosaic.cli.options import (
+    BackendName,
+    Json,
+    OptionalModel,
+    console_beside,
+    open_named_backend,
+    stderr_console,
+    write_json,
+)
 from mosaic.errors import MosaicError
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ class Bench:
         question = QUESTIONS[self.question]
         if self.model is not None and not question.takes_subjects:
             takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
-            raise MosaicError(f"--model goes with {takes}; {self.question} measures kernels of its own")
+            raise ValueError(f"--model goes with {takes}; {self.question} measures kernels of its own")
         budget = Budget(self.seconds)
         backend = open_named_backend(self.backend or "cuda")
         tiny = self.size == "tiny"
@@ -61,9 +68,9 @@ class Bench:
         more: dict[str, Any] = {}
         if self.model is not None:
             more["subjects"] = _subjects(self.model, backend.torch_device, pair=self.question == "overlap")
-        Console(stderr=True).print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
-        result = question.measure(backend, settings, budget, **more)
         console = console_beside(self.json)
+        stderr_console().print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
+        result = question.measure(backend, settings, budget, **more)
         console.print(question.table(result))
         written = question.leave(result, self.output)
         console.print(f"wrote {' and '.join(map(str, written))}", highlight=False)

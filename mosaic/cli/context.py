@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from tyro.conf import arg
 
+from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, plan_context
 from mosaic.context.drawn import DRAWN
 from mosaic.errors import MosaicError
@@ -41,13 +42,19 @@ class ContextCommand:
     """Of what is drawn."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it, beside zigzag, as .png or .svg."""
+    json: Json = None
 
     def execute(self) -> int:
         """Plans by every method and prints them; returns the exit code."""
         mask = self._mask()
         names = dict.fromkeys([self.method, *(name for name, one in CONTEXT_METHODS.items() if one.is_compared)])
         plans = [self._plan(mask, name) for name in names]
-        Console().print(context_table(plans))
+        console_beside(self.json).print(context_table(plans))
+        rows = [
+            {"method": plan.distribution.method, "imbalance": plan.imbalance, "visible_pairs": plan.pairs.tolist()}
+            for plan in plans
+        ]
+        write_json(json.dumps(rows, indent=2) + "\n", self.json)
         if self.picture is not None:
             draw_context([next(one for one in plans if one.distribution.method == "zigzag"), plans[0]], self.picture)
         return 0
@@ -61,7 +68,7 @@ class ContextCommand:
         path, colon, name = self.mask.rpartition(":")
         made = getattr(import_file(Path(path)), name, None) if colon else None
         if made is None:
-            raise MosaicError(f"mask={self.mask} names no function; write {', '.join(DRAWN)}, or FILE:FUNCTION")
+            raise ValueError(f"mask={self.mask} names no function; write {', '.join(DRAWN)}, or FILE:FUNCTION")
         mask = made()
         if not isinstance(mask, MaskWords):
             raise MosaicError(f"{self.mask} returned {type(mask).__name__}; return a mosaic.context.MaskWords")

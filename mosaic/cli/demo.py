@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
 
 from mosaic.cli.options import (
     DEFAULT_FOREIGN_SHARE,
     Json,
     MaxForeignShare,
+    PresentBackendName,
     console_beside,
     open_named_backend,
     write_json,
@@ -30,10 +28,7 @@ class Demo:
 
     output: Path = Path("mosaic-demo")
     """Folder for what it leaves; the data set is in its folder cache."""
-    backend: Annotated[
-        str | None,
-        arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default the GPU where there is one."),
-    ] = None
+    backend: PresentBackendName = None
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE

@@ -15,10 +15,12 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+import mosaic
 from mosaic.cli.bench import Bench
 from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.demo import Demo
 from mosaic.cli.doctor.command import Doctor
+from mosaic.cli.options import check_files
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
 from mosaic.cli.retrain import Retrain
@@ -28,14 +30,25 @@ from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecip
 EXIT_CODES = """exit codes:
   0    done
   1    it could not be done; the message says why and what to do
-  2    the command line, or a recipe, is wrong
+  2    the command line, the model's sample or a recipe is wrong
   3    no plan satisfies the constraints
   4    there is no GPU here that could do it; the message says what is needed
   5    a day was refused or quarantined
   75   a day was interrupted, and goes on with the next start
   130  interrupted"""
 
-_CODES: dict[type[Exception], int] = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4}
+EVERYWHERE = """mosaic --version prints the version. Every command also takes
+  --quiet    print errors alone; results are in the files
+  --verbose  log what is decided, and show where an error was raised"""
+
+_LEVELS = {"--quiet": logging.ERROR, "--verbose": logging.INFO}
+_CODES: dict[type[Exception], int] = {
+    InvalidRecipeError: 2,
+    InfeasibleError: 3,
+    BackendUnavailableError: 4,
+    MosaicError: 1,
+    ValueError: 2,
+}
 
 PIPELINE, CONTEXT = "--pipeline", "--context"
 """With them, ``plan`` plans a pipeline, or else the attention of one sequence over ranks."""
@@ -51,13 +64,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "retrain": Retrain,
 }
 """The commands by name; each is a dataclass of its options with a method ``execute``."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with its code."""
-    if sys.argv[1:2] != ["doctor"]:  # which says what the user's own scripts meet
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
-    sys.exit(run(arguments))
 
 
 def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
@@ -76,24 +82,34 @@ def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; see ``EXIT_CODES``."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(f"mosaic {mosaic.__version__}")
+        return 0
+    verbosity = [word for word in given if word in _LEVELS]
+    level = _LEVELS[verbosity[-1]] if verbosity else logging.WARNING
+    given = [word for word in given if word not in _LEVELS]
     command = tyro.extras.subcommand_cli_from_dict(
         _commands(given),
         prog="mosaic",
-        description=f"Run the unequal modules of a multimodal model side by side.\n\n{EXIT_CODES}",
+        description=f"Run the unequal modules of a multimodal model side by side.\n\n{EVERYWHERE}\n\n{EXIT_CODES}",
         args=given,
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("mosaic").setLevel(level)
     try:
+        check_files(command)
         code: int | None = command.execute()
-    except (MosaicError, ValueError) as error:
-        said = f"mosaic: {printable(str(error))}"
-        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
-        return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
     except BrokenPipeError:  # whoever read what is printed has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (MosaicError, ValueError, OSError) as error:
+        said = f"mosaic: {printable(str(error))}"
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        if level <= logging.INFO:
+            Console(stderr=True).print_exception()
+        return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +12,9 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.artifact import to_json, write_text
+from mosaic.artifact import check_writable, to_json, write_text
 from mosaic.cost.precision import PRECISIONS, Dtype
+from mosaic.errors import MosaicError
 from mosaic.solver.methods import describe_methods
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ BackendName = Annotated[
         "host.",
     ),
 ]
+PresentBackendName = Annotated[
+    str | None, arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default the GPU where there is one.")
+]
 Method = Annotated[
     str,
     arg(
@@ -60,6 +66,8 @@ DayArgument = Annotated[
     tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
 ]
 DEFAULT_FOREIGN_SHARE = 0.6
+WIDE = 160
+"""Columns where output goes to a pipe or a file."""
 
 
 def takes_stdout(target: Path | None) -> bool:
@@ -68,8 +76,38 @@ def takes_stdout(target: Path | None) -> bool:
 
 
 def console_beside(target: Path | None) -> Console:
-    """Returns where to print for people: standard error where standard output takes the JSON."""
-    return Console(stderr=takes_stdout(target))
+    """Returns the console for people: standard error where standard output takes the JSON, silent with ``--quiet``.
+
+    A pipe or a file has no width: tables take as much as they need there.
+    """
+    console = stderr_console() if takes_stdout(target) else Console(quiet=_is_quiet())
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    return console
+
+
+def stderr_console() -> Console:
+    """Returns the console for what is no result; silent with ``--quiet``."""
+    return Console(stderr=True, quiet=_is_quiet())
+
+
+def _is_quiet() -> bool:
+    return logging.getLogger("mosaic").level >= logging.ERROR
+
+
+def check_files(command: Any) -> None:
+    """Looks for the files that a command names before anything is loaded or measured.
+
+    Raises:
+        MosaicError: The model's file is not there, or a result cannot be written where it is to go.
+    """
+    path, colon, _ = (getattr(command, "model", None) or "").rpartition(":")
+    if colon and path.endswith(".py") and not Path(path).is_file():
+        raise MosaicError(f"there is no file {path}")
+    for name in ("output", "json", "picture", "export"):
+        target = getattr(command, name, None)
+        if isinstance(target, Path) and not takes_stdout(target):
+            check_writable(target)
 
 
 def write_json(value: Any, target: Path | None) -> None:

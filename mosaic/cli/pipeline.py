@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
 from tyro.conf import arg
 
 from mosaic.artifact import save
-from mosaic.errors import MosaicError
+from mosaic.cli.options import Json, console_beside, write_json
+from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.pipelining.compare import contend
-from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
+from mosaic.pipelining.order.search import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
@@ -91,9 +92,12 @@ class PipelineCommand:
     """Where to write the schedule."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it below the fastest baseline, as .png or .svg."""
+    json: Json = None
 
     def execute(self) -> int:
         """Plans the step, writes its schedule, and prints it beside baselines; returns the exit code."""
+        if self.method not in METHODS:
+            raise ValueError(unknown("method", self.method, METHODS))
         request, microbatches, machine, space = self._job()
         options = PlannerOptions(
             partition=self.partition,
@@ -106,8 +110,13 @@ class PipelineCommand:
         schedule = planned.schedule()
         check_pipeline_schedule(schedule, planned.graph)
         save(schedule, self.output)
-        console = Console()
+        console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
+        rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
+        for one in contenders:
+            simulated_ms = one.run.timed.makespan_ns / 1e6 if one.run is not None else None
+            rows.append({"schedule": one.name, "simulated_ms": simulated_ms, "reason": one.reason})
+        write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
             console.print(context_cost_table(request.model, microbatches))
@@ -152,7 +161,7 @@ class PipelineCommand:
 
     def _counted(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
         if degrees.tensor > 1 or degrees.context > 1:
-            raise MosaicError(
+            raise ValueError(
                 f"--tensor {degrees.tensor} --context {degrees.context}: layers of {self.model} are counted on one "
                 "device; leave both at 1, or give a function that takes a cluster and degrees"
             )
@@ -170,7 +179,7 @@ class PipelineCommand:
             return model
         counted = [one.name for one in model.modules if not isinstance(one, TransformerModule)]
         if counted:
-            raise MosaicError(
+            raise ValueError(
                 f"how sequences are shared is asked for, and layers of {', '.join(counted)} are no formulas of them: "
                 "leave --mask, --share, --exchange, --heads and --encoders out, or give a TransformerModule"
             )
@@ -188,7 +197,7 @@ class PipelineCommand:
         path, colon, name = self.model.rpartition(":")
         factory = getattr(import_file(Path(path)), name, None) if colon else None
         if factory is None:
-            raise MosaicError(f"{self.model} names no function; write zoo:NAME, or FILE:FACTORY")
+            raise ValueError(f"{self.model} names no function; write zoo:NAME, or FILE:FACTORY")
         if not inspect.signature(factory).parameters:
             return self._counted(cluster, degrees)
         made = factory(cluster, degrees)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 2**26
 """Of a profile or an instance: up to thirty times as much memory is needed to read it."""
+MAX_BARS = 120
+"""Columns of a plan's bars."""
 INTERRUPTED = 130
 """Exit code."""
 CHOSEN_BY_STEP = "chosen among several for a simulated step of {:.2f} ms, in which modules share the network"
@@ -100,6 +102,7 @@ class PlanCommand:
 
     def execute(self) -> int:
         """Plans or checks, writes the plan and prints it; returns the exit code."""
+        method_of(self.method)
         basis = find_basis(self)
         if self.check is not None:
             check(load(Plan, self.check), basis, source=str(self.check))
@@ -143,7 +146,7 @@ class PlanCommand:
 
         console = console_beside(self.json)
         console.print(basis.titled(plan_table(plan, basis.graph)))
-        console.print(plan_bars(plan, console.width))
+        console.print(plan_bars(plan, min(console.width, MAX_BARS)))
         for note in (proof_of(plan), *basis.notes):
             console.print(note, highlight=False, markup=False)
         if is_stopped:
@@ -167,9 +170,9 @@ class PlanCommand:
             if target is None or not target.exists():
                 continue
             if target.is_dir():
-                raise MosaicError(f"cannot write {target}: it is a folder; name a file in it")
+                raise ValueError(f"cannot write {target}: it is a folder; name a file in it")
             if self.file is not None and self.file.exists() and target.samefile(self.file):
-                raise MosaicError(f"{target} is the file that is planned from; name another file for the plan")
+                raise ValueError(f"{target} is the file that is planned from; name another file for the plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,19 +205,19 @@ def find_basis(given: PlanCommand) -> Basis:
     """Reads a profile or an instance, takes a profile, or counts operators for a described device.
 
     Raises:
-        MosaicError: Neither a file nor a model was given, or both; or --device without a model.
-        ValueError: ``gpus`` is below 1, or is not what the instance says.
+        ValueError: Neither a file nor a model was given, or both; ``--device`` or ``--dtype`` without a model;
+            ``gpus`` is below 1, or is not what the instance says.
     """
     if (given.file is None) == (given.model is None):
-        raise MosaicError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
+        raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
     if given.gpus is not None and given.gpus < 1:
         raise ValueError(f"gpus={given.gpus}; a plan needs at least one device")
     if given.model is not None and given.device is not None:
         return _counted(given.model, given.device, given)
     if given.dtype is not None and given.device is None:
-        raise MosaicError(f"--dtype {given.dtype} says how operators are counted: give --model and --device, too")
+        raise ValueError(f"--dtype {given.dtype} says how operators are counted: give --model and --device, too")
     if given.device is not None:
-        raise MosaicError(
+        raise ValueError(
             f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
             "its device in it: give --model instead of the file, or leave --device out"
         )

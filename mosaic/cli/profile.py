@@ -122,7 +122,7 @@ def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
     """Returns a choice of quotas or numbers of slots.
 
     Raises:
-        MosaicError: It is neither.
+        ValueError: It is neither.
     """
     choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all", "adaptive": "adaptive"}
     if text in choices:
@@ -130,7 +130,7 @@ def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise MosaicError(
+        raise ValueError(
             f"--quotas {text} is neither tenths, all, adaptive, nor numbers of slots such as 1,2,4"
         ) from None
 
@@ -139,7 +139,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise MosaicError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
+        raise ValueError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
 
 
 def measure_links(backend: str | None, cluster: str | None) -> Launched | None:

@@ -229,7 +229,7 @@ def _time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise MosaicError(f"--now {text} is no time; write it as 2026-11-22T01:00Z") from error
+        raise ValueError(f"--now {text} is no time; write it as 2026-11-22T01:00Z") from error
     if found.tzinfo is None:
-        raise MosaicError(f"--now {text} has no time zone; write it as {text}Z for UTC")
+        raise ValueError(f"--now {text} has no time zone; write it as {text}Z for UTC")
     return found

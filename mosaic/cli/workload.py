@@ -78,14 +78,15 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
         device: Where a model of the zoo is made, the CPU by default; a factory's is left where it was made.
 
     Raises:
-        MosaicError: The text is neither, the file, the function or the model is not there, the function fails, or
-            it returns something else than (model, sample) or (model, sample, loss).
+        ValueError: The text is neither, or no model of the zoo has that name or size.
+        MosaicError: The file or the function is not there, the function fails, or it returns something else than
+            (model, sample) or (model, sample, loss).
     """
     if where.startswith(ZOO):
         return _from_zoo(where, device or torch.device("cpu"))
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
-        raise MosaicError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
+        raise ValueError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
     factory = getattr(import_file(Path(path)), name, None)
     if not callable(factory):
         raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
@@ -112,11 +113,11 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
     name, _, size = spec.rpartition("-")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)
-        raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")
+        raise ValueError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")
     count = TINY_BATCH if size == "tiny" else BATCH
     if batch:
         if not batch.isdecimal() or int(batch) < 1:
-            raise MosaicError(
+            raise ValueError(
                 f"{where!r} asks for a batch of {batch!r}; give a number of 1 or more, as in zoo:clip-tiny:8"
             )
         count = int(batch)
@@ -125,7 +126,7 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         choice: dict[str, Any] = {"tasks": tasks.split(",")} if tasks else {}
         sample = models.make_batch(name, size, batch=count, device=device, **choice)
     except ValueError as error:
-        raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
+        raise ValueError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
     except (KeyError, TypeError) as error:
         raise MosaicError(f"{where!r}: {name} does not have the tasks {tasks!r} ({error})") from error
     found = models.find_model(name)

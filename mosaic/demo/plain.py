@@ -223,8 +223,8 @@ def _serve(settings: LoopSettings) -> None:
             elif request["do"] == "timeline":
                 answer = json.loads(to_json(loop.timeline()))
             else:
-                answer = None
                 loop.clear_timeline()
+                answer = None
             print(json.dumps(answer), flush=True)
 
 

@@ -92,13 +92,8 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
     try:
         with laps("profile"):
             profile = _profile(model, finding, kept, asked)
-    except UnstableMeasurementError as error:
-        if not options.may_fall_back:
-            raise
-        note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
-        plan = plan_in_turn(finding.graph, backend.device)
-        finding.forget_run()
-        return Ready(finding=finding, plan=plan, notes=(note, *backend.notes), setup_ms=laps.ms)
+    except (UnstableMeasurementError, torch.OutOfMemoryError) as error:
+        return _left_alone("the modules were not profiled", error, finding, asked, laps)
     with laps("solve"):
         plans, trial = _plans(finding, profile, asked)
     ready = Ready(finding=finding, plan=plans[0], profile=profile, notes=backend.notes, setup_ms=laps.ms)
@@ -110,11 +105,27 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
         finding.forget_run()
         return replace(ready, notes=(note, *backend.notes))
     opening = _Opening(model, finding, backend)
+    try:
+        with laps("open"):
+            opening.warm_up()
+    except torch.OutOfMemoryError as error:
+        return _left_alone("there was no memory to run modules on lanes", error, finding, asked, laps)
     with laps("open"):
         if trial is None:
             return replace(ready, placed=opening(TriedPlan(plans[0], options.cuda_graphs is True, None), False))
         cost = CostModel.from_profile(profile) if profile is not None else None
         return replace(ready, trial=_setup(opening, plans, cost, trial, options))
+
+
+def _left_alone(why: str, error: Exception, finding: Finding, asked: Asked, laps: Laps) -> Ready:
+    """Leaves the model as it was, where it is left to Mosaic what runs; else raises the error."""
+    assert asked.backend is not None
+    if asked.plan is not None or not asked.options.may_fall_back:
+        raise error
+    note = warn_of_busy(why, "the model runs as it was", error)
+    finding.forget_run()
+    plan = plan_in_turn(finding.graph, asked.backend.device)
+    return Ready(finding=finding, plan=plan, notes=(note, *asked.backend.notes), setup_ms=laps.ms)
 
 
 def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
@@ -166,25 +177,27 @@ def _plans(finding: Finding, profile: Profile | None, asked: Asked) -> tuple[tup
 
 
 class _Opening:
-    """Opens the lanes of one plan after another for one model."""
+    """Opens the lanes of one plan after another for one model.
+
+    Attributes:
+        launch_share: What ``warm_up`` measured; 0 before, and on the host.
+    """
 
     def __init__(self, model: nn.Module, finding: Finding, backend: Backend) -> None:
         self._model = model
         self._finding = finding
         self.backend = backend
-        self._launch_share: float | None = None
+        self.launch_share = 0.0
 
-    @property
-    def launch_share(self) -> float:
-        """What ``warm_up`` measured; 0 before, and on the host."""
-        return self._launch_share or 0.0
+    def warm_up(self) -> None:
+        """Lets libraries make their first calls off the lanes."""
+        if self.backend.api is not None:
+            self.launch_share = warm_up(self._model, self._finding.subjects, self.backend.api)
 
     def __call__(self, candidate: TriedPlan, adopts_shapes: bool) -> PlacedPlan:
         plan, backend = candidate.plan, self.backend.with_sms(sm_target=candidate.sm_target)
         lanes = backend.open_lanes(placement.slots for placement in plan.placements)
         try:
-            if lanes.streams is not None and self._launch_share is None:
-                self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
             self._finding.forget_run()
             executor = _executor(lanes, self._finding, graphs=candidate.graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own

@@ -58,7 +58,7 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
         problem = Remark(module="the model", what=str(error), where=origin, todo="name modules, or change these")
         return Examination({}, (problem,), (), ())
     except Exception as error:
-        return Examination({}, (_failed(error, origin),), (), ())
+        return Examination({}, (_failed(error.__cause__ or error, origin),), (), ())
     edges: dict[str, list[str]] = {name: [] for name in finding.graph.names}
     for edge in finding.graph.edges:
         edges[edge.target].append(edge.source)
@@ -119,7 +119,7 @@ def _class_of(module: nn.Module, otherwise: str) -> str:
     return f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
 
 
-def _failed(error: Exception, origin: str) -> Remark:
+def _failed(error: BaseException, origin: str) -> Remark:
     """Names the innermost line of the user's that was being run."""
     torch_folder = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(torch_folder)]

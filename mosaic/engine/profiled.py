@@ -6,7 +6,6 @@ import dataclasses
 import logging
 
 from mosaic.device import Device
-from mosaic.errors import UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
 from mosaic.profile import Profile
@@ -22,7 +21,7 @@ def plan_in_turn(graph: ModuleGraph, device: Device) -> Plan:
     return dataclasses.replace(plan, search=SearchRecord(method="sequential"))
 
 
-def warn_of_busy(who_did_not: str, what_runs: str, error: UnstableMeasurementError) -> str:
+def warn_of_busy(who_did_not: str, what_runs: str, error: Exception) -> str:
     """Logs a warning that nothing was profiled, and returns it for ``describe()``.
 
     Args:

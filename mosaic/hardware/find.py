@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, load
 from mosaic.device import FORBID_EXTRA
-from mosaic.errors import MosaicError
+from mosaic.errors import MosaicError, unknown
 from mosaic.hardware.catalogue import DEVICES
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Hardware
@@ -36,15 +36,13 @@ def find_hardware(where: str) -> Hardware:
     """Returns a device by name, or from the file if ``where`` ends in ``.json``.
 
     Raises:
-        MosaicError: There is no device of that name.
+        ValueError: There is no device of that name.
         InvalidFileError: See ``load_hardware``.
     """
     if where.endswith(".json"):
         return load_hardware(Path(where))
     if where not in DEVICES:
-        raise MosaicError(
-            f"no device is named {where!r}; use one of {', '.join(DEVICES)}, or a description in a .json file"
-        )
+        raise ValueError(f"{unknown('device', where, DEVICES)}, or a description in a .json file")
     return DEVICES[where].describe()
 
 

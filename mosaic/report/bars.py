@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mosaic.plan import Plan, Stage
@@ -98,18 +98,28 @@ def ms_text(time_ms: float) -> str:
 
 
 def rows_of_slots(plan: Plan, bars: Sequence[PlanBar]) -> list[tuple[str, tuple[PlanBar, ...]]]:
-    """Returns a name and the bars of each slot; above 16 slots, neighbours that do the same share a row."""
-    rows: list[tuple[int, list[int], tuple[PlanBar, ...]]] = []
+    """Returns a name and the bars of each slot.
+
+    Devices that do the same share their rows; above 16 slots, so do neighbouring slots of a device.
+    """
     merge = plan.num_devices * plan.device.num_slots > 16
+    devices_of: dict[tuple[tuple[tuple[int, ...], tuple[PlanBar, ...]], ...], list[int]] = {}
     for device in range(plan.num_devices):
+        own = [replace(bar, device=0) for bar in bars if bar.device == device]
+        rows: list[tuple[list[int], tuple[PlanBar, ...]]] = []
         for slot in plan.device.slots:
-            held = tuple(bar for bar in bars if bar.device == device and slot in bar.slots)
-            if merge and rows and rows[-1][0] == device and rows[-1][2] == held:
-                rows[-1][1].append(slot)
+            held = tuple(bar for bar in own if slot in bar.slots)
+            if merge and rows and rows[-1][1] == held:
+                rows[-1][0].append(slot)
             else:
-                rows.append((device, [slot], held))
-    where = "device {} " if plan.num_devices > 1 else ""
+                rows.append(([slot], held))
+        devices_of.setdefault(tuple((tuple(slots), held) for slots, held in rows), []).append(device)
     return [
-        (f"{where.format(device)}{'slots' if len(slots) > 1 else 'slot'} {slots_text(slots)}", held)
-        for device, slots, held in rows
+        (f"{_numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{_numbered('slot', slots)}", held)
+        for same, devices in devices_of.items()
+        for slots, held in same
     ]
+
+
+def _numbered(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {slots_text(numbers)}"

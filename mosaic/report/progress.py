@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -46,7 +47,8 @@ class Progress:
         """
         from rich.console import Console
 
-        self._console = console if console is not None else Console(stderr=True)
+        quiet = logging.getLogger("mosaic").level >= logging.ERROR
+        self._console = console if console is not None else Console(stderr=True, quiet=quiet)
         # FORCE_COLOR makes rich call a pipe a terminal; a bar in a log file helps nobody.
         watched = self._console.is_interactive and self._console.file.isatty()
         self._bar: Any = _make_bar(self._console) if (watched if animated is None else animated) else None

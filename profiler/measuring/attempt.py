@@ -12,6 +12,7 @@ import torch
 from mosaic.errors import UnstableMeasurementError
 
 _MAX_CHARACTERS = 300
+OUT_OF_MEMORY = "out of memory"
 
 
 class Attempt:
@@ -41,11 +42,12 @@ def attempt() -> Iterator[Attempt]:
     if is_memory:
         gc.collect()
         if torch.cuda.is_initialized():
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
 
 def reason_of(error: Exception) -> str:
     """Returns an error in one line, its kind first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kind = "out of memory" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else type(error).__name__
+    kind = OUT_OF_MEMORY if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else type(error).__name__
     return f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind

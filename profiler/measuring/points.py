@@ -11,12 +11,12 @@ import torch
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.device import Device
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
 from mosaic.profile import ModuleMemory, Phase, Sample
 from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters, Utilisation
-from mosaic.profiler.measuring.attempt import attempt
+from mosaic.profiler.measuring.attempt import OUT_OF_MEMORY, attempt
 from mosaic.profiler.measuring.batch import split_batch
 from mosaic.profiler.measuring.measure import StepTimes, measure_quietly
 from mosaic.profiler.measuring.peaks import phase_peaks
@@ -84,17 +84,19 @@ class ModulePoints:
 
         Raises:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
-            UnstableMeasurementError: The machine is too busy.
+            UnstableMeasurementError: The machine is too busy, or memory ran out at each quota.
         """
         for degree in sampling.degrees:
             found = self._computed[degree] = []
             for quota in self._measure_degree(degree, sampling, shape, found):
                 self.memory(sampling.quotas[-1])  # kept from the first point on, for a run that is killed
                 yield quota
-            if degree == 1 and all(sample.infeasible is not None for sample in found):
-                raise UnsupportedModelError(
-                    f"{self._subject.name!r} ran at no quota; it raised {found[0].infeasible}. Mend the module, make "
-                    "the batch smaller, or leave it out (exclude)"
+            reasons = [sample.infeasible for sample in found]
+            if degree == 1 and None not in reasons:
+                is_memory = all(str(reason).startswith(OUT_OF_MEMORY) for reason in reasons)
+                raise (UnstableMeasurementError if is_memory else UnsupportedModelError)(
+                    f"{self._subject.name!r} ran at no quota; it raised {reasons[0]}. Mend the module, make the batch "
+                    "smaller, or leave it out (exclude)"
                 )
 
     def samples(self, network: Network | None) -> list[Sample]:
@@ -150,6 +152,8 @@ class ModulePoints:
 
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
         site, lane = self._site, self._site.lanes.lane(tuple(range(quota)))
+        if site.lanes.streams is not None:  # what cuBLAS keeps for the lanes that were measured before is of no use
+            site.lanes.streams.api.release_workspaces()
         share = None
         with attempt() as tried:
             times, share = measure_quietly(part, lane, site.settings)

@@ -10,7 +10,10 @@ from mosaic.context.attention import Attend, ContextBatch
 from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import plan_context
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # torch 2.11's own, by its inductor
+]
 
 
 @pytest.mark.parametrize("kind", ["mp", "ee", "causal"])

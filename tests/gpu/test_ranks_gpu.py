@@ -90,6 +90,7 @@ def test_one_rank_under_nccl_trains_as_a_plain_loop(backend: Backend, alone: Non
         torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_the_rows_of_a_step_are_told_without_waiting_for_the_device(backend: Backend, alone: None):
     device = backend.torch_device
     model = Model().to(device)

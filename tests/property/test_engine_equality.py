@@ -6,22 +6,32 @@ begins: they can only get past that at the same time. What has not run on its la
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from engine_cases import Record, colocated, run_both
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import event
 from meetings import Meeting
-from random_models import PLAIN, RECIPES, TOWERS, WAITED_FOR, Model, Recipe, batch, loop, loss_of, stages_of
+from random_models import (
+    PLACED,
+    WAITED_FOR,
+    Model,
+    Recipe,
+    batch,
+    excluded,
+    for_recipes,
+    is_alone,
+    loop,
+    loss_of,
+    pair_of,
+    stages_of,
+)
 from torch import nn
 
 from mosaic.engine import Handle
-from mosaic.plan import Plan
 
 WARM_STEPS = 3
 
@@ -91,20 +101,6 @@ class Watch:
         assert reasons <= set(explained(self.recipe)), handle.describe()
 
 
-def is_alone(plan: Plan, name: str) -> bool:
-    return plan.is_alone(name, num_slots=plan.device.num_slots)
-
-
-def pair_of(plan: Plan) -> tuple[str, str] | None:
-    """Returns two encoders that have to run side by side: called in a row, on disjoint slots."""
-    encoders = sorted(placed.module for placed in plan.placements if placed.module.startswith("encoders."))
-    for pair in pairwise(encoders):
-        first, second = (plan.placement(name).slots for name in pair)
-        if set(first).isdisjoint(second) and not any(is_alone(plan, name) for name in pair):
-            return pair
-    return None
-
-
 def explained(recipe: Recipe) -> Iterator[str]:
     """Yields the reasons for which calls of a recipe's loop may run in place."""
     if recipe.autocast:  # the sample runs without
@@ -121,10 +117,6 @@ def explained(recipe: Recipe) -> Iterator[str]:
 
 def check(recipe: Recipe) -> bool:
     """Runs a recipe both ways; returns whether two encoders met."""
-    include = ["encoders.*", "backbone", "heads.*"]
-    exclude = [f"{name}.*" for name in ("encoders.*", "backbone", "heads.*")]
-    if not recipe.backbone:
-        exclude.append("backbone")
     if not stages_of(recipe):
         return False  # two towers that share a weight, and nothing else to place
     watch = Watch(recipe, Meeting())
@@ -136,30 +128,19 @@ def check(recipe: Recipe) -> bool:
         colocated=watch.colocated,
         num_slots=recipe.slots,
         one_thread=True,
-        include=include,
-        exclude=exclude,
+        include=PLACED,
+        exclude=excluded(recipe),
     )
     return len(watch.meeting.meetings) > 0
 
 
 def test_colocated_training_is_equal_to_plain_training_and_half_of_the_recipes_overlap():
-    met = []
+    met: list[bool] = []
 
-    @given(recipe=RECIPES)
-    @example(recipe=PLAIN)
-    @example(
-        recipe=dataclasses.replace(PLAIN, kinds=("same", "pair", "record", "dict"), slots=3, glue=("linear",) * TOWERS)
-    )
-    @example(
-        recipe=dataclasses.replace(PLAIN, forwards=3, accumulate=2, again=True, kinds=("repeat", "norm", "dropout"))
-    )
-    @settings(
-        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=False
-    )
     def checked(recipe: Recipe) -> None:
         met.append(check(recipe))
         event(f"two encoders met: {met[-1]}")
 
-    checked()
+    for_recipes(checked, 38)
     print(f"two encoders ran at the same time in {sum(met)} of {len(met)} recipes")
     assert sum(met) >= len(met) / 2

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST
 from engine_cases import Doing as Reading
 from no_trace_cases import (
     BACKEND,
     DOINGS,
-    TOWERS,
     Restless,
+    by_plan,
+    by_profile,
     made,
     no_trace,
     set_globals,
@@ -30,7 +30,6 @@ from torch.nn.modules.module import register_module_forward_hook
 import mosaic
 from mosaic.engine import find_modules
 from mosaic.errors import UnsupportedModelError
-from mosaic.plan import plan_from_quotas
 from mosaic.profiler.measuring import measure as measuring
 from mosaic.profiler.preserve import memory
 from mosaic.profiler.preserve import model as preserving
@@ -66,17 +65,6 @@ def raising(error: type[BaseException], at: int) -> Iterator[None]:
     finally:
         hook.remove()
         assert next(calls) > at
-
-
-def by_plan(model: nn.Module, batch: Any) -> mosaic.Handle:
-    finding = find_modules(model, batch, include=TOWERS)
-    plan = plan_from_quotas([dict.fromkeys(finding.graph.names, 1)], graph=finding.graph, device=BACKEND.device)
-    return mosaic.colocate(model, sample=batch, plan=plan, backend=BACKEND, modules=TOWERS)
-
-
-def by_profile(model: nn.Module, batch: Any) -> mosaic.Handle:
-    options = mosaic.Options(cache=None, profiling=FAST, trial=None)
-    return mosaic.colocate(model, sample=batch, backend=BACKEND, modules=TOWERS, options=options)
 
 
 class Within(nn.Module):

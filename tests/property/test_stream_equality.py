@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -10,31 +9,11 @@ from typing import Any
 
 import torch
 from engine_cases import SIDE_BY_SIDE, Glued, Record, assert_same, pair_batch
-from hypothesis import HealthCheck, example, given, settings
+from random_models import Recipe, for_recipes, is_alone, pair_of, train_on_streams
 from stream_cases import FakeBackend, colocated, run_both
-from test_engine_equality import PLAIN, RECIPES, Model, Recipe, batch, is_alone, loop, pair_of, stages_of
 from torch import nn
 
 from mosaic.engine import Handle
-
-
-@contextmanager
-def cast_cache(on: bool) -> Iterator[None]:
-    """Sets whether autocast keeps cast weights."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(on)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-class CastingApart(Model):
-    """Casts its own weights at each use, as lanes do that cannot share a cast; its modules keep theirs."""
-
-    def _glue(self, kind: str, x: torch.Tensor) -> torch.Tensor:
-        with cast_cache(False):
-            return super()._glue(kind, x)
 
 
 def is_side_by_side(handle: Handle, backend: FakeBackend) -> bool:
@@ -51,11 +30,6 @@ def is_side_by_side(handle: Handle, backend: FakeBackend) -> bool:
 
 def check(recipe: Recipe) -> bool:
     """Trains by a recipe both ways; returns whether two encoders ran side by side."""
-    exclude = [f"{name}.*" for name in ("encoders.*", "backbone", "heads.*")]
-    if not recipe.backbone:
-        exclude.append("backbone")
-    if not stages_of(recipe):
-        return False  # two towers that share a weight, and nothing else to place
     beside = []
 
     @contextmanager
@@ -64,41 +38,13 @@ def check(recipe: Recipe) -> bool:
             yield opened
             beside.append(is_side_by_side(*opened))
 
-    for kind, cached in ((CastingApart, True), (Model, False)) if recipe.autocast else ((Model, True),):
-        with cast_cache(cached):
-            run_both(
-                lambda kind=kind: kind(recipe),
-                batch(recipe, 0),
-                stages_of(recipe),
-                loop(recipe),
-                colocated=watched,
-                num_slots=recipe.slots,
-                include=["encoders.*", "backbone", "heads.*"],
-                exclude=exclude,
-            )
-    return all(beside)
+    train_on_streams(recipe, watched)
+    return all(beside) and len(beside) > 0
 
 
 def test_training_on_streams_is_equal_to_plain_training_free_of_races_and_side_by_side_in_half_of_the_recipes():
-    beside = []
-
-    @given(recipe=RECIPES)
-    @example(recipe=PLAIN)
-    @example(recipe=dataclasses.replace(PLAIN, kinds=("same", "pair", "record", "dict"), slots=3, glue=("linear",) * 4))
-    @example(
-        recipe=dataclasses.replace(PLAIN, forwards=3, accumulate=2, again=True, kinds=("repeat", "norm", "dropout"))
-    )
-    @example(recipe=dataclasses.replace(PLAIN, glue=("inplace", "view", "dropout", "mean"), autocast=True))
-    @example(
-        recipe=dataclasses.replace(PLAIN, kinds=("repeat", "many"), glue=("linear",) * 4, forwards=2, autocast=True)
-    )
-    @settings(
-        max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=False
-    )
-    def checked(recipe: Recipe) -> None:
-        beside.append(check(recipe))
-
-    checked()
+    beside: list[bool] = []
+    for_recipes(lambda recipe: beside.append(check(recipe)), 12)
     print(f"two encoders ran side by side in {sum(beside)} of {len(beside)} recipes")
     assert sum(beside) >= len(beside) / 2
 

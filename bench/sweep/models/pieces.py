@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from bench.sweep.device import moved
 from bench.sweep.session import Session
 
 Inputs = dict[str, Any]
@@ -58,10 +59,10 @@ def train_model(session: Session, made: Made, steps: int = 4) -> None:
     """Colocates a model and trains it for a few steps, each on a batch of its own."""
     model, draw = made
     model.train()
-    session.colocate(model, draw(Generator().manual_seed(0)))
+    session.colocate(model, moved(draw(Generator().manual_seed(0))))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(steps):
-        loss = _loss_of(model(**draw(Generator().manual_seed(step))))
+        loss = _loss_of(model(**moved(draw(Generator().manual_seed(step)))))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

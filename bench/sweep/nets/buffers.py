@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Scaled, Two, batch, tower, train
 from bench.sweep.session import Session
 
@@ -53,7 +54,7 @@ def teacher_averaged_by_the_loop(session: Session):
 
 
 def averaged_copy_of_the_whole_model(session: Session):
-    model = Two()
+    model = Two().to(device())
     averaged = torch.optim.swa_utils.AveragedModel(model)
     train(session, model, before=lambda step: averaged.update_parameters(model))
     session.note(averaged(*batch(9)))
@@ -90,7 +91,7 @@ def queue_kept_in_a_deque(session: Session):
 
 
 def memory_bank_written_at_indices(session: Session):
-    bank = torch.zeros(128, 32)
+    bank = torch.zeros(128, 32, device=device())
 
     class Net(Two):
         def forward(self, x, y):

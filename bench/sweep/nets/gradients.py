@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Both, Two, batch, squared, tower, train
 from bench.sweep.session import Session
 
@@ -239,7 +240,7 @@ def anomaly_detection(session: Session):
 def saved_tensors_packed(session: Session):
     def loss(model, inputs):
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: t.numpy().copy() if not t.requires_grad else t, _unpacked
+            lambda t: t.cpu().numpy().copy() if not t.requires_grad else t, _unpacked
         ):
             return model(*inputs).square().mean()
 
@@ -247,7 +248,7 @@ def saved_tensors_packed(session: Session):
 
 
 def _unpacked(packed):
-    return packed if isinstance(packed, torch.Tensor) else torch.from_numpy(packed)
+    return packed if isinstance(packed, torch.Tensor) else torch.from_numpy(packed).to(device())
 
 
 def losses_that_become_nan(session: Session):

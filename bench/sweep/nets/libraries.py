@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from bench.sweep.device import device, moved
 from bench.sweep.models.hearing import voxtral
 from bench.sweep.models.pieces import labelled, words
 from bench.sweep.models.seeing import llava
@@ -35,16 +36,25 @@ class _Pairs(Dataset):
 def _trainer(session, make, **settings):
     model, draw = make()
     pairs = _Pairs(draw)
-    session.colocate(model, {name: part[:2] for name, part in pairs.parts.items()})
+    session.colocate(model, moved({name: part[:2] for name, part in pairs.parts.items()}))
     with tempfile.TemporaryDirectory() as folder:
         given = tf.TrainingArguments(
-            folder, per_device_train_batch_size=2, num_train_epochs=3, report_to=[], use_cpu=True, logging_steps=1,
-            save_strategy="no", disable_tqdm=True, remove_unused_columns=False, **settings,
+            folder, per_device_train_batch_size=2, num_train_epochs=3, report_to=[], logging_steps=1,
+            use_cpu=device().type == "cpu", save_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+            **settings,
         )  # fmt: skip
         trainer = tf.Trainer(model, given, train_dataset=pairs)
         trainer.remove_callback(tf.PrinterCallback)
         trainer.train()
     session.note([(entry.get("loss"), entry.get("grad_norm")) for entry in trainer.state.log_history])
+
+
+def _accelerator() -> str:
+    return "gpu" if device().type == "cuda" else "cpu"
+
+
+def _on_host(rows: int):
+    return [part.cpu() for part in batch(0, rows)]
 
 
 def trainer_of_transformers(session: Session):
@@ -60,11 +70,11 @@ def trainer_with_checkpoints_of_layers(session: Session):
 
 
 def accelerate_loop(session: Session):
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=device().type == "cpu", mixed_precision="bf16", gradient_accumulation_steps=2)
     model = Two()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     session.colocate(model, batch(0, 16))
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(*batch(0, 96)), 16))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(*_on_host(96)), 16))
     for inputs in loader:
         with accelerator.accumulate(model):
             loss = model(*inputs).float().square().mean()
@@ -92,14 +102,14 @@ def lightning_fit(session: Session):
     module = Module()
     session.colocate(module.net, batch(0, 16))
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=2, accelerator=_accelerator(), logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, gradient_clip_val=0.5,
     )  # fmt: skip
-    trainer.fit(module, DataLoader(TensorDataset(*batch(0, 64)), 16))
+    trainer.fit(module, DataLoader(TensorDataset(*_on_host(64)), 16))
 
 
 def fabric_loop(session: Session):
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    fabric = lightning.Fabric(accelerator=_accelerator(), devices=1)
     plain = Two()
     session.colocate(plain, batch(0))
     model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 1e-2))
@@ -113,10 +123,10 @@ def fabric_loop(session: Session):
 
 def generation_in_between(session: Session):
     model, draw = voxtral()
-    session.colocate(model, draw(torch.Generator().manual_seed(0)))
+    session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(4):
-        inputs = draw(torch.Generator().manual_seed(step))
+        inputs = moved(draw(torch.Generator().manual_seed(step)))
         optimizer.zero_grad()
         loss = model(**inputs).loss
         loss.backward()
@@ -130,9 +140,9 @@ def generation_in_between(session: Session):
 def gradient_checkpoints_of_transformers(session: Session):
     model, draw = clip()
     model.gradient_checkpointing_enable()
-    session.colocate(model, draw(torch.Generator().manual_seed(0)))
+    session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
     for step in range(4):
-        loss = model(**draw(torch.Generator().manual_seed(step))).loss
+        loss = model(**moved(draw(torch.Generator().manual_seed(step)))).loss
         loss.backward()
         session.note(loss.item())
 
@@ -152,11 +162,11 @@ def preference_pair_with_a_reference(session: Session):
             return -nn.functional.logsigmoid(gained[:2] - gained[2:]).mean()
 
     model = Preferring()
-    session.colocate(model, labelled(words(torch.Generator().manual_seed(0))))
+    session.colocate(model, moved(labelled(words(torch.Generator().manual_seed(0)))))
     optimizer = torch.optim.AdamW(model.policy.parameters(), 1e-3)
     for step in range(4):
         optimizer.zero_grad()
-        loss = model(**labelled(words(torch.Generator().manual_seed(step))))
+        loss = model(**moved(labelled(words(torch.Generator().manual_seed(step)))))
         loss.backward()
         optimizer.step()
         session.note(loss.item())

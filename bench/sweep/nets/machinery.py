@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.sweep.device import device, moved
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train
 from bench.sweep.session import Session
 
@@ -31,11 +32,11 @@ def scripted_tower(session: Session):
 
 
 def traced_tower(session: Session):
-    train(session, Two(torch.jit.trace(tower(), batch(0)[:1])))
+    train(session, Two(torch.jit.trace(tower().to(device()), batch(0)[:1])))
 
 
 def exported_tower(session: Session):
-    train(session, Two(torch.export.export(tower(), batch(0)[:1]).module()))
+    train(session, Two(torch.export.export(tower().to(device()), batch(0)[:1]).module()))
 
 
 def symbolically_traced_tower(session: Session):
@@ -64,7 +65,7 @@ def module_kept_outside_of_the_tree(session: Session):
     class Net(Two):
         def __init__(self):
             super().__init__()
-            self.hidden = [tower()]
+            self.hidden = [tower().to(device())]
 
         def forward(self, x, y):
             return self.a(x) * self.b(y) + self.hidden[0](x)
@@ -221,18 +222,18 @@ def loader_of_several_processes(session: Session):
     model = Two()
     session.colocate(model, batch(0))
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    loader = DataLoader(TensorDataset(*batch(0, 96)), 32, shuffle=True, num_workers=2)
+    loader = DataLoader(TensorDataset(*(part.cpu() for part in batch(0, 96))), 32, shuffle=True, num_workers=2)
     for _ in range(2):
         for inputs in loader:
             optimizer.zero_grad()
-            loss = squared(model, inputs)
+            loss = squared(model, moved(inputs))
             loss.backward()
             optimizer.step()
             session.note(loss.item())
 
 
 def loader_that_calls_a_frozen_tower(session: Session):
-    model = Two()
+    model = Two().to(device())
     model.b.requires_grad_(False)
 
     def collated(step):
@@ -251,14 +252,14 @@ def number_of_threads_changed(session: Session):
 
 
 def device_context(session: Session):
-    with torch.device("cpu"):
+    with torch.device(device()):
         train(session, Two())
 
 
 def meta_device_model_materialised(session: Session):
     with torch.device("meta"):
         model = Two()
-    model.to_empty(device="cpu")
+    model.to_empty(device=device())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.05)
     train(session, model)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.sweep.device import moved
 from bench.sweep.session import Session
 
 Batch = tuple[torch.Tensor, ...]
@@ -54,13 +55,13 @@ class Scaled(nn.Module):
 def batch(step: int, rows: int = 64) -> Batch:
     """Returns the two inputs of a step."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(rows, 32, generator=generator), torch.randn(rows, 32, generator=generator)
+    return moved(tuple(torch.randn(rows, 32, generator=generator, device="cpu") for _ in range(2)))
 
 
 def tokens(step: int, rows: int = 16, length: int = 10) -> Batch:
     """Returns the two sequences of tokens of a step."""
     generator = torch.Generator().manual_seed(step)
-    return tuple(torch.randint(0, 50, (rows, length), generator=generator) for _ in range(2))
+    return moved(tuple(torch.randint(0, 50, (rows, length), generator=generator) for _ in range(2)))
 
 
 def squared(model: nn.Module, inputs: Batch) -> torch.Tensor:

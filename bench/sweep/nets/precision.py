@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.sweep.device import device, moved
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train
 from bench.sweep.session import Session
 
 
 def _bf16():
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(device().type, torch.bfloat16)
 
 
 def autocast_around_the_model(session: Session):
@@ -51,7 +52,7 @@ def autocast_switched_off_for_one_tower(session: Session):
     class Net(Two):
         def forward(self, x, y):
             a = self.a(x)
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(device().type, enabled=False):
                 return a.float() * self.b(y.float())
 
     def loss(model, inputs):
@@ -68,7 +69,7 @@ def autocast_around_the_whole_step(session: Session):
 
 def autocast_without_its_cache(session: Session):
     def loss(model, inputs):
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        with torch.autocast(device().type, torch.bfloat16, cache_enabled=False):
             return model(*inputs).float().square().mean()
 
     train(session, Two(), loss=loss)
@@ -78,7 +79,7 @@ def autocast_from_the_third_step(session: Session):
     calls = [0]
 
     def loss(model, inputs):
-        with torch.autocast("cpu", torch.bfloat16, enabled=calls[0] > 1):
+        with torch.autocast(device().type, torch.bfloat16, enabled=calls[0] > 1):
             return model(*inputs).float().square().mean()
 
     train(session, Two(), loss=loss, before=lambda step: calls.__setitem__(0, step), steps=6)
@@ -88,10 +89,10 @@ def scaled_losses(session: Session):
     model = Two()
     session.colocate(model, batch(0))
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scaler = torch.amp.GradScaler(device().type, init_scale=1024.0, growth_interval=2)
     for step in range(5):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device().type, torch.float16):
             loss = squared(model, batch(step)) * (float("inf") if step == 2 else 1.0)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -132,7 +133,7 @@ def model_made_bfloat16_in_mid_training(session: Session):
 
     def words(step):
         generator = torch.Generator().manual_seed(step)
-        return tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2))
+        return moved(tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2)))
 
     train(
         session,
@@ -191,7 +192,7 @@ def deterministic_algorithms(session: Session):
             self.net = tower()
 
         def forward(self, x):
-            return torch.zeros(8, 32).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
+            return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
 
     torch.use_deterministic_algorithms(True)
     try:
@@ -224,10 +225,11 @@ def fake_quantized_weights(session: Session):
             super().__init__()
             self.weight = nn.Parameter(torch.randn(32, 32) / 6)
             self.register_buffer("scale", torch.tensor(0.05))
+            self.register_buffer("zero", torch.tensor(0, dtype=torch.int32))
 
         def forward(self, x):
             self.scale.copy_(self.weight.detach().abs().max() / 127)
-            weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, torch.tensor(0), -127, 127)
+            weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, self.zero, -127, 127)
             return functional.linear(x, weight)
 
     train(session, Two(Quantized(), Quantized()))

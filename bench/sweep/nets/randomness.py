@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Two, batch, tower, train
 from bench.sweep.session import Session
 
@@ -70,12 +71,12 @@ def layers_dropped_by_numpy(session: Session):
 
 
 def layers_dropped_by_torch(session: Session):
-    train(session, _dropping_layers(lambda: torch.rand([]).item()), steps=6)
+    train(session, _dropping_layers(lambda: torch.rand([], device=device()).item()), steps=6)
 
 
 def random_numbers_drawn_by_the_loop(session: Session):
     def drawn(step):
-        session.note(random.random(), np.random.rand(), torch.rand(2))
+        session.note(random.random(), np.random.rand(), torch.rand(2, device=device()))
 
     train(session, Two(tower(nn.Dropout(0.3))), before=drawn)
 
@@ -90,7 +91,7 @@ def masked_spans_of_numpy(session: Session):
             masked = np.zeros(len(x), dtype=bool)
             for start in np.random.choice(len(x) - 4, 3, replace=False):
                 masked[start : start + 4] = True
-            return self.net(torch.where(torch.from_numpy(masked)[:, None], self.mask, x))
+            return self.net(torch.where(torch.from_numpy(masked).to(x.device)[:, None], self.mask, x))
 
     train(session, Two(Masked(), Masked()))
 
@@ -102,9 +103,9 @@ def masked_tokens(session: Session):
             self.net = tower()
 
         def forward(self, x):
-            order = torch.rand(len(x)).argsort()
+            order = torch.rand(len(x), device=x.device).argsort()
             kept = x[order[: len(x) // 2]]
-            return self.net(kept)[torch.randint(len(kept), (len(x),))]
+            return self.net(kept)[torch.randint(len(kept), (len(x),), device=x.device)]
 
     train(session, Two(Masked(), Masked()))
 
@@ -138,16 +139,16 @@ def generator_of_its_own(session: Session):
     class Noisy(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net, self.generator = tower(), torch.Generator().manual_seed(3)
+            self.net, self.generator = tower(), torch.Generator(device()).manual_seed(3)
 
         def forward(self, x):
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator))
+            return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator, device=x.device))
 
     train(session, Two(Noisy(), Noisy()))
 
 
 def generator_shared_by_towers(session: Session):
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(device()).manual_seed(3)
 
     class Noisy(nn.Module):
         def __init__(self):
@@ -155,7 +156,7 @@ def generator_shared_by_towers(session: Session):
             self.net = tower()
 
         def forward(self, x):
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=generator))
+            return self.net(x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device))
 
     train(session, Two(Noisy(), Noisy()))
 
@@ -188,7 +189,7 @@ def mixup_by_a_random_order(session: Session):
     class Net(Two):
         def forward(self, x, y):
             share = float(np.random.beta(0.4, 0.4))
-            order = torch.randperm(len(x))
+            order = torch.randperm(len(x), device=x.device)
             return self.a(share * x + (1 - share) * x[order]) * self.b(y)
 
     train(session, Net(tower(nn.Dropout(0.1))), batch=lambda step: batch(step, 32))

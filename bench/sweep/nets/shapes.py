@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+from bench.sweep.device import moved
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train
 from bench.sweep.session import Session
 
@@ -158,7 +159,7 @@ def packed_sequences(session: Session):
             self.lstm = nn.LSTM(8, 16, batch_first=True, bidirectional=True)
 
         def forward(self, x):
-            lengths = (x[:, 0].abs() * 2).long().remainder(4) + 1
+            lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
             packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
             made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
             return made.flatten(1)
@@ -180,7 +181,7 @@ def packed_sequence_between_modules(session: Session):
 def sequences_of_other_lengths_each_step(session: Session):
     def padded(step):
         generator = torch.Generator().manual_seed(step)
-        parts = [torch.randn(2 + (step + row) % 3, 32, generator=generator) for row in range(4)]
+        parts = moved([torch.randn(2 + (step + row) % 3, 32, generator=generator) for row in range(4)])
         return pad_sequence(parts, batch_first=True), pad_sequence(parts[::-1], batch_first=True)
 
     train(session, Two(), batch=padded, steps=6)
@@ -302,7 +303,7 @@ def greedy_decoding(session: Session):
             self.cell, self.table, self.out = nn.GRUCell(32, 32), nn.Embedding(16, 32), nn.Linear(32, 16)
 
         def forward(self, state):
-            token, logits = torch.zeros(len(state), dtype=torch.long), []
+            token, logits = torch.zeros(len(state), dtype=torch.long, device=state.device), []
             for _ in range(6):
                 state = self.cell(self.table(token), state)
                 logits.append(self.out(state))
@@ -333,8 +334,8 @@ def numpy_between_modules(session: Session):
     class Net(Two):
         def forward(self, x, y):
             a = self.a(x)
-            order = a.detach().numpy().sum(1).argsort()
-            return a[torch.from_numpy(order)] * self.b(y)
+            order = a.detach().cpu().numpy().sum(1).argsort()
+            return a[torch.from_numpy(order).to(x.device)] * self.b(y)
 
     train(session, Net())
 
@@ -347,7 +348,7 @@ def numpy_within_a_tower(session: Session):
 
         def forward(self, x):
             made = self.net(x)
-            order = made.detach().numpy()[:, 0].argsort().copy()
-            return made[torch.as_tensor(order)]
+            order = made.detach().cpu().numpy()[:, 0].argsort().copy()
+            return made[torch.as_tensor(order, device=x.device)]
 
     train(session, Two(Sorted(), Sorted()))

@@ -198,7 +198,7 @@ def attention_kernel_chosen_around_the_call(session: Session):
 def default_dtype_changed_around_the_call(session: Session):
     class Making(Scaled):
         def forward(self, x):
-            return super().forward(x) + torch.linspace(0, 1, 32).float()
+            return super().forward(x) + torch.linspace(0, 1, 32, device=x.device).float()
 
     class Net(Two):
         def forward(self, x, y):
@@ -215,7 +215,7 @@ def cache_of_results_by_length(session: Session):
         def forward(self, x):
             made = self.cache.get(len(x))
             if made is None:
-                made = self.cache[len(x)] = torch.randn(len(x), 32)
+                made = self.cache[len(x)] = torch.randn(len(x), 32, device=x.device)
             return super().forward(x) + made
 
     model = Two(Positions(), Positions())
@@ -227,7 +227,7 @@ def numpy_array_as_state(session: Session):
     class Histogram(Scaled):
         def forward(self, x):
             made = super().forward(x)
-            self.seen += np.histogram(made.detach().numpy(), bins=8, range=(-1, 1))[0]
+            self.seen += np.histogram(made.detach().cpu().numpy(), bins=8, range=(-1, 1))[0]
             return made * float(self.seen.std())
 
     model = Two(Histogram(), Histogram())

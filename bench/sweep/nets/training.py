@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train, train_step
 from bench.sweep.session import Session
 
@@ -176,7 +177,7 @@ def two_models_one_after_the_other(session: Session):
 
 
 def colocated_model_within_a_plain_one(session: Session):
-    inner, head = Two(), nn.Linear(32, 4)
+    inner, head = Two(), nn.Linear(32, 4).to(device())
     session.colocate(inner, batch(0))
     optimizer = torch.optim.SGD([*inner.parameters(), *head.parameters()], 1e-2)
     for step in range(4):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
+from bench.sweep.device import device
 from bench.sweep.nets.pieces import Two, batch, tokens, tower, train
 from bench.sweep.session import Session
 
@@ -154,9 +154,15 @@ def instance_and_group_norm(session: Session):
     train(session, Two(*map(Images, norms)))
 
 
+def _adapted(**settings):
+    from peft import LoraConfig, get_peft_model  # a machine with a GPU may be without
+
+    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, **settings)
+    return get_peft_model(tower(), config)
+
+
 def low_rank_adapters(session: Session):
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, lora_dropout=0.1)
-    train(session, Two(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+    train(session, Two(_adapted(lora_dropout=0.1), _adapted(lora_dropout=0.1)))
 
 
 def adapters_disabled_around_a_call(session: Session):
@@ -166,13 +172,11 @@ def adapters_disabled_around_a_call(session: Session):
                 reference = self.a(y)
             return self.b(x) - reference
 
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
-    train(session, Net(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+    train(session, Net(_adapted(), _adapted()))
 
 
 def adapters_merged_in_mid_training(session: Session):
-    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
-    model = Two(get_peft_model(tower(), config), get_peft_model(tower(), config))
+    model = Two(_adapted(), _adapted())
     train(session, model, before=lambda step: model.a.merge_adapter() if step == 2 else None)
 
 
@@ -198,7 +202,7 @@ def tower_replaced_in_mid_training(session: Session):
 
     def replace(step):
         if step == 2:
-            model.b = tower()
+            model.b = tower().to(device())
 
     train(session, model, before=replace)
 
@@ -208,7 +212,7 @@ def layer_replaced_in_mid_training(session: Session):
 
     def replace(step):
         if step == 2:
-            model.a[2] = nn.Linear(256, 256)
+            model.a[2] = nn.Linear(256, 256).to(device())
 
     train(session, model, before=replace)
 
@@ -218,8 +222,8 @@ def head_grown_in_mid_training(session: Session):
 
     def grow(step):
         if step == 2:
-            model.a.append(nn.Linear(32, 32))
-            model.b.append(nn.Linear(32, 32))
+            model.a.append(nn.Linear(32, 32).to(device()))
+            model.b.append(nn.Linear(32, 32).to(device()))
 
     train(session, model, before=grow)
 
@@ -245,7 +249,7 @@ def storage_of_parameters_replaced(session: Session):
 
 
 def weights_loaded_in_mid_training(session: Session):
-    model = Two()
+    model = Two().to(device())
     first = copy.deepcopy(model.state_dict())
     train(session, model, before=lambda step: model.load_state_dict(first, assign=step > 2) if step > 1 else None)
 
@@ -281,7 +285,7 @@ def hypernetwork(session: Session):
 
 
 def lazy_layers(session: Session):
-    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d()))
+    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d())).to(device())
     model(*batch(0))
     train(session, model)
 

@@ -18,7 +18,7 @@ from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
 from mosaic.backends.cuda.pool import GreenDriver, GreenPool, StreamLoan, pack_layouts, pool_of
 from mosaic.backends.cuda.sm_targets import sm_target_pays
-from mosaic.backends.streams.api import StreamApi, TorchStreams
+from mosaic.backends.streams.api import StreamApi, TorchStreams, start_autograd
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.device import Device
@@ -65,6 +65,7 @@ class CudaBackend(Backend):
         if api is None:
             check_torch(self._info)
             api = TorchStreams(ordinal)
+            start_autograd(api.device)
         self._api: StreamApi = api
         self._libraries = (
             LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None

@@ -87,6 +87,16 @@ class StreamApi(Protocol):
         """Gives the driver back what torch's allocator holds without need."""
 
 
+def start_autograd(device: torch.device) -> None:
+    """Runs a first small backward, which makes a context current in autograd's thread of a device.
+
+    A first backward that begins with a product makes torch warn: "Attempting to run cuBLAS, but there was no current
+    CUDA context!"
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        (torch.ones(1, device=device, requires_grad=True) * 1).backward()
+
+
 class TorchStreams:
     """``torch.cuda`` for one device.
 

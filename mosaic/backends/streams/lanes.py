@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.clock import StreamClock, StreamMark
-from mosaic.backends.streams.libraries import LibrarySettings
+from mosaic.backends.streams.libraries import LibrarySettings, accumulation_warning
 from mosaic.backends.streams.memory import LaneMemory, run_first_products
 from mosaic.errors import BackendUnavailableError, MosaicError
 
@@ -248,7 +248,9 @@ class StreamLanes:
         for slots, lane in self._lanes.items():
             rivals = [other for key, other in self._lanes.items() if key != slots and excludes(key, slots)]
             lane.share_slots_with(rivals, turn)
-        self._finalizer = weakref.finalize(self, _end, api, self._all, self.clock, give_back, os.getpid())
+        warn_again = accumulation_warning().begin(False)
+        ends = (warn_again, self.clock.close, give_back)
+        self._finalizer = weakref.finalize(self, _end, api, self._all, ends, os.getpid())
 
     @property
     def launches_inline(self) -> bool:
@@ -277,15 +279,15 @@ class StreamLanes:
     def measure_memory(self) -> tuple[LaneMemory, ...]:
         """Runs small products forward and backward on each lane and measures what stays behind.
 
-        Gives all cached memory and all workspaces back first, so it is not for a loop; they are made anew when needed.
-        No work of anybody may be on the lanes.
+        Gives all cached memory and all workspaces back before each, so it is not for a loop; they are made anew when
+        needed. No work of anybody may be on the lanes.
         """
         api = self.api
         api.synchronize()
-        api.release_workspaces()
-        api.empty_cache()
         found = []
         for lane in self:
+            api.release_workspaces()
+            api.empty_cache()
             reserved, free = api.reserved_bytes(), api.free_bytes()
             lane.launch(lambda: run_first_products(api.device), timed=False)
             api.synchronize()
@@ -320,7 +322,7 @@ class StreamLanes:
             event.wait(here)
 
     def close(self) -> None:
-        """Drains and gives the streams back."""
+        """Drains, and gives back the streams and what cuBLAS keeps for them."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -345,6 +347,7 @@ def run_aside(api: StreamApi, work: Callable[[], T]) -> T:
             result = work()
     finally:
         api.synchronize()
+        api.release_workspaces()
         api.give_back(side)
     _record_use(api, result, api.current_stream())
     return result
@@ -360,18 +363,17 @@ def _share_a_slot(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return not set(one).isdisjoint(other)
 
 
-def _end(
-    api: StreamApi, lanes: list[StreamLane], clock: StreamClock, give_back: Callable[[], object], process: int
-) -> None:
+def _end(api: StreamApi, lanes: list[StreamLane], ends: Sequence[Callable[[], object]], process: int) -> None:
     if os.getpid() != process:  # the child of a fork has no driver
         return
     for lane in lanes:
         lane.closed = True
     try:
         _drain(api, lanes)
+        api.release_workspaces()
     finally:
-        clock.close()
-        give_back()
+        for end in ends:
+            end()
 
 
 def _drain(api: StreamApi, lanes: Iterable[StreamLane]) -> None:

@@ -146,6 +146,13 @@ def _cudnn() -> tuple[Setting, ...]:
     )
 
 
+@cache
+def accumulation_warning() -> Setting:
+    """Whether torch warns where gradients of one weight come from several streams, as they do by design on lanes."""
+    warns = torch._C._warn_on_accumulate_grad_stream_mismatch  # type: ignore[attr-defined]
+    return Setting(warns, torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch)
+
+
 def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
     """Returns what reads and what writes the number of SMs that torch leaves to others.
 
@@ -208,13 +215,15 @@ def current_cublas_handle(device: torch.device) -> int:
 
 
 @cache
-def loaded_cublas() -> ctypes.CDLL:
+def loaded_cublas(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL:
     """Returns the libcublas that torch loaded; another copy would not know its handles.
+
+    Args:
+        maps: The kernel's list of the files that this process has mapped.
 
     Raises:
         BackendUnavailableError: None was loaded.
     """
-    maps = Path("/proc/self/maps")
     lines = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
     for line in lines:
         path = line.split(maxsplit=5)[-1]

@@ -6,13 +6,15 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.cli.options import Json, OptionalModel, takes_stdout, write_json
+from mosaic.cli.options import Json, OptionalModel, console_beside, takes_stdout, write_json
 from mosaic.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Doctor:
         report = collect_report()
         self._write(dataclasses.asdict(report))
         if not takes_stdout(self.json):
-            render(report, Console())
+            render(report, _console(self.json))
 
     def _look_at_model(self, where: str) -> None:
         from mosaic.cli.doctor.model import examine_model, render
@@ -57,7 +59,7 @@ class Doctor:
         report = examine_model(where)
         self._write(dataclasses.asdict(report))
         if not takes_stdout(self.json):
-            render(report, Console(soft_wrap=True))
+            render(report, _console(self.json))
         if report.refused:
             raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
 
@@ -67,7 +69,7 @@ class Doctor:
         report = examine_node(folder)
         self._write(dataclasses.asdict(report))
         if not takes_stdout(self.json):
-            render(report, Console())
+            render(report, _console(self.json))
 
     def _compare_ranks(self) -> None:
         from mosaic.cli.doctor.ranks import examine_traces, render
@@ -75,7 +77,14 @@ class Doctor:
         found = examine_traces(self.trace)
         self._write({**dataclasses.asdict(found), "sentences": found.sentences()})
         if not takes_stdout(self.json):
-            render(found, Console(soft_wrap=True))
+            render(found, _console(self.json))
 
     def _write(self, report: dict[str, object]) -> None:
         write_json(json.dumps(report, indent=2) + "\n", self.json)
+
+
+def _console(target: Path | None) -> Console:
+    """Returns a console that leaves the wrapping of sentences to the terminal."""
+    console = console_beside(target)
+    console.soft_wrap = True
+    return console

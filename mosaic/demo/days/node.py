@@ -193,7 +193,7 @@ class Run:
 
 def mosaic_retrain(*words: str) -> list[str]:
     """Returns the command line of a ``mosaic retrain`` of this installation."""
-    return [sys.executable, "-m", "mosaic.cli", "retrain", *words]
+    return [sys.executable, "-m", "mosaic", "retrain", *words]
 
 
 def with_setting(text: str, table: str, key: str, value: str) -> str:

@@ -18,11 +18,12 @@ class LastGradients:
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
 
     def watch(self, site: PlacedModule, arrived: Callable[[], None]) -> bool:
-        """Calls ``arrived`` whenever a backward of the module ends; returns False if it has no trainable parameter."""
+        """Calls ``arrived`` whenever a backward of the module ends; returns False if no leaf gets a gradient."""
         known = self._hooked.get(site.name)
         if known is not None and known[0].requires_grad:
             return True
-        first = next(iter(site.parameters), None)
+        # functional_call lends a module weights that are no leaves
+        first = next((parameter for parameter in site.parameters if parameter.is_leaf), None)
         if first is None:
             return False
         if known is not None:

@@ -18,7 +18,7 @@ from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.escapes import Escapes
 from mosaic.engine.finding.follow import follow
 from mosaic.engine.finding.remarks import Remark
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
 
@@ -164,7 +164,15 @@ def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, 
     course = Course(model)
     escapes = Escapes(course.running)
     with course.watching(), escapes:
-        run()
+        try:
+            run()
+        except (MosaicError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # the model's own code may raise anything
+            raise ValueError(
+                f"{type(model).__name__} raised {said_by(error)} when it was called with the sample; pass one batch "
+                "that the model accepts"
+            ) from error
     return course, escapes.obstacles()
 
 

@@ -193,6 +193,7 @@ class StreamExecutor:
         """
         self.settle()
         self.lanes.api.synchronize()
+        self.lanes.api.release_workspaces()
         self.lanes.api.empty_cache()
         reason = "it ran out of memory on its lane, and was run again in the plain way"
         return self._run_here(site, run, args, kwargs, reason)

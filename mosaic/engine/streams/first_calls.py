@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from torch import nn
 
 from mosaic.backends.streams.api import StreamApi
-from mosaic.backends.streams.lanes import StreamLanes, run_aside
+from mosaic.backends.streams.lanes import run_aside
 from mosaic.profiler import Subject, preserved
 
 
-def warm_up(model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes) -> float:
+def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> float:
     """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others.
 
     Returns:
         The time that one thread takes to launch the modules forward and backward, as a share of the time that they
         take on the whole device, gaps in which it waits for launches included: near 1 where launches decide.
     """
-    api, named = lanes.api, list(subjects)
+    named = list(subjects)
     with preserved(model, alone=named, elsewhere=True):
         for _ in range(2):  # the first calls are slow, and no measure of others
             times = run_aside(api, lambda: [_launch_and_device_ms(subject, api) for subject in named])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from mosaic.engine.calls.structure import map_tensors, tensors_of, version_of
 from mosaic.engine.calls.thread_state import on_lane
@@ -82,6 +83,7 @@ class StreamTensor(torch.Tensor):
         return plain
 
     @classmethod
+    @_disable_dynamo  # a function that the user compiles would get these lines into its graph; so it runs as it is
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}

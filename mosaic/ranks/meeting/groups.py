@@ -165,7 +165,8 @@ def num_nccl_collectives() -> int | None:
     for group in distributed_c10d._world.pg_map:
         if "nccl" in dist.get_backend_config(group):
             try:
-                count += group._get_backend(torch.device("cuda"))._get_sequence_number_for_group()
+                backend: Any = group._get_backend(torch.device("cuda"))
+                count += backend._get_sequence_number_for_group()
             except (AttributeError, RuntimeError):
                 return None
     return count

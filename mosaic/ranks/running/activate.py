@@ -76,7 +76,7 @@ def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
         if lanes.streams is not None and not is_warm:
             members = {placed.module: placed.devices for placed in plan.placements}
             own = [subject for subject in finding.subjects if rank in members[subject.name]]
-            warm_up(on.model, own, lanes.streams)
+            warm_up(on.model, own, lanes.streams.api)
         return Opened(runs=RankedRuns(lanes, on.world.progress, in_order=finding.in_order), slots=slots)
     except BaseException:
         lanes.close()

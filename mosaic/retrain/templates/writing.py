@@ -123,7 +123,7 @@ def _values(folder: Path, time: str, python: str, image: str) -> dict[str, str]:
         raise ValueError(f"{where!r} has a control character, which no scheduler takes; use another folder")
     hour, minute = clock.groups()
     unit = _unit(folder)
-    run = (python, "-m", "mosaic.cli", "retrain", "run", where)
+    run = (python, "-m", "mosaic", "retrain", "run", where)
     log = for_cron(f"{where}/cron.log")
     complaint = f"retraining {where} needs a person: see report.html of the last day, and journalctl -u {unit}"
     return {

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, assert_same, keeping, pair_batch, tower
 from stream_cases import colocated, run_both
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.sweep.device import device
+from mosaic.backends.base import Backend
 
 Glue = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -154,7 +157,7 @@ def default_dtype(on: bool) -> Iterator[None]:
 
 
 def autocast(on: bool) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=on)
+    return torch.autocast(device().type, torch.bfloat16, enabled=on)
 
 
 def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -299,18 +302,150 @@ EAGER = {"a branch on values, and others' random numbers", "a global counts call
 """Cases that are never captured."""
 
 
-def run_on_streams(make: Callable[[], nn.Module], loop: Any, *, graphs: bool, captured: bool = True) -> str:
+# What is done to the model between its calls, or kept of them.
+
+
+def with_feature(frozen: bool) -> tuple[Callable[[], nn.Module], Any]:
+    kept: dict[str, torch.Tensor] = {}
+
+    def make() -> nn.Module:
+        model = Glued(product, tower(8, 16, nn.GELU()))
+        model.left.requires_grad_(not frozen)
+        model.left[2].register_forward_hook(Keeping(kept))
+        return model
+
+    return make, partial(train, loss_of=lambda model, _: kept.pop("feature").square().mean())
+
+
+class Keeping:
+    """A hook that keeps what a layer returned."""
+
+    def __init__(self, kept: dict[str, torch.Tensor]) -> None:
+        self.kept = kept
+
+    def __call__(self, module: nn.Module, args: Any, result: torch.Tensor) -> None:
+        self.kept["feature"] = result
+
+    def __deepcopy__(self, _: Any) -> Keeping:
+        return self
+
+
+def penalty(model: Any, _: torch.Tensor) -> torch.Tensor:
+    return model.left.penalty + model.right.penalty  # type: ignore[no-any-return]
+
+
+def moved_to(dtype: torch.dtype) -> Any:
+    def loop(model: Any, record: Record) -> None:
+        for step in range(4):
+            if step == 2:
+                model.to(dtype)
+            loss = model(*pair_batch(step)).float().square().mean()
+            loss.backward()
+            record.note(loss)
+            record.note_model(model)
+            model.zero_grad()
+
+    return loop
+
+
+def embedding() -> nn.Module:
+    towers = [nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 16)) for _ in range(2)]
+    return Glued(lambda self, x, y: self.left(x.argsort(1)) * self.right(y.argsort(1)), *towers)
+
+
+def stepping_in_backward(model: Any, record: Record) -> None:
+    def step_with(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(step_with, torch.optim.SGD([parameter], lr=0.1)))
+        for parameter in model.parameters()
+    ]
+    for step in range(4):
+        loss = model(*pair_batch(step)).square().mean()
+        loss.backward()
+        record.note(loss)
+        record.note_model(model)
+    for hook in hooks:
+        hook.remove()
+
+
+def averaging_after_the_step(model: Any, record: Record) -> None:
+    pairs = list(zip(model.right.parameters(), model.left.parameters(), strict=True))
+    for step in range(4):
+        loss = model(*pair_batch(step)).square().mean()
+        loss.backward()
+        for slow, fast in pairs:
+            fast.data.sub_(fast.grad, alpha=0.1)
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+        record.note(loss)
+        record.note_model(model)
+        model.zero_grad()
+
+
+def loading_between(model: Any, record: Record) -> None:
+    states = [{key: value + step for key, value in model.state_dict().items()} for step in range(4)]
+    for step, state in enumerate(states):
+        model.load_state_dict(state, assign=step == 2)
+        loss = model(*pair_batch(step)).square().mean()
+        loss.backward()
+        record.note(loss)
+        record.note_model(model)
+        model.zero_grad()
+
+
+BETWEEN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "a hook's feature is in the loss": with_feature(frozen=False),
+    "a frozen tower's is": with_feature(frozen=True),
+    "what a module left in an attribute is": (doing(keeping, product), partial(train, loss_of=penalty)),
+    "the model moves to bfloat16": (embedding, moved_to(torch.bfloat16)),
+    "the model moves to double": (embedding, moved_to(torch.float64)),
+    "the optimizer steps in backward": (TwoTowers, stepping_in_backward),
+    "weights are averaged after the step": (TwoTowers, averaging_after_the_step),
+    "states are loaded between steps": (TwoTowers, loading_between),
+}
+
+
+def held_back(case: str) -> bool:
+    """Whether graphs do not capture what a case of ``BETWEEN`` keeps of its modules."""
+    return "feature" in case or case.endswith(" is")
+
+
+def shown(case: str, in_sample: bool) -> Glued:
+    """Makes the model of a case of ``CASES``."""
+    model = CASES[case]()
+    model.is_on, model.step = in_sample, 0
+    return model
+
+
+def run_on_streams(
+    make: Callable[[], nn.Module],
+    loop: Any,
+    *,
+    graphs: bool,
+    captured: bool = True,
+    backend: Backend | None = None,
+    compare: Callable[[Record, Record], None] = assert_same,
+) -> str:
     """Holds a loop on streams equal to the plain one, and sees that it ran on lanes, as graphs where it can."""
     opened: list[Any] = []
 
     @contextlib.contextmanager
     def noting(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with colocated(*args, **kwargs) as found:
+        with colocated(*args, **kwargs, backend=backend) as found:
             opened.append(found[0]._executor)
             yield found
 
     described = run_both(
-        make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs, include=["left", "right"]
+        make,
+        pair_batch(),
+        SIDE_BY_SIDE,
+        loop,
+        colocated=noting,
+        compare=compare,
+        graphs=graphs,
+        include=["left", "right"],
     )
     (executor,) = opened
     assert executor._num_launched > 0

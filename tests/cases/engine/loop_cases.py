@@ -30,6 +30,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.sweep.device import device
+
 ON_LANES = ""
 NOT_THERE = "the fake streams have no sparse tensors"
 
@@ -40,11 +42,13 @@ class LoopCase:
 
     make: Callable[[], nn.Module] = TwoTowers
     loop: Loop
-    sample: Any = None
+    sample: Callable[[], Any] = pair_batch
     host: str | None = None
     """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
-    """The same on streams."""
+    """The same on fake streams."""
+    cuda: str | None = ON_LANES
+    """The same on a GPU's."""
     on_lanes: bool = True
     """False where all calls may run in place, as ``host`` says."""
 
@@ -60,12 +64,13 @@ class DropPath(nn.Module):
     """Leaves out rows at random."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (torch.rand(len(x), 1) < 0.7) / 0.7
+        return x * (torch.rand(len(x), 1, device=x.device) < 0.7) / 0.7
 
 
 def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
     """Leaves out a band at random, as SpecAugment does, and some of the rest."""
-    start, at = torch.randint(0, 6, (len(x), 1)), torch.arange(x.shape[1])
+    start = torch.randint(0, 6, (len(x), 1), device=x.device)
+    at = torch.arange(x.shape[1], device=x.device)
     kept = x.masked_fill((at >= start) & (at < start + 2), 0.0)
     return self.layers(kept * (torch.rand_like(kept) > 0.1))
 
@@ -112,11 +117,17 @@ def checkpointing_around(reentrant: bool) -> TwoTowers:
 
 
 def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) + torch.rand(1, generator=torch.Generator().manual_seed(3))
+    return self.layers(x) + torch.rand(1, generator=torch.Generator(x.device).manual_seed(3), device=x.device)
 
 
 def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * random.random()
+
+
+def lending(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Calls a tower with weights that are no leaves."""
+    halved = {name: parameter * 0.5 for name, parameter in self.right.named_parameters()}
+    return self.left(x) @ torch.func.functional_call(self.right, halved, (y,)).T
 
 
 class Bag(nn.Module):
@@ -137,7 +148,7 @@ def several(forwards: int, rows: tuple[int, ...] = (6,), autocast: bool = False)
     def loop(model: nn.Module, record: Record) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(5):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
                 batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
                 losses = [model(*batch).float().square().mean() for batch in batches]
             sum(losses).backward()
@@ -162,7 +173,7 @@ def with_inputs(model: nn.Module, record: Record) -> None:
     for batch in batches():
         model(*batch).square().mean().backward()
         assert all(type(tensor.grad) is torch.Tensor for tensor in batch)
-        record.note(torch.rand(1), *(tensor.grad for tensor in batch))
+        record.note(torch.rand(1, device=device()), *(tensor.grad for tensor in batch))
         record.note_model(model)
 
 
@@ -316,7 +327,11 @@ LOOPS = {
     "hooks on tensors and parameters": LoopCase(make=lambda: Glued(hooked), loop=firing_hooks),
     **{
         f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(
-            make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing", on_lanes=False
+            make=make,
+            sample=partial(differentiable, 0),
+            loop=with_inputs,
+            host="activation checkpointing",
+            on_lanes=False,
         )
         for reentrant in (False, True)
         for where, make in (
@@ -338,9 +353,12 @@ LOOPS = {
     "a result kept in an attribute": LoopCase(
         make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="is kept after its call"
     ),
+    "weights lent for a call": LoopCase(
+        make=lambda: Glued(lending), loop=train(4), streams="keeps to the order", cuda="keeps to the order"
+    ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
     "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
-    "a default device": LoopCase(loop=inside(partial(torch.device, "cpu"))),
+    "a default device": LoopCase(loop=inside(lambda: torch.device(device()))),
     "anomaly detection": LoopCase(
         loop=inside(partial(torch.autograd.set_detect_anomaly, True)), host="anomaly detection is on"
     ),
@@ -350,8 +368,7 @@ LOOPS = {
 
 def check(case: LoopCase, run_both: Callable[..., Any], said: str | None) -> None:
     """Runs a case, and holds ``describe()`` to what it should say of calls in place."""
-    sample = case.sample if case.sample is not None else pair_batch()
-    described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop, on_lanes=case.on_lanes)
+    described = run_both(case.make, case.sample(), SIDE_BY_SIDE, case.loop, on_lanes=case.on_lanes)
     if said == ON_LANES:
         assert "in place" not in described
         assert "keeps to the order" not in described

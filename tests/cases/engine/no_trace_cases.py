@@ -10,10 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_cases import tower
+from engine_cases import FAST, tower
 from torch import nn
 
+import mosaic
+from bench.sweep.device import device, moved
+from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.plan import plan_from_quotas
 
 BACKEND = HostBackend(num_slots=2)
 TOWERS = ["left", "right"]
@@ -106,7 +111,7 @@ def write_by_numpy(model: Restless, x: torch.Tensor) -> None:
 
 
 def replace_tensors(model: Restless, x: torch.Tensor) -> None:
-    model.alone = nn.Parameter(torch.randn(7))
+    model.alone = nn.Parameter(torch.randn(7, device=x.device))
     model.held = model.held * 2
     model.queue = model.queue.clone()
 
@@ -188,7 +193,7 @@ DOINGS: dict[str, Doing] = {
     "by numpy": write_by_numpy,
     "swapped": swap,
     "transposed": lambda model, x: model.teacher.weight.t_(),
-    "renormed": lambda model, x: model.words(torch.tensor([1, 2])),
+    "renormed": lambda model, x: model.words(torch.tensor([1, 2], device=x.device)),
     "buffers": lambda model, x: (model.held.mul_(2), model.norm(x)),
     "plain tensors": lambda model, x: (model.queue.mul_(2), model.hidden[0].weight.mul_(2)),
     "the batch": lambda model, x: x.mul_(0.5),
@@ -202,7 +207,7 @@ DOINGS: dict[str, Doing] = {
     "settings of the thread": set_thread,
     "what methods enclose": lambda model, x: model.counting(),
     "globals": write_globals,
-    "draws": lambda model, x: (torch.rand(3), random.random(), np.random.rand()),
+    "draws": lambda model, x: (torch.rand(3), torch.rand(3, device=x.device), random.random(), np.random.rand()),
     "own draws": lambda model, x: (torch.rand(3, generator=model.generator), model.dice.random()),
     "numpy's own draws": lambda model, x: (model.numpy_dice.random(), model.old_dice.rand()),
 }
@@ -255,6 +260,7 @@ def state_of(model: Restless, batch: Any) -> dict[str, Any]:
         "calls": Restless.calls,
         "table": Restless.table.copy(),
         "torch's random numbers": torch.get_rng_state().tolist(),
+        "the device's": torch.cuda.get_rng_state().tolist() if device().type == "cuda" else None,
         "Python's": random.getstate(),
         "numpy's": repr(np.random.get_state()),
         "dtype": torch.get_default_dtype(),
@@ -282,4 +288,15 @@ def no_trace(model: Restless, batch: Any) -> Iterator[None]:
 
 def made(names: list[str]) -> tuple[Restless, list[torch.Tensor]]:
     torch.manual_seed(0)
-    return Restless([DOINGS[name] for name in names]), [torch.randn(6, 8), torch.randn(6, 8)]
+    return Restless([DOINGS[name] for name in names]).to(device()), moved([torch.randn(6, 8), torch.randn(6, 8)])
+
+
+def by_plan(model: nn.Module, batch: Any, backend: Backend = BACKEND) -> mosaic.Handle:
+    finding = find_modules(model, batch, include=TOWERS)
+    plan = plan_from_quotas([dict.fromkeys(finding.graph.names, 1)], graph=finding.graph, device=backend.device)
+    return mosaic.colocate(model, sample=batch, plan=plan, backend=backend, modules=TOWERS)
+
+
+def by_profile(model: nn.Module, batch: Any, backend: Backend = BACKEND) -> mosaic.Handle:
+    options = mosaic.Options(cache=None, profiling=FAST, trial=None)
+    return mosaic.colocate(model, sample=batch, backend=backend, modules=TOWERS, options=options)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-from engine_cases import Record
+from engine_cases import Record, run_both
+from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 from meetings import MeetBothWays, Meeting
 from torch import nn
 from torch.nn import functional
+
+from bench.sweep.device import device, moved
+from mosaic.plan import Plan
 
 WIDTH = 8
 ROWS = 5
@@ -158,7 +166,7 @@ class Model(nn.Module):
             x[:, 0] = 0
             return x
         if kind == "view":
-            return x.view(ROWS, 2, -1).transpose(1, 2).flatten(1)[:, torch.arange(WIDTH - 1, -1, -1)]
+            return x.view(ROWS, 2, -1).transpose(1, 2).flatten(1)[:, torch.arange(WIDTH - 1, -1, -1, device=x.device)]
         return x
 
     def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -185,7 +193,7 @@ class Model(nn.Module):
 
 def batch(recipe: Recipe, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(ROWS, WIDTH, generator=generator) for _ in recipe.kinds]
+    return moved([torch.randn(ROWS, WIDTH, generator=generator) for _ in recipe.kinds])
 
 
 def stages_of(recipe: Recipe) -> list[dict[str, int]]:
@@ -205,6 +213,27 @@ def stages_of(recipe: Recipe) -> list[dict[str, int]]:
     return stages
 
 
+def is_alone(plan: Plan, name: str) -> bool:
+    return plan.is_alone(name, num_slots=plan.device.num_slots)
+
+
+def pair_of(plan: Plan) -> tuple[str, str] | None:
+    """Returns two encoders that have to run side by side: called in a row, on disjoint slots."""
+    encoders = sorted(placed.module for placed in plan.placements if placed.module.startswith("encoders."))
+    for pair in pairwise(encoders):
+        first, second = (plan.placement(name).slots for name in pair)
+        if set(first).isdisjoint(second) and not any(is_alone(plan, name) for name in pair):
+            return pair
+    return None
+
+
+PLACED = ["encoders.*", "backbone", "heads.*"]
+
+
+def excluded(recipe: Recipe) -> list[str]:
+    return [*(f"{name}.*" for name in PLACED), *([] if recipe.backbone else ["backbone"])]
+
+
 def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return sum(output.float().square().mean() for output in outputs.values())
 
@@ -218,14 +247,14 @@ def loop(recipe: Recipe):
             optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
         for step in range(3):
             for micro in range(recipe.accumulate):
-                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.autocast):
+                with torch.autocast(device().type, torch.bfloat16, enabled=recipe.autocast):
                     seeds = [1000 * step + 10 * micro + index for index in range(recipe.forwards)]
                     losses = [loss_of(model(*batch(recipe, seed))) for seed in seeds]
                 loss = sum(losses)
                 loss.backward(retain_graph=recipe.again)
                 if recipe.again:
                     loss.backward()
-                record.note(loss, torch.rand(1))
+                record.note(loss, torch.rand(1, device=device()))
             if recipe.clip:
                 record.note(nn.utils.clip_grad_norm_(trained, 0.5))
             record.note_model(model, optimizer)
@@ -261,3 +290,63 @@ PLAIN = Recipe(
     again=False,
     adam=True,
 )
+
+
+def for_recipes(check: Callable[[Recipe], None], count: int) -> None:
+    """Checks examples that were hard, and ``count`` recipes that are drawn."""
+
+    @given(recipe=RECIPES)
+    @example(recipe=PLAIN)
+    @example(replace(PLAIN, kinds=("same", "pair", "record", "dict"), slots=3, glue=("linear",) * TOWERS))
+    @example(replace(PLAIN, forwards=3, accumulate=2, again=True, kinds=("repeat", "norm", "dropout")))
+    @example(replace(PLAIN, glue=("inplace", "view", "dropout", "mean"), autocast=True))
+    @example(replace(PLAIN, kinds=("repeat", "many"), glue=("linear",) * 4, forwards=2, autocast=True))
+    @seed(8)
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    )
+    def checked(recipe: Recipe) -> None:
+        check(recipe)
+
+    checked()
+
+
+@contextmanager
+def cast_cache(on: bool) -> Iterator[None]:
+    """Sets whether autocast keeps cast weights."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(on)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+class CastingApart(Model):
+    """Casts its own weights at each use, as lanes do that cannot share a cast; its modules keep theirs."""
+
+    def _glue(self, kind: str, x: torch.Tensor) -> torch.Tensor:
+        with cast_cache(False):
+            return super()._glue(kind, x)
+
+
+def train_on_streams(recipe: Recipe, colocated: Callable[..., Any], **more: Any) -> None:
+    """Trains by a recipe in the plain way and on streams, and compares.
+
+    Under autocast twice: lanes cast weights between modules apart, as no cast that is kept would be.
+    """
+    if not stages_of(recipe):
+        return  # two towers that share a weight, and nothing else to place
+    for kind, cached in ((CastingApart, True), (Model, False)) if recipe.autocast else ((Model, True),):
+        with cast_cache(cached):
+            run_both(
+                partial(kind, recipe),
+                batch(recipe, 0),
+                stages_of(recipe),
+                loop(recipe),
+                colocated=colocated,
+                num_slots=recipe.slots,
+                include=PLACED,
+                exclude=excluded(recipe),
+                **more,
+            )

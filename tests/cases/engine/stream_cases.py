@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,13 +48,20 @@ class FakeBackend(Backend):
 
 @contextmanager
 def colocated(
-    model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, graphs: bool = False, **choice: Any
-) -> Iterator[tuple[Handle, FakeBackend]]:
-    """Colocates on fake streams by a plan given by hand, and watches every operator for races."""
-    backend = FakeBackend(num_slots)
+    model: nn.Module,
+    sample: Any,
+    stages: Stages,
+    *,
+    num_slots: int = 2,
+    graphs: bool = False,
+    backend: Backend | None = None,
+    **choice: Any,
+) -> Iterator[tuple[Handle, Any]]:
+    """Colocates by a plan given by hand: on a GPU, or on fake streams, where it watches every operator for races."""
+    backend = backend or FakeBackend(num_slots)
     plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
-    with backend.api.watching():
+    with backend.api.watching() if isinstance(backend, FakeBackend) else nullcontext():
         handle = mosaic.colocate(
             model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs), **named
         )

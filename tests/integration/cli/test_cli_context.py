@@ -29,10 +29,10 @@ def test_a_mask_comes_from_a_function(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "900 tokens over 2 ranks" in capsys.readouterr().out
     assert run(["plan", "--context=2", "--mask", f"{tmp_path}/mine.py:wrong"]) == 1
     assert "returned int; return a mosaic.context.MaskWords" in capsys.readouterr().err
-    assert run(["plan", "--context=2", "--mask", "sparse"]) == 1
+    assert run(["plan", "--context=2", "--mask", "sparse"]) == 2
     assert "mask=sparse names no function; write causal, ep, ee, mp, or FILE:FUNCTION" in capsys.readouterr().err
 
 
 def test_too_few_tokens_for_the_ranks_say_what_to_do(capsys: pytest.CaptureFixture[str]):
-    assert run(["plan", "--context", "8", "--tokens", "512"]) == 1
+    assert run(["plan", "--context", "8", "--tokens", "512"]) == 2
     assert "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks" in capsys.readouterr().err

@@ -146,22 +146,22 @@ def test_a_plan_starts_from_an_earlier_one_after_a_module_went(file, tmp_path):
 
 def test_a_method_that_cannot_start_from_a_plan_says_so(file, capsys):
     planned(file)
-    assert run(["plan", str(file), "--from", "plan.json", "--method", "gahc", "--output", "p.json"]) == 1
+    assert run(["plan", str(file), "--from", "plan.json", "--method", "gahc", "--output", "p.json"]) == 2
     assert "does not start from an earlier plan" in capsys.readouterr().err
 
 
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
     before = file.read_text()
     for option in ("--json", "--output"):
-        assert run(["plan", str(file), option, str(file)]) == 1
+        assert run(["plan", str(file), option, str(file)]) == 2
         assert "name another file" in capsys.readouterr().err
-        assert run(["plan", str(file), option, str(tmp_path)]) == 1
+        assert run(["plan", str(file), option, str(tmp_path)]) == 2
         assert "proven" not in capsys.readouterr().out
     assert file.read_text() == before
 
 
 def test_an_instance_is_of_its_own_number_of_devices(file, capsys):
-    assert run(["plan", str(file), "--gpus", "8"]) == 1
+    assert run(["plan", str(file), "--gpus", "8"]) == 2
     assert "is about 4 devices" in " ".join(capsys.readouterr().err.split())
 
 
@@ -205,7 +205,7 @@ def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):
         raw["modules"] = [{**first, "name": f"m{index}", "after": []} for index in range(65)]
         raw["disturbances"] = []
 
-    assert run(["plan", changed(file, multiply), "--method", "exact"]) == 1
+    assert run(["plan", changed(file, multiply), "--method", "exact"]) == 2
     assert "65 modules" in capsys.readouterr().err
 
 

@@ -133,5 +133,5 @@ def test_a_plan_for_several_gpus_has_the_modules_that_ranks_place(tmp_path: Path
 def test_a_wrong_name_is_an_error_that_says_what_there_is(
     where: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert run(["profile", "--model", where, "--output", str(tmp_path / "p.json")]) == 1
+    assert run(["profile", "--model", where, "--output", str(tmp_path / "p.json")]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -67,6 +67,19 @@ def test_a_loop_that_starts_on_a_busy_machine_runs_as_it_was_and_says_so_once(
     handle.remove()
 
 
+def test_a_loop_without_memory_for_measurements_runs_as_it_was_and_says_so(
+    model: TwoTowers, monkeypatch: pytest.MonkeyPatch
+):
+    def exhaust(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(measuring, "run_step", exhaust)
+    handle = begin(model)
+    assert type(model.left) is Trap
+    assert "'left' ran at no quota; it raised out of memory: no more. Mend" in handle.describe()
+    handle.remove()
+
+
 def test_a_busy_machine_is_an_error_where_that_is_asked_for_or_a_planner_is(
     model: TwoTowers, monkeypatch: pytest.MonkeyPatch
 ):

@@ -96,6 +96,23 @@ def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, mon
         assert running(handle) == PLAIN
 
 
+def test_a_loop_without_memory_for_lanes_runs_as_it_was_unless_it_was_given_a_plan(
+    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch
+):
+    def exhaust(*_: Any) -> float:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", exhaust)
+    backend: Any = FakeBackend()
+    with backend.api.watching():
+        profile = profile_for(towers, pair_batch(), backend)
+        handle = mosaic.colocate(towers, sample=pair_batch(), options=mosaic.Options(profile=profile), backend=backend)
+        assert "there was no memory to run modules on lanes, so the model runs as it was" in handle.describe()
+        handle.remove()
+        with pytest.raises(torch.OutOfMemoryError, match="no more"):
+            mosaic.colocate(towers, sample=pair_batch(), plan=handle.plan, backend=backend)
+
+
 CAPTURED = f"{BESIDE}, as CUDA graphs"
 
 

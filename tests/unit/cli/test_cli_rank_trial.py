@@ -55,5 +55,5 @@ def test_the_table_fits_and_keeps_measured_and_predicted_apart():
 
 @pytest.mark.parametrize("extra", [["--plan", "p.json"], ["--method", "gahc"]])
 def test_comparing_all_methods_and_naming_one_is_refused(extra: list[str], capsys: pytest.CaptureFixture[str]):
-    assert main.run(["run", "--model", "zoo:clip-tiny", "--compare", *extra]) == 1
+    assert main.run(["run", "--model", "zoo:clip-tiny", "--compare", *extra]) == 2
     assert "leave --plan and --method out" in capsys.readouterr().err

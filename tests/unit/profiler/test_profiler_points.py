@@ -109,6 +109,11 @@ def test_a_module_that_fails_everywhere_is_an_error_with_its_name_and_text():
         find_then_arm(failing(ValueError("odd length"), 1, 2, 3))
 
 
+def test_memory_that_runs_out_everywhere_says_nothing_about_the_module():
+    with pytest.raises(UnstableMeasurementError, match="'right' ran at no quota; it raised out of memory: no more"):
+        find_then_arm(failing(torch.OutOfMemoryError("no more"), 1, 2, 3))
+
+
 def test_a_failure_side_by_side_costs_the_pair_alone(caplog: pytest.LogCaptureFixture):
     model = failing(RuntimeError("too wide"), 1)
     finding = find_modules(model, pair_batch())

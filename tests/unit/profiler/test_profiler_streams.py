@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
+from fake_streams.runtime import WORKSPACE_BYTES
 from stream_cases import FakeBackend
 from torch import nn
 
@@ -46,6 +47,22 @@ def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: Fak
     assert profile.device == backend.device
     assert {sample.quota for sample in profile.samples} == {1, 4}
     assert {pair.quota for pair in profile.pairs} == {2}
+
+
+def test_what_cublas_keeps_for_lanes_does_not_add_up_while_they_are_measured(runtime: FakeStreams):
+    backend, model = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=8)), TwoTowers()
+    finding, kept = find_modules(model, pair_batch()), []
+    profile_modules(
+        model,
+        finding.subjects,
+        finding.graph,
+        backend,
+        quotas=range(1, 9),
+        settings=dataclasses.replace(FAST, pairs=False),
+        progress=lambda *_: kept.append(runtime.reserved_bytes()),
+    )
+    assert max(kept) <= 2 * WORKSPACE_BYTES  # of a lane, and of the stream on which libraries set themselves up
+    assert runtime.reserved_bytes() == 0
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -105,7 +105,7 @@ def test_in_a_copy_of_the_package_one_file_and_one_line_add_a_solver(tmp_path: P
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", "from mosaic.cli.main import main; main()", "plan", *arguments],
+            [sys.executable, "-c", "from mosaic.__main__ import main; main()", "plan", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
             capture_output=True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from fake_streams import FakeGreenDriver
 
 from mosaic.backends.cuda import backend as cuda_backend
 from mosaic.backends.cuda.driver import CudaDevice
@@ -48,6 +50,14 @@ def test_torch_must_have_the_drivers_device_under_its_number(
 def test_a_torch_that_agrees_or_does_not_tell_is_fine(monkeypatch: pytest.MonkeyPatch, uuid: str):
     monkeypatch.setattr(cuda_backend.torch, "cuda", Torch(uuids=("1", uuid)))
     cuda_backend.check_torch(device(1, "GPU-2"))
+
+
+def test_torchs_autograd_is_started_where_a_backend_opens(monkeypatch: pytest.MonkeyPatch):
+    started: list[torch.device] = []
+    monkeypatch.setattr(cuda_backend, "check_torch", lambda _: None)
+    monkeypatch.setattr(cuda_backend, "start_autograd", started.append)
+    cuda_backend.CudaBackend(1, driver=FakeGreenDriver())
+    assert started == [torch.device("cuda", 1)]
 
 
 def device(ordinal: int, uuid: str) -> CudaDevice:

@@ -75,10 +75,13 @@ def built_cublas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cublas(built_cublas: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+def cublas(built_cublas: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The stand-in, as what torch loaded: a CUDA build of torch has the real one, which must not get this handle."""
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 4096)
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-    return ctypes.CDLL(str(built_cublas))
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f0000000000-7f0000001000 r-xp 00000000 08:01 42    {built_cublas}\n", encoding="utf-8")
+    return loaded_cublas(maps)
 
 
 def target_of(library: ctypes.CDLL) -> int:
@@ -106,7 +109,7 @@ def test_a_target_that_the_device_does_not_have_is_refused(carveout: Carveout, n
 
 
 def test_the_target_of_a_handle_of_the_cublas_of_this_process_is_set_and_put_back(cublas: ctypes.CDLL):
-    end = Setting(*cublas_calls(loaded_cublas(), current_cublas_handle(DEVICE))).begin(48)
+    end = Setting(*cublas_calls(cublas, current_cublas_handle(DEVICE))).begin(48)
     assert target_of(cublas) == 48
     end()
     assert target_of(cublas) == 0

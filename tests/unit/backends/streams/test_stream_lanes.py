@@ -223,6 +223,24 @@ def test_a_forked_child_is_told_and_gives_nothing_back(runtime: FakeStreams):
     lanes.close()
 
 
+def test_what_cublas_keeps_for_lanes_is_given_back_when_they_close(runtime: FakeStreams):
+    with open_on(runtime, (0,), (1,)) as lanes:
+        for lane in lanes:
+            lane.launch(lambda: torch.ones(2, 2) @ torch.ones(2, 2))
+        assert runtime.reserved_bytes() > 0
+    run_aside(runtime, lambda: torch.ones(2, 2) @ torch.ones(2, 2))
+    assert runtime.reserved_bytes() == 0
+
+
+def test_torch_does_not_warn_of_a_weight_on_two_streams_while_any_lanes_are_open(runtime: FakeStreams):
+    warns = torch._C._warn_on_accumulate_grad_stream_mismatch
+    before, outer, inner = warns(), open_on(runtime, (0,)), open_on(runtime, (1,))
+    outer.close()
+    assert not warns()
+    inner.close()
+    assert warns() is before
+
+
 def test_what_was_made_aside_may_be_let_go_while_the_caller_still_uses_it(
     runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
 ):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
 import pytest
 import torch
 
-from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.api import TorchStreams, start_autograd
 from mosaic.errors import BackendUnavailableError
 
 DEVICE = torch.device("cuda", 1)
@@ -137,6 +137,15 @@ def test_graphs_draw_apart_since_torch_gives_each_its_own_seed_and_offset(
 ):
     monkeypatch.setattr(torch, "__version__", version)
     assert api.draws_apart is apart
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_first_backward_is_run_where_the_caller_takes_no_gradients_too(mode: Any, monkeypatch: pytest.MonkeyPatch):
+    ran = Mock(wraps=torch.Tensor.backward)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: ran(self))
+    with mode():
+        start_autograd(torch.device("cpu"))
+    ran.assert_called_once()
 
 
 def test_memory_is_asked_for_by_the_device(api: TorchStreams, stand_in: Any):

@@ -21,7 +21,7 @@ def test_the_share_of_launching_is_that_of_the_second_calls_of_all_modules(monke
     monkeypatch.setattr(FakeEvent, "elapsed_time", lambda *_: next(device_ms))
     monkeypatch.setattr("mosaic.engine.streams.first_calls.time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     with backend.api.watching(), backend.open_lanes([(0,), (1,)]) as lanes:
-        assert warm_up(model, subjects, lanes) == pytest.approx(4 / 20)
+        assert warm_up(model, subjects, lanes.api) == pytest.approx(4 / 20)
         for stream in (backend.api.main, *(lane.stream for lane in lanes)):
             assert not any("mm" in launch.name for launch in backend.api.on(stream))
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -30,4 +30,4 @@ def test_the_share_of_launching_is_that_of_the_second_calls_of_all_modules(monke
 def test_a_device_on_which_nothing_is_placed_has_no_share_of_launching():
     backend = FakeBackend()
     with backend.api.watching(), backend.open_lanes([(0,)]) as lanes:
-        assert warm_up(torch.nn.Linear(2, 2), [], lanes) == 0.0
+        assert warm_up(torch.nn.Linear(2, 2), [], lanes.api) == 0.0

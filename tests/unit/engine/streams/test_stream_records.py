@@ -43,6 +43,7 @@ def test_a_graph_that_the_user_captures_leaves_the_handle_and_the_model_as_they_
         assert handle.timeline().spans
         assert handle.metrics()
         model.state_dict()
+        backend.api.synchronize()
         graph.replay()
         assert all(map(torch.equal, found, expected))
         steps(model)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from stream_cases import colocated
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.engine.streams.tensor import StreamTensor
 
@@ -74,3 +77,26 @@ def test_tensors_of_closed_lanes_can_still_be_used():
         assert type(total) is torch.Tensor
         total.backward()
     assert model.left[0].weight.grad is not None
+
+
+@torch.no_grad()
+def test_a_compiled_function_between_modules_gets_none_of_the_lanes_bookkeeping_into_its_graph():
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def fuse(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(left * right) + left.tanh()
+
+    model = TwoTowers()
+    x, y = pair_batch()
+    expected = fuse(model.left(x), model.right(y))
+    assert len(graphs) == 1
+    with colocated(model, (x, y), SIDE_BY_SIDE):
+        left, right = model.left(x), model.right(y)
+        with _disable_current_modes():  # under one Dynamo would not compile
+            assert torch.equal(fuse(left, right), expected)
+    assert len(graphs) == 1

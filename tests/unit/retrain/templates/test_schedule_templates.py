@@ -112,7 +112,7 @@ def test_the_service_has_what_an_unattended_run_needs(folder: Path):
     assert {"RuntimeMaxSec", "TimeoutStopSec", "RestartSec"} <= set(service["Service"])
     assert {"StartLimitIntervalSec", "StartLimitBurst", "OnFailure"} <= set(service["Unit"])
     run = service["Service"]["ExecStart"]
-    assert run.startswith(f'"{sys.executable}" -m mosaic.cli retrain run "')
+    assert run.startswith(f'"{sys.executable}" -m mosaic retrain run "')
     assert run.endswith('/it\'s 100%% \\"$$HOME\\" Shop"')
 
 
@@ -155,7 +155,7 @@ def test_a_job_submits_tomorrows_runs_the_folder_and_ends_as_it_ended(folder: Pa
     fake_python(tools, code=code)
     before = time.time()
     assert end_of(start_job(folder, tools)) == code
-    assert json.loads((tools / "arguments").read_text()) == ["-m", "mosaic.cli", "retrain", "run", str(folder)]
+    assert json.loads((tools / "arguments").read_text()) == ["-m", "mosaic", "retrain", "run", str(folder)]
     begin, script = said(tools, "sbatch")
     seconds = int(begin.removeprefix("--begin=now+"))
     assert 0 < seconds <= 86400
