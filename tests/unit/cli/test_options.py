@@ -49,6 +49,6 @@ def test_a_backend_that_is_none_is_refused_with_the_names_that_there_are(name: s
 
 def test_a_timed_step_ends_when_its_loss_has_been_read(monkeypatch: pytest.MonkeyPatch):
     read: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "item", read.append)
+    monkeypatch.setattr(torch.Tensor, "item", lambda loss: read.append(loss))
     workload = Workload(torch.nn.Linear(2, 2).requires_grad_(False), torch.ones(1, 2), torch.sum)
     assert len(Loop(workload).steps(3)) == len(read) == 3
