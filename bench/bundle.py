@@ -19,7 +19,8 @@ WHEELS = TOP / "build" / "gpu-wheels"
 SITE = TOP / "build" / "gpu-site"
 """Where it is installed: a folder of its own, before the machine's packages."""
 WANTED = ("pydantic>=2.9", "tyro>=0.9", "ortools>=9.12", "pybind11>=3.0", "setuptools>=77,<82")
-"""What such a machine lacks, or may have too old; their dependencies come along."""
+"""What such a machine lacks, or may have too old; their dependencies come along. No CUDA build of torch takes a newer
+setuptools, which is why its pin in ``constraints.txt`` does not hold here."""
 PRESENT = ("numpy",)
 """Dependencies that every machine with torch has, too large to carry twice."""
 MAX_BYTES = 50 << 20
@@ -40,7 +41,10 @@ def pack(python: str, more: Sequence[str] = (), folder: Path = WHEELS) -> list[P
     with tempfile.TemporaryDirectory(prefix="mosaic-wheels-") as aside:
         command = ["download", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
         command += [word for platform in PLATFORMS for word in ("--platform", platform)]
-        _pip(*command, "--constraint", str(TOP / "constraints.txt"), "--dest", aside, *WANTED, *more)
+        pins = (TOP / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        constraints = Path(aside) / "constraints.txt"
+        constraints.write_text("".join(pin for pin in pins if not pin.startswith("setuptools==")), encoding="utf-8")
+        _pip(*command, "--constraint", str(constraints), "--dest", aside, *WANTED, *more)
         wheels = [wheel for wheel in sorted(Path(aside).glob("*.whl")) if name_of(wheel) not in PRESENT]
         size = sum(wheel.stat().st_size for wheel in wheels)
         if size > MAX_BYTES:

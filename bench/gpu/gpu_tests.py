@@ -10,10 +10,11 @@ import pytest
 from bench.bundle import TOP
 from bench.gpu.bench import Bench
 from bench.record import Figure, one_line
+from mosaic.microbench import Budget
 
 
 def run_tests(bench: Bench, *, file: str) -> Iterator[Figure]:
-    """Runs the gpu tests of a file, 20 s each, and counts them.
+    """Runs the gpu tests of a file, at most 60 s each, and counts them; those that there is no time for are skipped.
 
     Raises:
         AssertionError: A test failed; names each with its first words.
@@ -21,9 +22,9 @@ def run_tests(bench: Bench, *, file: str) -> Iterator[Figure]:
     os.chdir(TOP)
     if bench.on_gpu:
         os.environ["MOSAIC_REQUIRE_GPU"] = "1"
-    seen = _Seen()
-    options = ["-m", "gpu", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=15"]
-    code = pytest.main([file, *options, "--timeout", "20", "--timeout-method", "thread"], plugins=[seen])
+    seen = _Seen(bench.budget)
+    options = ["-m", "gpu", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=50"]
+    code = pytest.main([file, *options, "--timeout", "60", "--timeout-method", "thread"], plugins=[seen])
     for outcome, count in seen.counts.items():
         yield Figure(name=outcome, source="measured", value=float(count), labels={"file": file})
     bench.verdict = ", ".join(f"{count} {outcome}" for outcome, count in seen.counts.items())
@@ -34,9 +35,14 @@ def run_tests(bench: Bench, *, file: str) -> Iterator[Figure]:
 class _Seen:
     """What became of each test."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self.counts: dict[str, int] = {}
         self.failures: list[str] = []
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if not self._budget.allows(item.name):
+            pytest.skip("no time was left")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":

@@ -66,6 +66,8 @@ def bring_bundle() -> str:
 
     What is installed goes before the machine's packages, here and in every process that this one starts.
     """
+    if bundle.SITE.is_dir():  # a run before this one installed it
+        _use_site()
     carried = {bundle.name_of(wheel) for wheel in bundle.WHEELS.glob("*.whl")}
     wanted = [package.name for package in missing_packages() if package.name in carried]
     if not wanted:
@@ -74,10 +76,16 @@ def bring_bundle() -> str:
         bundle.install()
     except bundle.BundleError as error:
         return str(error)
-    sys.path.insert(0, str(bundle.SITE))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(bundle.SITE), os.environ.get("PYTHONPATH", "")]))
-    importlib.invalidate_caches()
+    _use_site()
     return f"installed from the bundle: {', '.join(wanted)} and what they need"
+
+
+def _use_site() -> None:
+    site = str(bundle.SITE)
+    if site not in sys.path:
+        sys.path.insert(0, site)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
+    importlib.invalidate_caches()
 
 
 def _is_there(package: Package) -> bool:

@@ -20,7 +20,7 @@ from bench.gpu import preflight
 from bench.gpu.child import Order, Outcome, Server
 from bench.gpu.ladder import CLOSE, RUNGS
 from bench.gpu.parts import MEASUREMENTS, Measurement
-from bench.gpu.tables import text_table
+from bench.gpu.tables import models_table, overlap_table, text_table
 from bench.processes import begin_section, last_lines
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
@@ -165,7 +165,9 @@ def run(options: Options) -> int:
     server.warm_up()
     good = _climb(record, server, options) and good  # 2. a minute that says what holds here
     good = _measure(record, server, options, deadline) and good  # 3. in order of worth, gpu tests among them
-    print(text_table(record.study))
+    for part, table in (("overlap", overlap_table), ("models", models_table)):
+        if record.study.of(part):
+            print(table(record.study))
     print(f"wrote {record.path}, with its table in .txt and all output in .log", flush=True)
     return 0 if good else 1
 
@@ -204,12 +206,12 @@ def _measure(record: Record, server: Server, options: Options, deadline: float) 
         left = deadline - time.monotonic()
         share = measurement.seconds / sum(later.seconds for later in chosen[number:])
         least = DRY_SECONDS if options.is_rehearsal else measurement.seconds
-        soft = min(left, max(left * share, least))
+        soft = min(left, measurement.most_seconds or max(left * share, least))
         if left < MIN_S:
             reason = "no time was left"
             record.add(Part(name=measurement.name, asks=measurement.asks, status="left out", reason=reason))
             continue
-        hard = min(measurement.most_seconds or 1.5 * soft + 20, left + 30)
+        hard = min(1.5 * soft + 20, left + 30)
         order = _order(record, options, measurement, seconds=soft, hard_seconds=hard)
         is_done = record.add_outcome(server.measure(replace(order, cudnn=cudnn_runs(record.study))))
         good = good and (is_done or not measurement.name.startswith("tests/"))

@@ -24,6 +24,7 @@ def head_line(study: Study) -> str:
     """Returns where and when a result was made."""
     machine = study.machine.name if study.machine is not None else "an unknown machine"
     driver = f", driver {study.driver_version}" if study.driver_version else ""
+    machine = f"DRY RUN on {machine}" if study.dry_run else machine
     return f"{machine}, torch {study.torch_version}{driver}, {study.created[:10]}, commit {study.commit or 'unknown'}"
 
 

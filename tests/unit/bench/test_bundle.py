@@ -65,6 +65,7 @@ def test_what_a_machine_lacks_is_brought_from_the_bundle(monkeypatch: pytest.Mon
     wheel(tmp_path, "one")
     assert preflight.bring_bundle() == "installed from the bundle: one and what they need"
     assert preflight.missing_packages() == ()
+    assert preflight.bring_bundle() == "", "a second run finds it installed"
     assert os.environ["PYTHONPATH"] == f"{tmp_path / 'site'}{os.pathsep}elsewhere"
 
 

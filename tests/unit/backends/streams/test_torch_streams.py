@@ -233,11 +233,15 @@ class Current:
         for name in ("synchronize", "empty_cache"):
             patch.setattr(torch.cuda, name, lambda *args: None)
         patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", self.refuse, raising=False)
         patch.setattr(torch.cuda, "stream", self.use)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream)
 
     def use(self, stream: Any) -> AbstractContextManager[None]:
         return Used(self, stream)
+
+    def refuse(self, *args: Any) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
 
 class Used(AbstractContextManager[None]):

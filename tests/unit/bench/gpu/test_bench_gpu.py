@@ -65,7 +65,6 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert all(part.verdict for part in study.parts if part.name in RUNGS)
     text = path.with_suffix(".txt").read_text()
     assert "DRY RUN" in text
-    assert "DRY RUN" in done.stdout
     (far,) = (f for f in study.of("models/clip/2", "loss_difference") if f.labels["variant"] == "mosaic")
     assert far.value is not None, "the whole path"
     assert far.value < 0.02, "and its answer is right"
@@ -160,6 +159,8 @@ import pytest
 pytestmark = pytest.mark.gpu
 def test_right(): pass
 def test_wrong(): assert 1 == 2
+def test_long(): __import__("time").sleep(6)
+def test_late(): pass
 """
 
 
@@ -199,7 +200,12 @@ def test_a_gpu_test_that_fails_is_named_and_those_that_pass_are_counted(
     outcome = run_in_child("file_of_tests", tmp_path)
     assert outcome.part.status == "failed"
     assert outcome.part.reason == "AssertionError: test_wrong: assert 1 == 2"
-    assert {figure.name: figure.value for figure in outcome.findings.figures} == {"passed": 1.0, "failed": 1.0}
+    assert {figure.name: figure.value for figure in outcome.findings.figures} == {
+        "passed": 2.0,
+        "failed": 1.0,
+        "skipped": 1.0,
+    }
+    assert outcome.part.left_out == ("test_late",)
 
 
 def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Path):

@@ -150,7 +150,7 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
 
 
 def test_all_of_it_fits_into_nine_minutes_with_the_build_and_the_ladder():
-    assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
+    assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7.5 * 60
 
 
 def test_counts_of_a_step_are_those_of_its_products():

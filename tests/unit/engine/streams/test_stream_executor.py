@@ -59,6 +59,17 @@ def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
         assert head.is_concurrent_with(third[-1])
 
 
+def test_gradients_are_accumulated_on_the_lane_of_their_module():
+    model, seen = Projected(), set()
+    with colocated(model, triple(), THREE, num_slots=3) as (handle, backend):
+        for tower in model.towers:
+            tower[0].weight.register_post_accumulate_grad_hook(lambda _: seen.add(backend.api.current_stream().handle))
+        for step in range(2):
+            model(*triple(step)).sum().backward()
+        lanes = [backend.launches_of(handle, f"towers.{index}")[0].stream for index in range(3)]
+    assert seen == set(lanes)
+
+
 def test_partitions_that_share_a_slot_take_turns():
     model = TwoTowers()
     with colocated(model, pair_batch(), [{"left": 2}, {"right": 1}], num_slots=3) as (handle, backend):
