@@ -91,19 +91,23 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[dict[s
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--slots", type=int, nargs=3, help="slots of the GPU for looks, motion and fit")
+    parser.add_argument(
+        "--slots", type=int, nargs=3, help="slots of the GPU for looks, motion and fit; a third each by default"
+    )
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
     size = SIZES[args.size]
     raters = nn.ModuleDict({"looks": Looks(size), "motion": Motion(size), "fit": Fit(size)}).eval().to(args.device)
     generator = torch.Generator().manual_seed(1)
-    shares = dict(zip(raters, args.slots, strict=True)) if args.slots else None
     where = None
     if args.device != "cpu":
         from mosaic.backends.cuda.backend import CudaBackend
 
         where = CudaBackend()
+        third = where.device.num_slots // 3
+        args.slots = args.slots or [where.device.num_slots - 2 * third, third, third]
+    shares = dict(zip(raters, args.slots, strict=True)) if args.slots else None
 
     ratings = []
     with torch.no_grad():

@@ -38,7 +38,8 @@ def measure_one_rank(bench: Bench, *, name: str = "clip", batch: int = 8) -> Ite
                 break
             plain.append(_step_ms(work, plan, bench))
             store = dist.FileStore(str(Path(folder) / f"store{turn}"), 1)
-            dist.init_process_group("nccl" if bench.on_gpu else "gloo", store=store, rank=0, world_size=1)
+            kind, device = ("nccl", bench.torch_device) if bench.on_gpu else ("gloo", None)
+            dist.init_process_group(kind, store=store, rank=0, world_size=1, device_id=device)
             try:
                 ranked.append(_step_ms(work, plan, bench))
             finally:

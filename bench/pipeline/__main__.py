@@ -4,7 +4,7 @@
 
 Steps are simulated on the papers' devices as described, with microbatches drawn like the papers' data sets; partitions
 are made for other steps than those that run. A baseline has the first strategy for all layers that fits, of keeping
-everything, selective and full recomputation. Times of planning are measured on this machine; steps that run have a
+everything and recomputation. Times of planning are measured on this machine; steps that run have a
 study of their own, ``bench.pipeline.measured``. Every part runs in a process of its own that is ended in time.
 ``--quick``: small steps, within a minute on two quiet cores.
 """

@@ -100,8 +100,8 @@ def options(seconds: float) -> PlannerOptions:
 
 
 def own_options(seconds: float) -> PlannerOptions:
-    """Returns the default's options: any partition, backward for weights apart or not."""
-    return PlannerOptions(limits=OrderLimits(seconds=seconds))
+    """Returns options without PipeWeaver's choices: any partition, backward for weights apart or not."""
+    return PlannerOptions(weights="either", limits=OrderLimits(seconds=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit
+from mosaic.ranks.pipeline.late_weights import LateWeights
 
 Tensors = tuple[Tensor, ...]
 _CPU = torch.device("cpu")
@@ -34,38 +36,49 @@ class ChunkChain:
         self._chunks = chunks
         self._ranks = [PartedModel(copy.deepcopy(model), split, chunks, own=[i]) for i in range(len(chunks))]
 
-    def step(self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep") -> Tensor:
+    def step(
+        self, kwargs: Mapping[str, Any], loss: Callable[[Any], Tensor], *, strategy: str = "keep", apart: bool = False
+    ) -> Tensor:
         """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
 
         Args:
             kwargs: A microbatch.
             loss: Of the model's output.
             strategy: What becomes of all layers' activations.
+            apart: Whether gradients of weights are computed behind all backwards.
 
         Raises:
             AssertionError: A rank expects other shapes than another sends.
         """
-        tape: list[tuple[Tensors, Tensors]] = []  # what a chunk sent, and the same as its receiver has it
+        tape: list[tuple[int, Tensors, Tensors]] = []  # who sent what, and the same as its receiver has it
+        late = [LateWeights() for _ in self._ranks]
+        senders: dict[str, int] = {}
         made: dict[str, Tensors] = {}
         state = random_state(_CPU)
         found: Any = None
         for index, rank in enumerate(self._ranks):
             chunk = self._chunks[index]
             received = {name: tuple(map(_leaf, made[name])) for name in self._split.entries(chunk)}
-            tape += [(made[name], leaves) for name, leaves in received.items()]
+            tape += [(senders[name], made[name], leaves) for name, leaves in received.items()]
             _draw_elsewhere(index)
             set_random_state(state)
             layers = sum(part.count for part in chunk)
-            found = rank.forward(index, kwargs, received, [strategy] * layers, draws="all")
+            collecting = late[index].collecting if apart else nullcontext
+            with collecting():
+                found = rank.forward(index, kwargs, received, [strategy] * layers, draws="all", again=collecting)
             if index < len(self._ranks) - 1:
                 self._check_shapes(index, kwargs, found)
                 made |= found
+                senders |= dict.fromkeys(found, index)
         result = loss(found)
-        result.backward()
-        for sent, leaves in reversed(tape):
-            due = [(one, leaf.grad) for one, leaf in zip(sent, leaves, strict=True) if leaf.grad is not None]
+        late[-1].backward([result])
+        for index in reversed(range(len(self._ranks) - 1)):
+            pairs = [pair for sender, *both in tape if sender == index for pair in zip(*both, strict=True)]
+            due = [(one, leaf.grad) for one, leaf in pairs if leaf.grad is not None]
             if due:
-                torch.autograd.backward([one for one, _ in due], [grad for _, grad in due], retain_graph=True)
+                late[index].backward([one for one, _ in due], [grad for _, grad in due])
+        for one in late:
+            one.run()
         return result.detach()
 
     def state_after(self, kwargs: Mapping[str, Any]) -> State:
@@ -92,6 +105,11 @@ class ChunkChain:
                 if parameter.grad is not None:
                     found[name] = found[name] + parameter.grad if name in found else parameter.grad
         return found
+
+    def drop_gradients(self) -> None:
+        """Leaves none for the next step."""
+        for rank in self._ranks:
+            rank.model.zero_grad()
 
     def _check_shapes(self, index: int, kwargs: Mapping[str, Any], sent: Mapping[str, Tensors]) -> None:
         told = self._ranks[(index + 1) % len(self._ranks)].boundary_like(index, kwargs)

@@ -25,6 +25,7 @@ from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.random_state import random_state
+from mosaic.parts.strategies import STRATEGIES
 from mosaic.ranks.pipeline.counting import count_model
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -127,10 +128,12 @@ def _compare(plain: _Plain) -> tuple[str, str, str]:
         _seed()
         if str(chain.state_after(plain.kwargs)) != plain.state:
             return DIFFERENT, f"{name}: other random numbers are drawn", modules
-        _seed()
-        loss = chain.step(plain.kwargs, loss_of, strategy=("keep", "recompute", "offload")[number % 3])
-        if found := _difference(plain, loss, chain.gradients()):
-            return DIFFERENT, f"{name}: {found}", modules
+        for apart in (False, True):
+            _seed()
+            loss = chain.step(plain.kwargs, loss_of, strategy=STRATEGIES[number % 2], apart=apart)
+            if found := _difference(plain, loss, chain.gradients()):
+                return DIFFERENT, f"{name}{', weights apart' if apart else ''}: {found}", modules
+            chain.drop_gradients()
     return EQUAL, "", modules
 
 

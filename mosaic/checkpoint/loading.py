@@ -74,6 +74,8 @@ class LoadRequest(Belongings):
     """Whether to take what fits where the model has changed."""
     new_run: bool = False
     """Whether another run begins from it: settings of optimizers and random generators stay as they are."""
+    draws_alike: bool = False
+    """Whether all ranks draw the same random numbers: one that was not there goes on as the first one."""
 
 
 def load(request: LoadRequest, ranks: Ranks) -> Loaded:
@@ -174,13 +176,15 @@ class _Opened:
                     room.copy_(opened.get_tensor(name))
 
     def restore(self, rank: int) -> dict[str, Any] | None:
-        """Gives the rest its state; returns the random state of this rank, if it was there."""
+        """Gives the rest its state; returns this rank's random state, if it has one."""
         for label, optimizer in self.request.optimizers.items():
             if label in self.optimizers:
                 restore(self.optimizers[label], optimizer, self.model, self.room.__getitem__)
         for target, state in self.plain:
             target.load_state_dict(from_plain(state))
         found = self.stored.get(f"{RANDOM}{rank}")
+        if found is None and self.request.draws_alike:
+            found = self.stored.get(f"{RANDOM}0")
         if found is None or self.request.new_run:
             return None
         with open_tensors(self.path / found.file) as file:

@@ -32,6 +32,7 @@ class KeepsCheckpoints(ABC):
     _saver: Saver | None = None
     _ranks: Ranks | None = None
     _lacks_weights = False
+    _draws_alike = False
 
     def save(
         self,
@@ -135,7 +136,7 @@ class KeepsCheckpoints(ABC):
         """Loads a checkpoint into the model as it is colocated now, whatever plan and ranks it was saved under.
 
         Every file is read and checked first. The random generators of a rank go on where those of the same rank were;
-        a rank that was not there keeps its own.
+        a rank that was not there keeps its own, and in a pipeline, whose ranks draw alike, goes on as rank 0.
 
         Args:
             folder: The run's checkpoints.
@@ -182,6 +183,7 @@ class KeepsCheckpoints(ABC):
             fall_back=fall_back,
             partial=partial,
             new_run=new_run,
+            draws_alike=self._draws_alike,
         )
         with self._made_whole(request):
             found = load(request, ranks)

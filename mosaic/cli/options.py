@@ -130,5 +130,4 @@ def open_named_backend(name: str | None) -> Backend:
     """
     from mosaic.backends.table import open_backend, present_backend
 
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane; CUDA reads it once
     return open_backend(name if name is not None else present_backend())

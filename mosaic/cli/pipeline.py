@@ -78,7 +78,7 @@ class PipelineCommand:
     """How layers are cut."""
     method: str = DEFAULT_METHOD
     """How orders are searched."""
-    weights: Literal["with", "apart", "either"] = "either"
+    weights: Literal["with", "apart", "either"] = "with"
     """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
     seconds: float = 5.0
     """Of the search."""

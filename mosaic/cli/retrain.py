@@ -111,8 +111,8 @@ class Report:
 class Promote:
     """Make a version the champion and the anchor: you have looked at it, and approve it."""
 
+    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml.")]
     version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
-    folder: FolderArgument = Path()
 
     def execute(self) -> None:
         """Sets the links and runs the hooks."""

@@ -89,6 +89,7 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
     _refuse(model, backend)
     with laps("find"):
         finding = find_modules(model, asked.sample, include=asked.modules, exclude=asked.exclude)
+    refuse_graphs_of_compiler(finding, backend)
     try:
         with laps("profile"):
             profile = _profile(model, finding, kept, asked)
@@ -257,6 +258,26 @@ def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
                 continue
             if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
                 yield name, kind.__name__, _WRAPPERS[kind.__name__]
+
+
+def refuse_graphs_of_compiler(finding: Finding, backend: Backend) -> None:
+    """Raises UnsupportedModelError if torch.compile runs part of a module as CUDA graphs of its own on a device.
+
+    Inductor captures and replays them on a stream of its own, whose kernels use the whole device.
+    """
+    if backend.api is None:
+        return
+    for subject in finding.subjects:
+        for path, part in subject.module.named_modules():
+            compiled = part if type(part).__name__ == "OptimizedModule" else getattr(part, "_compiled_call_impl", None)
+            config = getattr(compiled, "get_compiler_config", lambda: None)()
+            if config and config.get("triton.cudagraphs"):
+                name = ".".join(filter(None, (subject.name, path)))
+                raise UnsupportedModelError(
+                    f"{name!r} is compiled with CUDA graphs (mode 'reduce-overhead' or 'max-autotune'), which torch "
+                    "replays on a stream of its own and not on the module's SMs; compile it without a mode or with "
+                    "'max-autotune-no-cudagraphs', and use Options(cuda_graphs=True) for graphs on its lane"
+                )
 
 
 def _refuse(model: nn.Module, backend: Backend) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mosaic.context.words import MaskWords
 from mosaic.glue.folder import load_folder, load_projector, save_folder
@@ -37,7 +38,8 @@ class Glue(Freezing):
         out = model(input_ids=ids, labels=labels, vision={"pixel_values": images}, audio={"input_features": mels})
 
     Towers are children under the names that they are given, and what is glued keeps its class and its weights' names
-    below that: it trains, freezes, saves and is placed like any module. A batch may lack any tower's inputs.
+    below that: it trains, freezes, saves and is placed like any module. A batch may lack any tower's inputs: they are
+    left out, None, or tensors without rows.
 
     Args:
         language_model: Takes ``inputs_embeds`` and has ``get_input_embeddings``, as transformers' have.
@@ -190,16 +192,11 @@ class Glue(Freezing):
     def _tokens(self) -> dict[str, int]:
         return {name: tower.token for name, tower in self.towers.items() if tower.token is not None}
 
-    @property
-    def _unspeakable(self) -> frozenset[str]:
-        """Towers whose token the language model cannot predict."""
-        vocabulary = self._embedding.weight.shape[0]
-        return frozenset(name for name, token in self._tokens.items() if not 0 <= token < vocabulary)
-
     def _merged(self, input_ids: Tensor, inputs: Inputs) -> Inputs:
         """Returns the language model's keywords, with the towers' features in the text."""
         given = self._take_towers(inputs)
-        placeholders = Placeholders.find(input_ids, self._tokens, self._unspeakable, inputs.get("labels"))
+        vocabulary = self._embedding.weight.shape[0]
+        placeholders = Placeholders.find(input_ids, self._tokens, vocabulary, inputs.get("labels"))
         features = {name: self.towers[name](**own) for name, own in given.items()}
         embedded = self._embedding(placeholders.ids)
         if "position_ids" not in inputs and any(tower.positions is not None for tower in self.towers.values()):
@@ -222,7 +219,7 @@ class Glue(Freezing):
         for name, value in inputs.items():
             if isinstance(value, Mapping) and name != "attention_mask":
                 raise ValueError(f"there is no tower {name!r}; this model has {', '.join(self.tower_names) or 'none'}")
-        return {name: own for name, own in found.items() if own is not None}
+        return {name: own for name, own in found.items() if own is not None and not _is_empty(own)}
 
     def _check(self, towers: Mapping[str, Tower]) -> None:
         users: dict[int, str] = {}
@@ -241,3 +238,9 @@ class Glue(Freezing):
                 raise ValueError(
                     f"{other!r} and {name!r} have one token, {tower.token}; give each tower a token of its own"
                 )
+
+
+def _is_empty(inputs: Inputs) -> bool:
+    """Whether a tower's inputs are of no item."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim]
+    return bool(tensors) and not any(map(len, tensors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,27 +27,38 @@ class Placeholders:
     """By tower: placeholders in each row."""
 
     @classmethod
-    def find(
-        cls, input_ids: Tensor, tokens: Mapping[str, int], unspeakable: Collection[str], labels: Tensor | None
-    ) -> Placeholders:
-        """Counts every tower's placeholders; the device is asked once.
+    def find(cls, input_ids: Tensor, tokens: Mapping[str, int], vocabulary: int, labels: Tensor | None) -> Placeholders:
+        """Counts every tower's placeholders, and ids that are beyond the vocabulary; the device is asked once.
 
         Args:
             input_ids: (batch, tokens).
             tokens: By tower.
-            unspeakable: Towers whose token is beyond the vocabulary.
+            vocabulary: Number of ids that the language model knows; placeholders may lie beyond.
             labels: What is to be predicted.
 
         Raises:
-            ValueError: A token that is beyond the vocabulary is to be predicted.
+            ValueError: An id is beyond the vocabulary, or a token that is beyond it is to be predicted.
         """
-        if not tokens:
-            return cls(ids=input_ids, places={}, counts={})
         places = {name: input_ids == token for name, token in tokens.items()}
-        asked = [place.sum(-1) for place in places.values()]
-        judged = [name for name in tokens if name in unspeakable and labels is not None and tokens[name] != IGNORED]
+        ids = input_ids
+        for place in places.values():
+            ids = ids.masked_fill(place, 0)
+        beyond = (ids < 0) | (ids >= vocabulary)
+        asked = [place.sum(-1) for place in (beyond, *places.values())]
+        judged = [
+            name
+            for name, token in tokens.items()
+            if labels is not None and token != IGNORED and not 0 <= token < vocabulary
+        ]
         asked += (cast(Tensor, labels == tokens[name]).sum(-1).to(input_ids.device) for name in judged)
-        counted = torch.stack(asked).tolist()
+        strange, *counted = torch.stack(asked).tolist()
+        if sum(strange):
+            known = ", ".join(f"{name} {token}" for name, token in tokens.items()) or "none"
+            raise ValueError(
+                f"{sum(strange)} of the input_ids are not among the {vocabulary} ids of the vocabulary, such as "
+                f"{int(ids[beyond][0])}, and are no tower's token ({known}); take the language model's tokenizer, "
+                "resize its embeddings, or give Tower(token=...)"
+            )
         for name, rows in zip(judged, counted[len(places) :], strict=True):
             if sum(rows):
                 raise ValueError(
@@ -55,7 +66,7 @@ class Placeholders:
                     f"vocabulary; set labels to {IGNORED} there"
                 )
         return cls(
-            ids=input_ids.masked_fill(torch.stack(tuple(places.values())).any(0), 0),
+            ids=ids,
             places=places,
             counts=dict(zip(places, counted, strict=False)),
         )

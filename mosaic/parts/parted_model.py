@@ -102,7 +102,7 @@ class PartedModel:
             strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
             draws: Whose random numbers are drawn. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
-            again: Returns a block for the second run of layers that are made again in backward, such as the function
+            again: Returns a block for each of both runs of a layer that is made again in backward, such as the function
                 mode that this call runs in.
 
         Returns:

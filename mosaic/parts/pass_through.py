@@ -19,7 +19,7 @@ from mosaic.parts.doors import Forward
 from mosaic.parts.hooked import HookedResults, tensors_seen
 from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
-from mosaic.parts.strategies import RUNS_TWICE, Again, repeatable, run_layer
+from mosaic.parts.strategies import Again, repeatable, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
@@ -56,7 +56,7 @@ class PassThrough:
     strategies: Mapping[int, str] = field(default_factory=dict)
     """For own layers, by site."""
     again: Again = nullcontext
-    """For layers that are made again in backward."""
+    """Runs around layers that are made again in backward, around both of their runs."""
     added: float = 0.0
     """To what stands for results of other sites: what the chunk makes should not depend on it."""
     results: HookedResults = field(default_factory=HookedResults)
@@ -75,7 +75,7 @@ class PassThrough:
             self.resume_random_numbers()
             with self.results.collected() as seen:
                 strategy = self.strategies.get(index, "keep")
-                is_repeated = self.split.sites[index].has_effects and strategy in RUNS_TWICE
+                is_repeated = self.split.sites[index].has_effects and strategy != "keep"
                 run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
                 result = run_layer(strategy, run, args, kwargs, self.again)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)

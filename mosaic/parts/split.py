@@ -214,7 +214,7 @@ class ModelSplit:
         found: set[str] = set()
         for module in self.modules:
             sources = {source for source, target in self.feeds if target == module.name}
-            given = any(kwargs.get(name) is not None for name in module.own_inputs)
+            given = any(_is_given(kwargs.get(name)) for name in module.own_inputs)
             fed = not module.own_inputs and (not sources or sources & found)
             if given or fed or module is self.modules[-1]:
                 found.add(module.name)
@@ -253,6 +253,13 @@ class ModelSplit:
                 if module is None or module.count != part.total:
                     known = ", ".join(f"{module.name} of {module.count} layers" for module in self.modules)
                     raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")
+
+
+def _is_given(value: Any) -> bool:
+    """Whether an argument has something; a mapping of tensors without rows, such as a glued tower's, has nothing."""
+    tensors = list(value.values()) if isinstance(value, Mapping) else []
+    are_rows = bool(tensors) and all(isinstance(one, torch.Tensor) and one.ndim for one in tensors)
+    return value is not None and not (are_rows and not any(map(len, tensors)))
 
 
 def copied(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Running a layer so that its activations are kept, made again in backward, or kept in the host's memory."""
+"""Running a layer so that its activations are kept, or made again in backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mosaic.parts.random_state import PythonState, python_state, set_python_stat
 
 Layer = Callable[..., Any]
 Again = Callable[[], AbstractContextManager[Any]]
-"""Returns a block in which a layer's forward is run a second time: what the first one ran in, of its own making."""
+"""Returns a block for one of both runs of a layer that is made again."""
 
 
 def without_cache(value: Any) -> Any:
@@ -61,31 +61,8 @@ def _put_back(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tenso
     set_python_state(state[1])
 
 
-def _keep(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
-    return layer(*args, **kwargs)
-
-
-def _recompute(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
-    args = tuple(map(without_cache, args))
-    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
-    return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again()), **kwargs)
-
-
-def _offload(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again) -> Any:
-    with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
-        return layer(*args, **kwargs)
-
-
-STRATEGIES: dict[str, Callable[[Layer, tuple[Any, ...], dict[str, Any], Again], Any]] = {
-    "keep": _keep,
-    "recompute": _recompute,
-    "selective": _recompute,
-    "offload": _offload,
-}
-"""By name; ``selective`` recomputes the whole layer, which takes longer and keeps less than a plan says."""
-
-RUNS_TWICE = frozenset(("recompute", "selective"))
-"""Those whose second run has to find the layer's arguments as the first one did."""
+STRATEGIES = ("keep", "recompute")
+"""What may become of a layer's activations."""
 
 
 def run_layer(
@@ -94,17 +71,19 @@ def run_layer(
     """Runs a layer.
 
     Args:
-        strategy: A name of ``STRATEGIES``.
+        strategy: One of ``STRATEGIES``.
         layer: Its forward.
         args: Of it.
         kwargs: Of it.
-        again: For its second run in backward, which may be on another thread.
+        again: For both of its runs where it is made again, the second of which may be on another thread.
 
     Raises:
-        ValueError: There is no such strategy.
+        ValueError: The strategy is none of ``STRATEGIES``.
     """
-    try:
-        run = STRATEGIES[strategy]
-    except KeyError:
-        raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}") from None
-    return run(layer, args, kwargs, again)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
+    if strategy == "keep":
+        return layer(*args, **kwargs)
+    args = tuple(map(without_cache, args))
+    kwargs = {name: without_cache(value) for name, value in kwargs.items()}
+    return checkpoint(layer, *args, use_reentrant=False, context_fn=lambda: (again(), again()), **kwargs)

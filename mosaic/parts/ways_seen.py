@@ -13,8 +13,8 @@ MAX_KINDS = 16
 
 
 def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
-    """Returns what of a microbatch may decide which way is taken: switches and names, and its tensors' axes."""
-    return tuple((name, _kind(value)) for name, value in sorted(kwargs.items()))
+    """Returns what of a microbatch may decide which way is taken: switches, names, tensors' axes, and empty ones."""
+    return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
 
 
 class WaysSeen:
@@ -47,6 +47,8 @@ def _tensors(value: Any) -> Sequence[torch.Tensor]:
 
 
 def _kind(value: Any) -> Hashable:
+    if isinstance(value, Mapping):
+        return kind_of(value)
     if isinstance(value, torch.Tensor):
-        return value.ndim
+        return value.ndim, value.numel() > 0
     return value if isinstance(value, bool | str | None) else type(value).__qualname__

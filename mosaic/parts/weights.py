@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
         keep: First names of the parameters that stay.
         whole: Modules that do not run here: their buffers go too, but for single numbers.
     """
-    with _swapping(model) as swap:
+    with swappable(model):
         for name, parameter in model.named_parameters():
             if name not in keep and not parameter.is_meta:
                 parameter.grad = None
@@ -49,7 +49,7 @@ def give_memory(model: nn.Module, *, names: Collection[str], device: torch.devic
         device: Where to.
     """
     found = {name: one for name, one in model.named_parameters() if name in names and one.is_meta}
-    with _swapping(model) as swap:
+    with swappable(model):
         for parameter in found.values():
             swap(parameter, torch.zeros_like(parameter, device=device))
     return frozenset(found)
@@ -70,7 +70,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(parameter), []).append(name)
-    with _swapping(model) as swap:
+    with swappable(model):
         for first, parameter in model.named_parameters():
             if first not in names:
                 continue
@@ -87,18 +87,21 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
 
 
 @contextmanager
-def _swapping(model: nn.Module) -> Iterator[Callable[[nn.Parameter, torch.Tensor], None]]:
-    """Gives a function that puts other memory into a parameter; recurrent cells let go of it meanwhile."""
+def swappable(model: nn.Module) -> Iterator[None]:
+    """A block in which a model's parameters may be swapped, which torch refuses while recurrent cells refer to them."""
     cells = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for cell in cells:
-        cell._flat_weight_refs = []  # torch swaps nothing that others hold weakly
+        cell._flat_weight_refs = []
     try:
-        yield lambda parameter, value: torch.utils.swap_tensors(
-            parameter, nn.Parameter(value, requires_grad=parameter.requires_grad)
-        )
+        yield
     finally:
         for cell in cells:
             cell._flat_weight_refs = [None if one is None else weakref.ref(one) for one in cell._flat_weights]
+
+
+def swap(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Puts other memory into a parameter, which stays the same object."""
+    torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
 
 
 def meta_buffer(name: str) -> UnsplittableError:

@@ -12,8 +12,9 @@ from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.schedule import ActionKind
 
-STRATEGIES = ("keep", "selective", "recompute")
+STRATEGIES = ("keep", "recompute")
 """Of all layers, in the order in which a baseline tries them until its memory holds."""
 
 
@@ -31,6 +32,11 @@ class ContenderRun:
     """Its simulation."""
     strategy: str
     """What becomes of activations."""
+
+    @property
+    def weights_apart(self) -> bool:
+        """Whether backward for weights is a task of its own."""
+        return any(task.kind is ActionKind.WEIGHTS for task in self.graph.tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

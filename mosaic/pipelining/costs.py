@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -34,6 +34,30 @@ def on_lane(module: LayeredModule, share: float) -> tuple[LayeredModule, float]:
     return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, 1 / share)
 
 
+LayerMemory = tuple[int, int, int]
+"""Bytes of a layer: what its strategy keeps, what ``keep`` would, and its workspace."""
+
+
+def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> int:
+    """Returns what a chunk has in use above what it keeps, while forward or backward runs.
+
+    A layer's activations are whole while it runs, in either phase, beside what the layers before it keep. What backward
+    makes again stays until backward for weights has ended, where that is apart.
+    """
+    if weights_apart:
+        return remade_bytes(layers) + max((works for _, _, works in layers), default=0)
+    peak = before = 0
+    for kept, whole, works in layers:
+        peak = max(peak, before + max(kept, whole) + works)
+        before += kept
+    return peak - before if peak > before else 0
+
+
+def remade_bytes(layers: Sequence[LayerMemory]) -> int:
+    """Returns what backward makes again."""
+    return sum(max(0, whole - kept) for kept, whole, _ in layers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What one chunk does with one piece."""
@@ -46,12 +70,10 @@ class Costs:
     """Backward for weights."""
     kept_bytes: int
     """From the start of forward to the end of backward; 0 without one."""
-    forward_workspace_bytes: int
-    """While forward runs, above what is kept."""
-    backward_workspace_bytes: int
-    """While backward runs, with what strategies need for it."""
+    workspace_bytes: int
+    """While forward or backward runs, above what is kept; see ``workspace_bytes``."""
     remade_bytes: int
-    """Made again in backward, and in use until backward for weights has ended where that is apart."""
+    """Of that, where backward for weights is apart: made again in backward, and in use until that has ended."""
     has_backward: bool
     """Whether any of its layers computes gradients."""
     has_weights: bool
@@ -66,6 +88,8 @@ class CostCounter:
     """By name."""
     strategies: Strategies
     """What becomes of activations."""
+    weights_apart: bool = False
+    """Whether backward for weights is a task of its own."""
     known: dict[object, Costs] = field(default_factory=dict)
     """Costs that were counted."""
     layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
@@ -90,10 +114,8 @@ class CostCounter:
         chosen: str | tuple[int, ...],
     ) -> Costs:
         times: list[tuple[float, ...]] = []
-        kept: list[int] = []
-        remade = 0
-        works, backward_works = [0], [0]
-        has_weights = False
+        memory: list[LayerMemory] = []
+        has_backward = has_weights = False
         place = 0
         for part in chunk.parts:
             place += part.count
@@ -108,24 +130,21 @@ class CostCounter:
                 strategy = _chosen(layer, chosen, place - part.count + at, part.module)
                 found = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
                 times.append(tuple(time * slower for time in found))
-                if own.any_of(index):
-                    kept.append(strategy.kept_bytes)
-                    remade += max(0, layer.strategies[0].kept_bytes - strategy.kept_bytes)
+                kept = strategy.kept_bytes, layer.strategies[0].kept_bytes
+                memory.append((*(kept if own.any_of(index) else (0, 0)), layer.workspace_bytes))
+                has_backward |= own.any_of(index)
                 has_weights |= own.weights[index]
-                works.append(layer.workspace_bytes)
-                backward_works.append(layer.workspace_bytes + strategy.workspace_bytes)
-        if (least := min((*kept, *works, *backward_works))) < 0:
+        if (least := min(min(one) for one in memory)) < 0:
             raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
         forward, backward, weights = (_whole_ns(one, chunk) for one in zip(*times, strict=True))
         return Costs(
             forward_ns=forward,
             backward_ns=backward,
             weights_ns=weights,
-            kept_bytes=sum(kept),
-            forward_workspace_bytes=max(works),
-            backward_workspace_bytes=max(backward_works),
-            remade_bytes=remade,
-            has_backward=bool(kept),
+            kept_bytes=sum(kept for kept, _, _ in memory),
+            workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
+            remade_bytes=remade_bytes(memory) if self.weights_apart else 0,
+            has_backward=has_backward,
             has_weights=has_weights,
         )
 

@@ -31,7 +31,6 @@ from mosaic.pipelining.tuning.candidates import Candidates
 from mosaic.pipelining.tuning.pairs import Pair, pairs_of
 from mosaic.pipelining.within_memory import plan_within_memory
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
@@ -54,9 +53,9 @@ class PlannerOptions:
 
     partition: str = AUTO
     """A name of ``PARTITION_METHODS``; ``auto``: all of ``TRIED`` that fit the model."""
-    weights: str = "either"
-    """Whether backward for weights is a task of its own: ``apart``, ``with`` backward for inputs (as PipeWeaver has
-    it), or ``either``: both are tried."""
+    weights: str = "with"
+    """Whether backward for weights is a task of its own: ``with`` backward for inputs (as PipeWeaver has it),
+    ``apart``, or ``either``: both are tried."""
     method: str = DEFAULT_METHOD
     """A name of ``mosaic.pipelining.order.search.METHODS``."""
     limits: OrderLimits = field(default_factory=OrderLimits)
@@ -122,7 +121,7 @@ def plan_step(
         space: What ranks are.
         options: How to plan.
         partition: Where layers are already; None: it is made, as options say.
-        contenders: Of the same step; one that is shorter than what was found is taken.
+        contenders: Of the same step; one that is shorter than what was found is taken, if it has weights as asked for.
 
     Raises:
         InfeasibleError: Nothing that was tried fits in memory; says which rank, when, by how much, and what helps.
@@ -130,7 +129,8 @@ def plan_step(
     """
     space, options = space or RankSpace(), options or PlannerOptions()
     job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
-    found = [job.as_planned(one.run, one.name) for one in contenders if one.run is not None]
+    runs = [(one.run, one.name) for one in contenders if one.run is not None]
+    found = [job.as_planned(run, name) for run, name in runs if options.weights != "with" or not run.weights_apart]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
     asked, is_small = options, len(ways[0].graph.tasks) <= MAX_PROVEN
     options = replace(options, limits=options.limits.share(0.5)) if is_small else options
@@ -263,13 +263,12 @@ class _Job:
         )
 
     def as_planned(self, run: ContenderRun, name: str) -> PlannedStep:
-        weights_apart = any(task.kind is ActionKind.WEIGHTS for task in run.graph.tasks)
         return PlannedStep(
             partition=run.partition,
             graph=run.graph,
             orders=run.orders,
             timed=run.timed,
-            bound_ns=self._way(run.partition, name, weights_apart=weights_apart).bound_ns,
+            bound_ns=self._way(run.partition, name, weights_apart=run.weights_apart).bound_ns,
             strategies=run.strategy,
             training=training_chunks(self.request.model, run.partition),
             origin=name,

@@ -82,6 +82,7 @@ def task_graph(
         counter=CostCounter(
             modules={module.name: _treated(module, weights_apart=weights_apart) for module in model.modules},
             strategies=strategies,
+            weights_apart=weights_apart,
         ),
         weights_apart=weights_apart,
         host=host,
@@ -252,7 +253,7 @@ class _Build:
                 own = self.partition.chunks[chunk]
                 cost = self.counter.costs(own, passed.flow.gradients, passed.microbatch, count, pair)
                 passed.costs[chunk, piece] = cost
-                works = cost.forward_workspace_bytes
+                works = cost.workspace_bytes
                 takes = cost.kept_bytes + works
                 task = self._task(passed, ActionKind.FORWARD, (chunk, piece), cost.forward_ns, takes, works)
                 passed.forward[chunk, piece] = task
@@ -269,12 +270,10 @@ class _Build:
                 is_apart = self.weights_apart and cost.has_weights
                 time_ns = cost.backward_ns + (0 if is_apart else cost.weights_ns)
                 at = chunk, piece
-                if is_apart:  # what is made again stays until the weights have their gradients
-                    works, remade = cost.forward_workspace_bytes, cost.remade_bytes
-                    task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works + remade, works)
-                else:
-                    works, remade = cost.backward_workspace_bytes, 0
-                    task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, works + cost.kept_bytes)
+                works = cost.workspace_bytes
+                left = works - cost.remade_bytes  # what is made again stays until the weights have their gradients
+                frees = left if is_apart else works + cost.kept_bytes
+                task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, frees)
                 self._wait(passed.forward[at], task, 0)
                 for source, size in gradients.get(at, ()):
                     self._wait(source, task, size)
@@ -282,9 +281,8 @@ class _Build:
                     if passed.costs[fed].has_backward:
                         gradients.setdefault(fed, []).append((task, size))
                 if is_apart:
-                    apart = self._task(
-                        passed, ActionKind.WEIGHTS, at, cost.weights_ns, works, works + cost.kept_bytes + remade
-                    )
+                    frees = works + cost.kept_bytes
+                    apart = self._task(passed, ActionKind.WEIGHTS, at, cost.weights_ns, left, frees)
                     self._wait(task, apart, 0)
 
     def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterable[tuple[_Place, int]]:

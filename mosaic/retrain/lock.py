@@ -76,6 +76,23 @@ def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT
                 path.unlink()
 
 
+def holder(folder: Path) -> str:
+    """Says which run has a folder, and whether its process lives; takes the lock for an instant to find out."""
+    lease = _lease(folder / "lease.json")
+    if lease is None:
+        return "no run has it"
+    if lease.host != socket.gethostname():
+        return f"in use by {lease}, if that machine is up"
+    if lease.pid != os.getpid():  # closing a file would give up this process's own lock
+        with suppress(FileNotFoundError), (folder / "lock").open() as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return f"in use by {lease}"
+        return f"no run has it: {lease} has died, and the next run goes on"
+    return f"in use by {lease}"
+
+
 def boot_id() -> str:
     """Returns the kernel's name for this boot of the machine; empty where it has none."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
@@ -222,5 +222,7 @@ class DayReport:
     """Names of files and the digests of their content: recipe, sources, plan, environment, model."""
     undo: str
     """The command that takes today's promotion back; empty where there is none."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The challenger's mean value on each set, such as ``frozen``."""
     messages: tuple[str, ...] = ()
     """Hooks that failed, saves that found the disk full, and what else the morning should know."""

@@ -72,12 +72,15 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
     champion = versions.linked(folder, "champion")
     outcome = state.outcome or "interrupted"
     trained = load(Trained, day.trained) if day.trained.is_file() else None
+    can_undo = outcome == "promoted" and champion == state.version and versions.previous(folder) is not None
+    made = folder.versions / (state.version or "")
+    card = versions.Version(made).card if (made / "card.json").is_file() else None
     return DayReport(
         title=folder.path.resolve().name,
         day=state.day,
         outcome=outcome,
         reason=state.reason or "It is still running.",
-        todo=_todo(outcome, gate, state),
+        todo=_todo(outcome, gate, state, root),
         gate=gate,
         data_check=check.findings if check is not None else (),
         data=tuple(_data(day, trained)),
@@ -88,19 +91,20 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         challenger=state.version if day.trained.is_file() else None,
         anchor=versions.linked(folder, "anchor"),
         digests=dict(_digests(day)),
-        undo=f"mosaic retrain rollback {root}" if outcome == "promoted" and champion == state.version else "",
+        undo=f"mosaic retrain rollback {root}" if can_undo else "",
+        scores=card.values if card is not None else {},
         messages=(*state.messages, *(trained.notes.messages if trained is not None else ())),
     )
 
 
-def _todo(outcome: str, gate: GateResult | None, state: DayState) -> str:
+def _todo(outcome: str, gate: GateResult | None, state: DayState, root: str) -> str:
     if outcome == "quarantined":
         dates = ", ".join(f"quarantine/{date}.json" for date in state.new)
         return f"Look at the day's data. If it is right after all, remove {dates}, and the next run trains on it."
     if outcome == "failed":
         return "Mend what the sentence above says; the next run goes on from the last checkpoint."
     if outcome == "held":
-        return f"Promote it by hand if you want it: mosaic retrain promote {state.version}."
+        return f"Promote it by hand if you want it: mosaic retrain promote {root} {state.version}."
     return gate.todo if gate is not None else ""
 
 

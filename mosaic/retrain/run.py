@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -147,7 +148,7 @@ class _Day:
         self._day = day
         self._clock = clock
         self._say = say
-        self._workers = Workers(folder, day, recipe)
+        self._workers = Workers(folder, day, recipe, say)
 
     def run(self) -> int:
         """Goes through the phases that are left; returns the exit code."""
@@ -283,6 +284,7 @@ class _Day:
             findings=validity_findings(load(ModelFacts, self._day.facts), gate),
             refused_before=_refused_before(self._folder, state.day),
             looks=frozen.looks,
+            folder=shlex.quote(str(self._folder.path.resolve())),
         )
         result = decide(scores, contest, gate)
         save(result, self._day.gate)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mosaic.artifact import load, write_text
-from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.artifact import write_text
+from mosaic.errors import MosaicError
+from mosaic.lines import lines_of
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.folder import Folder, utc_text
 from mosaic.retrain.intake.arrivals import Arrivals
-from mosaic.retrain.lock import Lease, held
+from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import HEADLINES
 
@@ -48,10 +49,11 @@ def rollback(root: Path) -> str:
         now, before = versions.linked(folder, "champion"), versions.previous(folder)
         if now is None or before is None:
             raise MosaicError(
-                f"{root} has no version before {now or 'the first'} to go back to; `mosaic retrain promote V` names one"
+                f"{root} has no version before {now or 'the first'} to go back to; "
+                f"`mosaic retrain promote {root} VERSION` names one"
             )
         hooks.remember(folder, recipe.promote, before, versions.Version(folder.versions / before).card.day)
-        folder.note("rolled back", champion=before, before=None, by="a person")
+        folder.note("rolled back", champion=before, before=None, by="a person", instead_of=now)
         versions.point(folder, "champion", before)
         failed = hooks.run_pending(folder, recipe.promote, before)
     return "; ".join((f"{before} is the champion again, in the place of {now}", *failed))
@@ -77,14 +79,10 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
     """
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
-    try:
-        lease = load(Lease, root / "lease.json")
-        yield f"in use by {lease}"
-    except InvalidFileError:
-        yield "no run has it"
+    yield holder(root)
     for link in ("champion", "anchor"):
         name = versions.linked(folder, link)
-        yield f"{link}: {name or 'none yet'}"
+        yield f"{link}: {name or 'none yet'}{_rolled_back(folder, name) if link == 'champion' else ''}"
     if folder.hold.exists():
         yield "hold is on: nothing is promoted"
     for day in folder.days()[-days:]:
@@ -98,3 +96,11 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         yield f"the window opens at {utc_text(opens)}"
     for hook in hooks.pending(folder):
         yield f"hook {hook.command!r} has still to hear of version {hook.version} ({hook.tries} tries)"
+
+
+def _rolled_back(folder: Folder, champion: str | None) -> str:
+    """Returns when and in the place of what a person made the champion the champion again; empty where nobody did."""
+    last = next((row for row in reversed([*lines_of(folder.history)]) if row.get("champion") is not None), {})
+    if last.get("event") != "rolled back" or last["champion"] != champion:
+        return ""
+    return f", rolled back from {last.get('instead_of', 'a later one')} at {last['at']}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +22,11 @@ from typing import Any
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.lines import last_line_of
 from mosaic.retrain.folder import DayFolder, Folder, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Outcome
+from mosaic.train.data.sources import Sources
 from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
@@ -41,6 +43,10 @@ ALONE_S = 20.0
 """Seconds after the failure of a rank at which the others are killed."""
 LOOK_S = 0.5
 """Seconds between two looks at ranks."""
+TELL_S = 5.0
+"""Seconds between two lines about the step, at least."""
+TELL_SHARE = 0.05
+"""The same as a share of the time so far: a long night has a short log."""
 PORTS = 20_000, 32_000
 """Where ranks may meet."""
 _PR_SET_PDEATHSIG = 1
@@ -76,14 +82,18 @@ class Workers:
         folder: The retraining folder.
         day: The day.
         recipe: Says how many train.
+        say: Is told the step, now and then.
     """
 
-    def __init__(self, folder: Folder, day: DayFolder, recipe: Recipe) -> None:
+    def __init__(
+        self, folder: Folder, day: DayFolder, recipe: Recipe, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._folder = folder
         self._day = day
         self._recipe = recipe
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = ""
+        self._say = say
 
     @property
     def step(self) -> int:
@@ -134,11 +144,12 @@ class Workers:
             command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
             command.append(f"--words={words}")
             port = _free_port() if count > 1 else 0
+            step = self._last_step()
             for rank in range(count):
                 self._children.append(self._start(command, _rank_environment(rank, count, port)))
                 if self._stopped:  # it was told before there was a child to pass it on to
                     self._children[-1].terminate()
-            codes, overdue = self._wait(until + GRACE_S)
+            codes, overdue = self._wait(until + GRACE_S, step)
             reason = load(LastWords, words).reason if words.is_file() else ""
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
@@ -153,15 +164,22 @@ class Workers:
             preexec_fn=partial(end_with, os.getpid()),  # it only makes system calls
         )
 
-    def _wait(self, until: float) -> tuple[list[int], bool]:
+    def _wait(self, until: float, step: str) -> tuple[list[int], bool]:
         """Waits for all ranks; returns the codes of those that ended by themselves, and whether they were overdue.
+
+        Tells the step where it is another than ``step``.
 
         Where one fails, the others find out by themselves within seconds, or are ended.
         """
         codes: list[int] = []
+        began = told_at = time.monotonic()
         while self._children:
             with suppress(subprocess.TimeoutExpired):
                 self._children[0].wait(LOOK_S)
+            now = time.monotonic()
+            if now - told_at >= max(TELL_S, TELL_SHARE * (now - began)) and (last := self._last_step()) != step:
+                step, told_at = last, now
+                self._say(step)
             for child in [each for each in self._children if each.poll() is not None]:
                 self._children.remove(child)
                 codes.append(child.wait())
@@ -175,6 +193,14 @@ class Workers:
                 self._children.clear()
                 return codes, not failed
         return codes, False
+
+    def _last_step(self) -> str:
+        """Returns the last training step in words; empty before the first."""
+        row = last_line_of(self._day.metrics)
+        if row is None or "step" not in row:
+            return ""
+        planned = f" of {load(Sources, self._day.sources).num_steps}" if self._day.sources.is_file() else ""
+        return f"step {row['step']}{planned}, loss {row.get('loss', math.nan):.4g}"
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

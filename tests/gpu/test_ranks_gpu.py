@@ -29,11 +29,10 @@ def backend(cuda_backend: CudaBackend) -> Backend:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
+def alone(backend: Backend, tmp_path: Path) -> Iterator[None]:
     assert dist.is_nccl_available(), "torch for this GPU was built without NCCL, which several ranks need"
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
+    store, device = dist.FileStore(str(tmp_path / "store"), 1), backend.torch_device
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, device_id=device)
     yield
     dist.destroy_process_group()
 

@@ -36,7 +36,7 @@ class CudaBackend(Backend):
         placement: ``merged`` makes partitions of slots; ``split`` has the driver place each layout anew, and needs a
             driver of CUDA 13.1.
         verify: Look with a probe on which SMs each partition runs, once after it was made.
-        sm_target: Tell libraries to size their grids for a lane's SMs.
+        sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
         cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
         driver: The device's driver; the installed one by default.

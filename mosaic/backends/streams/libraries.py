@@ -55,16 +55,17 @@ class Setting:
 class LibrarySettings:
     """What libraries are told of the lanes of one device.
 
-    Results are right whatever holds: a setting of SMs changes grids, and without cuDNN torch has kernels of its own.
-    Not promised is the SM target of a node of backward at whose time other modules' nodes run in between, nor that of
-    a module's nodes behind the first of its parameters.
+    Results are right whatever holds: an SM count is a hint, by which libraries may choose other kernels and grids
+    (pytorch#183330), and without cuDNN torch has kernels of its own. Not promised is the SM target of a node of
+    backward at whose time other modules' nodes run in between, nor that of a module's nodes behind the first of its
+    parameters.
 
     Args:
         device: The device.
-        sm_target: Tell libraries for how many SMs to size their grids, which they would else ask the device: cuBLAS by
-            ``cublasSetSmCountTarget``, which is one for each handle; cuBLASLt's products, torch's CUTLASS kernels and
-            FlashAttention 3 by torch's carveout. A kernel whose grid is too large takes a partial wave more; whether a
-            target pays has to be measured.
+        sm_target: Give libraries the SM count of the lane: cuBLAS by ``cublasSetSmCountTarget``, which is one for each
+            handle; cuBLASLt's products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout. A kernel
+            whose grid is too large takes a partial wave more; whether a target pays has to be measured. Asking for the
+            handle makes cuBLAS's workspace of the thread and the lane up to torch 2.14, as a product would.
         cudnn: Let torch use cuDNN on lanes. A backward does without it from the first module that is on a lane to its
             end: a convolution's backward chooses its kernels when it runs.
 

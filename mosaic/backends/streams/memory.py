@@ -1,8 +1,10 @@
 """Device memory that a lane costs before any module runs on it.
 
-torch's allocator keeps a cache of its own for each stream, and cuBLAS a workspace for each pair of handle and stream
-(32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's. A plan on many
-lanes pays all of it for each, which a model of memory that only counts tensors does not see.
+torch's allocator keeps a cache of its own for each stream. Up to torch 2.14 cuBLAS has a workspace for each pair of
+handle and stream (32 MiB on Hopper), with one handle in the thread that launches forward and another in autograd's.
+Since 2.15 a product takes its workspace from the stream's cache and gives it back, unless
+``TORCH_CUBLAS_WORKSPACE_CACHE`` is 1. A plan on many lanes pays all of it for each, which a model of memory that only
+counts tensors does not see.
 """
 
 from __future__ import annotations

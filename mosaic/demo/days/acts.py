@@ -119,7 +119,7 @@ def three_kills(stage: Stage) -> Iterator[Check]:
     mine, other = (load(Trained, each.trained).digest for each in (day, whole))
     equal = mine == other and day.model.read_bytes() == whole.model.read_bytes()
     yield Check(found="equal bits" if equal else "OTHER bits", met=equal, detail=f"{mine[:12]} and {other[:12]}")
-    node.order("promote", "1")
+    node.promote("1")
 
 
 def new_people(stage: Stage) -> Iterator[Check]:

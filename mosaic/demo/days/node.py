@@ -58,14 +58,15 @@ class Node:
         """Starts it and waits; returns its exit code."""
         return self.begin(name).wait()
 
-    def order(self, *words: str) -> None:
-        """Gives a command as a person does, such as ``promote 1``."""
-        self.say(f"$ mosaic retrain {' '.join(words)}")
-        ended = subprocess.run(mosaic_retrain(*words, str(self.path)), check=False, capture_output=True, text=True)
+    def promote(self, version: str) -> None:
+        """Promotes a version as a person does."""
+        words = ("promote", str(self.path), version)
+        self.say(f"$ mosaic retrain promote {self.path.name} {version}")
+        ended = subprocess.run(mosaic_retrain(*words), check=False, capture_output=True, text=True)
         for line in (ended.stdout + ended.stderr).splitlines():
             self.say(line)
         if ended.returncode:
-            raise MosaicError(f"mosaic retrain {' '.join(words)} ended with {ended.returncode}; see the lines above")
+            raise MosaicError(f"mosaic retrain promote ended with {ended.returncode}; see the lines above")
 
     def copy(self, name: str) -> Node:
         """Copies the folder as it stands into one of its own; the copy begins where this one is."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mosaic.engine.calls.last_gradients import LastGradients
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all
 
@@ -30,7 +31,7 @@ class DirectCalls:
         self._work = work
         self._backwards = backwards
         self._ends = LastGradients()
-        self._began_ns: dict[str, int] = {}
+        self._began: dict[str, tuple[int, ProfilerRange]] = {}
 
     def run(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module; its inputs are waited for, and so are the lanes."""
@@ -39,7 +40,8 @@ class DirectCalls:
             args, kwargs = map_tensors(join_all, args), map_tensors(join_all, kwargs)
             work.drain()
         start = time.perf_counter_ns()
-        result = run(*args, **kwargs)
+        with ProfilerRange(site.name, "forward"):
+            result = run(*args, **kwargs)
         work.record(site, "forward", start)
         if torch.is_grad_enabled():
             self._watch(site, result)
@@ -63,8 +65,8 @@ class DirectCalls:
         def arrived(grad: torch.Tensor) -> torch.Tensor:
             self._backwards.current()  # counts this backward
             plain = grad.value() if isinstance(grad, LaneTensor) else grad
-            if sees_end:
-                self._began_ns.setdefault(site.name, time.perf_counter_ns())
+            if sees_end and site.name not in self._began:
+                self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
             return plain
 
         for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
@@ -72,6 +74,8 @@ class DirectCalls:
                 tensor.register_hook(arrived)
 
     def _ended(self, site: PlacedModule) -> None:
-        began_ns = self._began_ns.pop(site.name, None)
-        if began_ns is not None:
+        began = self._began.pop(site.name, None)
+        if began is not None:
+            began_ns, shown = began
+            shown.close()
             self._work.record(site, "backward", began_ns)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, on_lane
 from mosaic.engine.host.batch import Batch
 from mosaic.engine.host.forwards import Forwards
@@ -141,12 +142,12 @@ class LaneWork:
             for ticket in after:
                 self.wait(ticket)
             return ReadyTicket(work())
-        step = self.num_backwards
+        step, shown = self.num_backwards, phase if lane.slots else f"{phase} routing"
 
         def run() -> T:
             start = time.perf_counter_ns()
             try:
-                with as_lane():
+                with as_lane(), ProfilerRange(module, shown):
                     return work()
             finally:
                 self.log.note(module, phase, lane.slots, step, start)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, version_of
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.order import LaneOrder, Point
@@ -105,7 +106,7 @@ class PlacedCall:
         made: list[Any] = []
 
         def work() -> None:
-            with as_lane():
+            with as_lane(), ProfilerRange(self._site.name, "forward"):
                 made.append(run(*self._args, **self._kwargs))
 
         ticket = self._order.lane.launch(work, behind_caller=False)

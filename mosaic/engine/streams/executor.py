@@ -17,6 +17,7 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import StageBranch, StageGraphs
@@ -158,7 +159,8 @@ class StreamExecutor:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
         start = self._timeline.mark()
-        result = run(*args, **kwargs)
+        with ProfilerRange(site.name, "forward"):
+            result = run(*args, **kwargs)
         self._alone = self._timeline.note_direct(site, start)
         self._waited.clear()
         self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))

@@ -15,6 +15,7 @@ import torch
 from mosaic.backends.streams.clock import StreamMark
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.last_gradients import LastGradients
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span
 
@@ -198,6 +199,7 @@ class _Backward:
         self._task = -1
         self._start: StreamMark | None = None
         self._target: ExitStack | None = None
+        self._shown: ProfilerRange | None = None
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
@@ -207,13 +209,17 @@ class _Backward:
         if self._start is None or self._task != task:  # an earlier backward may have come to no end
             self._task, self._start = task, self._timeline.mark()
             self._timeline.began(self)
+            self._shown = ProfilerRange(self.site.name, "backward")
             lane = self.site.lane
             if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
-                self._target = lane.libraries.begin_backward(lane.num_sms)
+                with lane.api.use_stream(lane.stream):  # whose workspace of cuBLAS there is
+                    self._target = lane.libraries.begin_backward(lane.num_sms)
 
     def end(self) -> None:
         """The last gradient has come."""
         if self._start is not None:
+            if self._shown is not None:
+                self._shown.close()
             self._timeline.ended(self, self._start, self._timeline.mark())
             self._start = None
         if self._target is not None:

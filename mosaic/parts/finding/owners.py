@@ -107,7 +107,9 @@ def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str])
             elif at > layer:
                 raise UnsplittableError(
                     f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs "
-                    f"{sites[value.site][1].path} of layer {at} ({call.line}); name other lists by modules="
+                    f"{sites[value.site][1].path} of layer {at} ({call.line}): where a loop takes elements of several "
+                    "lists in turn, as zip() does, make one list whose layers hold and call an element of each; "
+                    "otherwise name other lists by modules="
                 )
     try:
         sorter.prepare()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mosaic.pipelining.costs import workspace_bytes
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.search_extension import load_search
 
@@ -75,19 +76,16 @@ class Candidates:
                 forward_ns=forward,
                 backward_ns=backward,
                 kept_bytes=kept,
-                workspace_bytes=_whole(layers, ways) if self.weights_apart else workspace,
+                workspace_bytes=workspace_bytes(
+                    [
+                        (layer.strategies[way].kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
+                        for layer, way in zip(layers, ways, strict=True)
+                    ],
+                    weights_apart=self.weights_apart,
+                ),
             )
-            for forward, backward, kept, workspace, ways in load_search().tuning_candidates(rows, count=self.count)
+            for forward, backward, kept, _, ways in load_search().tuning_candidates(rows, count=self.count)
         )
-
-
-def _whole(layers: Sequence[Layer], ways: Sequence[int]) -> int:
-    """What is in use above what is kept when all that was not kept is there again."""
-    made = sum(
-        max(0, layer.strategies[0].kept_bytes - layer.strategies[way].kept_bytes)
-        for layer, way in zip(layers, ways, strict=True)
-    )
-    return made + max((layer.workspace_bytes for layer in layers), default=0)
 
 
 def _ns(time_ms: float, strategy: str) -> int:

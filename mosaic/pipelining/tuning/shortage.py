@@ -57,8 +57,7 @@ class MemoryShortage:
             )
         if self.held_bytes:
             helps.append(
-                f"strategies that keep less than {self.held_bytes / _GB:.3g} GB of them, such as offload; smaller "
-                "microbatches; or more ranks"
+                f"smaller microbatches, of which {self.held_bytes / _GB:.3g} GB are in use there then; or more ranks"
             )
         return tuple(helps)
 

@@ -37,6 +37,8 @@ class CountedMicrobatch(Microbatch):
     """Its shapes, as text."""
     counted: Mapping[str, CountedLayers] = field(repr=False)
     """By module; those that it skips are left out."""
+    draws: bool = False
+    """Whether it draws random numbers: encoders then have one piece of it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CountedMicrobatch) and self.key == other.key
@@ -128,7 +130,6 @@ def scaled_layer(layer: Layer, share: float) -> Layer:
             replace(
                 one,
                 kept_bytes=round(one.kept_bytes * share),
-                workspace_bytes=round(one.workspace_bytes * share),
                 extra_forward_ms=one.extra_forward_ms * share,
                 extra_backward_ms=one.extra_backward_ms * share,
             )

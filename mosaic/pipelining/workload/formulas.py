@@ -130,7 +130,6 @@ class StepWriter:
                 num_bytes=width,
                 backward=(memory_of("act backward", read + width, read),),
                 saved=("mlp up",),
-                is_cheap=True,
             )
         )
         self.product("mlp down", "mlp act", inner, shape.hidden)
@@ -148,7 +147,6 @@ class StepWriter:
                 num_bytes=num_bytes,
                 backward=(memory_of("norm backward", 3 * num_bytes, num_bytes),),  # adds the residual's gradient
                 saved=(source,),
-                is_cheap=True,
             )
         )
         return f"{name} norm"

@@ -43,11 +43,6 @@ class LayerSteps:
         found = (name for step in self.steps if self.trains or not step.weights for name in step.saved)
         return tuple(dict.fromkeys(found))
 
-    @property
-    def cheap(self) -> tuple[LayerStep, ...]:
-        """Steps that selective recomputation runs again."""
-        return tuple(step for step in self.steps if step.is_cheap and step.writes in self.saved)
-
     def bytes_of(self, names: Sequence[str]) -> int:
         """Returns the bytes of tensors, without those of another module."""
         sizes = {step.writes: step.num_bytes for step in self.steps} | dict(self.sources)
@@ -167,16 +162,13 @@ def _add_fetching(
         draft.wait(f"{name} given back", device="compute", after=(f"{name} give back {groups - 1}",))
 
 
-def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: float) -> Layer:
+def timed_layer(layer: LayerSteps, machine: RankHardware) -> Layer:
     """Returns a layer's times and bytes, simulated.
 
     Backward of a layer that trains is simulated with the weights' gradients, which hide collectives; what these take by
     themselves is ``weights_ms``, and the rest ``backward_ms``.
 
-    Strategies: ``keep`` everything; ``recompute`` all of forward from the input; ``selective``, only norms and
-    activation, which are cheap and write a third of what is kept; ``offload`` to the host, whose copies hide behind the
-    layer's own forward and backward as far as these last. Megatron's selective recomputation is of attention's scores,
-    which fused attention does not keep.
+    Strategies: ``keep`` everything; ``recompute`` all of forward from the input.
     """
     simulator = Simulator()
     forward = forward_graph(layer, machine)
@@ -190,31 +182,10 @@ def timed_layer(layer: LayerSteps, machine: RankHardware, *, host_gb_per_s: floa
         ran.timelines(forward, kept=forward.inputs)["compute"].peak_bytes,
         ran_back.timelines(backward, kept=backward.inputs)["compute"].peak_bytes,
     )
-    cheap = layer.cheap
-    less = layer.bytes_of([step.writes for step in cheap])
     source = min(kept, layer.bytes_of(layer.read))
-    away_ns = round(kept / host_gb_per_s)
     strategies = (
         Strategy(name="keep", kept_bytes=kept),
-        Strategy(
-            name="recompute",
-            kept_bytes=source,
-            extra_backward_ms=ran.length_ns / 1e6,
-            workspace_bytes=kept - source,
-        ),
-        Strategy(
-            name="selective",
-            kept_bytes=kept - less,
-            extra_backward_ms=sum(machine.time_ns(step.forward) for step in cheap) / 1e6,
-            workspace_bytes=less,
-        ),
-        Strategy(
-            name="offload",
-            kept_bytes=0,
-            extra_forward_ms=max(0, away_ns - ran.length_ns) / 1e6,
-            extra_backward_ms=max(0, away_ns - backward_ns - weights_ns) / 1e6,
-            workspace_bytes=kept,
-        ),
+        Strategy(name="recompute", kept_bytes=source, extra_backward_ms=ran.length_ns / 1e6),
     )
     return Layer(
         forward_ms=ran.length_ns / 1e6,

@@ -71,8 +71,6 @@ class LayerStep:
     """Tensors that its backward reads; of a step with weights, that their gradients read."""
     fetched: Fetched | None = None
     """What an attention needs of other ranks, beside what it reads."""
-    is_cheap: bool = False
-    """Whether selective recomputation runs it again instead of keeping what it wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,13 @@ class Strategy:
     """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
 
     name: str
-    """``keep``, ``recompute``, ``selective`` or ``offload``."""
+    """``keep`` or ``recompute``: what ranks do (``mosaic.parts.strategies``)."""
     kept_bytes: int
     """On the device from the end of forward to the end of backward."""
     extra_forward_ms: float = 0.0
     """What it adds to forward."""
     extra_backward_ms: float = 0.0
     """What it adds to backward."""
-    workspace_bytes: int = 0
-    """In use while backward runs, above what it keeps and what the layer needs in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

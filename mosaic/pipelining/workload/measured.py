@@ -118,7 +118,7 @@ def layers_of_profile(profile: Profile) -> tuple[Layer, ...]:
                 weights_ms=times[1] / 2,
                 strategies=(
                     Strategy(name="keep", kept_bytes=kept),
-                    Strategy(name="recompute", kept_bytes=0, extra_backward_ms=times[0], workspace_bytes=kept),
+                    Strategy(name="recompute", kept_bytes=0, extra_backward_ms=times[0]),
                 ),
             )
         )
@@ -128,9 +128,7 @@ def layers_of_profile(profile: Profile) -> tuple[Layer, ...]:
 def _figures(layer: Layer) -> tuple[float, ...]:
     own = (layer.forward_ms, layer.backward_ms, layer.weights_ms, layer.workspace_bytes)
     return own + tuple(
-        value
-        for one in layer.strategies
-        for value in (one.kept_bytes, one.extra_forward_ms, one.extra_backward_ms, one.workspace_bytes)
+        value for one in layer.strategies for value in (one.kept_bytes, one.extra_forward_ms, one.extra_backward_ms)
     )
 
 
@@ -149,7 +147,6 @@ def _between(one: Layer, two: Layer, part: float) -> Layer:
                 kept_bytes=math.ceil(mixed(low.kept_bytes, high.kept_bytes)),
                 extra_forward_ms=mixed(low.extra_forward_ms, high.extra_forward_ms),
                 extra_backward_ms=mixed(low.extra_backward_ms, high.extra_backward_ms),
-                workspace_bytes=math.ceil(mixed(low.workspace_bytes, high.workspace_bytes)),
             )
             for low, high in zip(one.strategies, two.strategies, strict=True)
         ),

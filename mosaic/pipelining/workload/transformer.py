@@ -55,8 +55,6 @@ class TransformerModule:
     """Width of who reads its output, behind a projector; 0: it has none."""
     sharing: ContextSharing = PLAIN_SHARING
     """How the context ranks of the machine share what it is called with."""
-    host_gb_per_s: float = 25.0
-    """Of a device's link to the host, in 10^9 bytes a second; PCIe 4 by default."""
     _known: dict[ModuleLoad, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,8 +65,6 @@ class TransformerModule:
             )
         if self.has_head and not self.shape.vocabulary:
             raise ValueError(f"{self.name}: a head needs a vocabulary; give its shape one")
-        if not 0 < self.host_gb_per_s < float("inf"):
-            raise ValueError(f"{self.name}: host_gb_per_s={self.host_gb_per_s}; use a finite number above 0")
 
     @property
     def trains(self) -> tuple[bool, ...]:
@@ -213,5 +209,5 @@ class TransformerModule:
         layers = self._layer_steps(load)
         for layer in layers:
             if id(layer) not in timed:
-                timed[id(layer)] = timed_layer(layer, self.machine, host_gb_per_s=self.host_gb_per_s)
+                timed[id(layer)] = timed_layer(layer, self.machine)
         return tuple(timed[id(layer)] for layer in layers)

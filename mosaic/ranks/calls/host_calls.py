@@ -20,6 +20,7 @@ from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
@@ -89,14 +90,14 @@ class HostCalls(InStep):
             def timed() -> Any:
                 nonlocal start
                 start = time.perf_counter_ns()
-                with as_lane(), self._progress.computing(name, phase):
+                with as_lane(), self._progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
 
             try:
                 if on_lane() and not self.executor.closed:
                     return lane.submit(timed).wait()
                 start = time.perf_counter_ns()
-                with self._progress.computing(name, phase):
+                with self._progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
             finally:
                 self._log.note(name, phase, slots, self._progress.step, start)

@@ -41,6 +41,7 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
@@ -110,7 +111,8 @@ class StreamCalls(InStep):
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:
             with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
                 start = timeline.mark()
-                result = work()
+                with ProfilerRange(name, phase):
+                    result = work()
             timeline.note_work(site, phase, self._progress.step, start)
             return result
 

@@ -37,7 +37,7 @@ def free_all(groups: Sequence[dist.ProcessGroup]) -> None:
             with contextlib.suppress(RuntimeError, ValueError):  # closed already
                 group.abort()
     for group, kind in kinds:
-        if kind != dist.Backend.NCCL:
+        if "gloo" in kind or "nccl" not in kind:
             with contextlib.suppress(RuntimeError, ValueError):
                 _close_connections(group)
 
@@ -64,14 +64,16 @@ def _one_abort(groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
         with contextlib.suppress(RuntimeError):  # this group has no NCCL communicator
             backend = group._get_backend(torch.device("cuda"))
             break
-    if not hasattr(backend, "_group_start"):
+    start = getattr(backend, "_group_start", None) or getattr(backend, "_start_coalescing", None)
+    if start is None:
         yield
         return
-    backend._group_start()
+    start()
     try:
         yield
     finally:
-        backend._group_end()
+        with contextlib.suppress(RuntimeError):  # nccl2 ends its group on a communicator that is aborted by then
+            (getattr(backend, "_group_end", None) or backend._end_coalescing)()
 
 
 def _close_connections(group: dist.ProcessGroup) -> None:

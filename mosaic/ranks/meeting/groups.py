@@ -110,10 +110,13 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
 
 @contextmanager
 def meeting_under(name: str) -> Iterator[None]:
-    """A block whose new groups meet under keys of their own in the default group's store.
+    """A block whose new groups meet under keys of their own in the default group's store, and are no split of it.
 
     torchrun's agent may keep that store when it restarts the ranks (its c10d rendezvous does). torch numbers groups
     alike in each process, so that new ranks would read where the dead ones could be reached, and fail to connect.
+
+    Where the default group is bound to a device, torch has ranks outside of a new group split NCCL's communicator,
+    which waits for all ranks; those inside of a gloo group never do (``_new_process_group_helper``).
 
     Args:
         name: Differs from that of any other run, and is the same on all ranks.
@@ -121,11 +124,13 @@ def meeting_under(name: str) -> Iterator[None]:
     groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
     assert default is not None
     backend, store = groups[default]
+    device, default.bound_device_id = default.bound_device_id, None
     groups[default] = (backend, distributed_c10d.PrefixStore(f"mosaic groups {name}", store))
     try:
         yield
     finally:
         groups[default] = (backend, store)
+        default.bound_device_id = device
 
 
 def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int | None) -> None:
@@ -170,6 +175,17 @@ def num_nccl_collectives() -> int | None:
             except (AttributeError, RuntimeError):
                 return None
     return count
+
+
+def peers_share_a_communicator(group: dist.ProcessGroup) -> bool:
+    """Returns whether messages to all peers of a group such as this one queue behind each other.
+
+    NCCL's do in nccl2, which is ``nccl`` since torch 2.15: one communicator, one stream. Before that, each pair of
+    ranks has a communicator.
+    """
+    if dist.get_backend(group) != dist.Backend.NCCL:
+        return False
+    return not isinstance(group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL)
 
 
 def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:

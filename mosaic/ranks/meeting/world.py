@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
@@ -155,12 +155,14 @@ class World:
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, size = meet(timeout_s)
+            has_own_gpu = _have_own_gpus(store, rank, size, device)
             dist.init_process_group(
                 backend,
                 store=PrefixStore("default_pg", store),
                 rank=rank,
                 world_size=size,
                 timeout=datetime.timedelta(seconds=timeout_s),
+                device_id=device if has_own_gpu else None,  # else the world names the ranks at fault
             )
         return cls(timeout_s=timeout_s, watch=watch, device=device)
 
@@ -210,7 +212,8 @@ class World:
 
     def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
         with meeting_under(self.run):
-            return dist.new_group(timeout=timeout, backend=backend, **options)
+            device = None if backend == "gloo" else self.device
+            return dist.new_group(timeout=timeout, backend=backend, device_id=device, **options)
 
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         """Returns the group of all ranks that moves a tensor."""
@@ -341,6 +344,15 @@ def _gpu_of(device: torch.device, me: Identity) -> str:
         return ""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return "" if found is None else f"{me.host} {found}"
+
+
+def _have_own_gpus(store: Store, rank: int, size: int, device: torch.device) -> bool:
+    """Returns whether each rank is on a GPU of its own, so that NCCL can connect them; every rank has to call it."""
+    store.set(f"device/{rank}", _gpu_of(device, Identity.of_this_process(rank, size)))
+    if device.type != "cuda":
+        return False
+    gpus = [store.get(f"device/{other}").decode() for other in range(size)]
+    return all(gpus) and len(set(gpus)) == size
 
 
 def _holder_of(ranks: Sequence[Identity], environ: Mapping[str, str] = os.environ) -> Identity | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.errors import ModuleContractError
+from mosaic.parts.weights import swap, swappable
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
 
 
@@ -24,18 +25,19 @@ def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int
         keep: Ids of tensors that this rank needs nevertheless.
     """
     freed = 0
-    for part in module.modules():
-        before = freed
-        for parameter in part._parameters.values():
-            if parameter is not None and not parameter.is_meta and id(parameter) not in keep:
-                freed += parameter.nbytes
-                torch.utils.swap_tensors(parameter, Elsewhere.of(parameter, home, is_parameter=True))
-        for name, buffer in part._buffers.items():
-            if buffer is not None and not buffer.is_meta and id(buffer) not in keep:
-                freed += buffer.nbytes
-                part._buffers[name] = Elsewhere.of(buffer, home)
-        if freed > before:
-            part.register_forward_pre_hook(GivenUp(home))
+    with swappable(module):
+        for part in module.modules():
+            before = freed
+            for parameter in part._parameters.values():
+                if parameter is not None and not parameter.is_meta and id(parameter) not in keep:
+                    freed += parameter.nbytes
+                    torch.utils.swap_tensors(parameter, Elsewhere.of(parameter, home, is_parameter=True))
+            for name, buffer in part._buffers.items():
+                if buffer is not None and not buffer.is_meta and id(buffer) not in keep:
+                    freed += buffer.nbytes
+                    part._buffers[name] = Elsewhere.of(buffer, home)
+            if freed > before:
+                part.register_forward_pre_hook(GivenUp(home))
     return freed
 
 
@@ -47,15 +49,16 @@ def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tenso
         whole: Returns a tensor's values, from its name and what is here; called for all tensors, in one order, once
             for each.
     """
-    for path, tensor in tensors_of(model):
-        values = whole(path, tensor)
-        if not tensor.is_meta:
-            continue
-        if isinstance(tensor, nn.Parameter):
-            torch.utils.swap_tensors(tensor, nn.Parameter(values, requires_grad=tensor.requires_grad))
-        else:
-            prefix, _, name = path.rpartition(".")
-            model.get_submodule(prefix)._buffers[name] = values
+    with swappable(model):
+        for path, tensor in tensors_of(model):
+            values = whole(path, tensor)
+            if not tensor.is_meta:
+                continue
+            if isinstance(tensor, nn.Parameter):
+                swap(tensor, values)
+            else:
+                prefix, _, name = path.rpartition(".")
+                model.get_submodule(prefix)._buffers[name] = values
     for part in model.modules():
         for key in [key for key, hook in part._forward_pre_hooks.items() if isinstance(hook, GivenUp)]:
             del part._forward_pre_hooks[key]

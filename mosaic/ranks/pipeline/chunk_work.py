@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.pass_through import Draws
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.random_state import State
 from mosaic.parts.strategies import Again
@@ -114,12 +113,13 @@ class ChunkWork:
         forward = _forward_of(task)
         kept = self._kept.pop(forward)
         with self._turn if forward in self._data.strategies else nullcontext():
-            if not self._data.ends(forward):
-                self._send_back(forward, kept.outputs, gradients)
+            ends, outputs = self._data.ends(forward), kept.outputs
+            due = (outputs[""], None) if ends else self._due(forward, outputs, gradients)
+            if kept.late is None:
+                torch.autograd.backward(*due)
             else:
-                torch.autograd.backward(kept.outputs[""])
-        if kept.late is not None:
-            self._late[forward] = kept.late
+                kept.late.backward(*due)
+                self._late[forward] = kept.late
         wanted = self._data.wanted.get(forward, {})
         return {
             wanted[source]: tuple(_gradient(one) for one in leaves if one.is_floating_point())
@@ -157,10 +157,9 @@ class ChunkWork:
         if numbers is None:
             with self._turn:
                 return self._model.forward(task.chunk, kwargs, *given, again=again)
-        is_piece = data.is_cut(task)
-        with self._turn, numbers.numbers_of(task, self._states[task.microbatch], is_piece=is_piece):
-            draws: Draws = "own" if is_piece else "all"
-            return self._model.forward(task.chunk, kwargs, *given, draws=draws, again=again)
+        assert not data.is_cut(task)  # pieces would draw other numbers: planning has none of such microbatches
+        with self._turn, numbers.numbers_of(self._states[task.microbatch]):
+            return self._model.forward(task.chunk, kwargs, *given, draws="all", again=again)
 
     def _received(self, task: TaskName, leaves: Mapping[TaskName, Tensors]) -> dict[str, Tensors]:
         """By module what came in: its pieces one after the other."""
@@ -176,10 +175,10 @@ class ChunkWork:
             for name, found in pieces.items()
         }
 
-    def _send_back(
+    def _due(
         self, forward: TaskName, outputs: Mapping[str, Tensors], gradients: Mapping[TaskName, Tensors]
-    ) -> None:
-        """Runs autograd from what left, with the sum of what each reader sent for it."""
+    ) -> tuple[Tensors, Tensors]:
+        """Returns what left and has a gradient, and for each the sum of what its readers sent."""
         sums: dict[tuple[str, int], Tensor] = {}
         for reader, found in gradients.items():
             names = self._data.carried(Edge(forward, _forward_of(reader)))
@@ -187,7 +186,7 @@ class ChunkWork:
             for place, gradient in zip(places, found, strict=True):
                 sums[place] = sums[place] + gradient if place in sums else gradient
         due = {place: grad for place, grad in sums.items() if outputs[place[0]][place[1]].requires_grad}
-        torch.autograd.backward([outputs[name][at] for name, at in due], list(due.values()))
+        return tuple(outputs[name][at] for name, at in due), tuple(due.values())
 
 
 def _forward_of(task: TaskName) -> TaskName:

@@ -25,6 +25,7 @@ from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
 from mosaic.profile import Phase
+from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 
 STATE_BYTES = 16
 """Of a parameter that trains: itself, its gradient, and AdamW's two moments, in float32."""
@@ -44,18 +45,21 @@ class CountedModel:
     """By module, of the sample: of what leaves its first layer."""
     model: PipelineModel
     """Its modules."""
+    numbers: DrawnNumbers
+    """Which microbatches draw random numbers: encoders are called with all of these, since pieces would draw others."""
     units_together: int = 1
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
     def microbatch(self, kwargs: Mapping[str, Any]) -> CountedMicrobatch:
         """Returns what a microbatch is to planning."""
-        present = self.split.present(kwargs)
+        present, draws = self.split.present(kwargs), self.numbers.draw(kwargs)
         counted = {}
         for index, module in enumerate(self.split.modules):
             if module.name not in present:
                 continue
             elements, num_bytes = _size(self.whole, index, kwargs)
-            units = count_units(self.split, kwargs, module.name) if module.name in self.split.encoders else 1
+            is_cut = module.name in self.split.encoders and not draws
+            units = count_units(self.split, kwargs, module.name) if is_cut else 1
             share = elements / self.elements[module.name] if self.elements[module.name] else 1.0
             counted[module.name] = CountedLayers(
                 units=max(1, units // self.units_together),
@@ -66,7 +70,8 @@ class CountedModel:
         given = [(pytree.keystr(path), one) for path, one in leaves if isinstance(one, torch.Tensor)]
         shapes = [f"{name}{tuple(one.shape)} {one.dtype}" for name, one in given]
         bounds = [f"{name} {one.boundary_bytes}" for name, one in counted.items()]  # they may follow from values
-        return CountedMicrobatch(text_tokens=1, key=" ".join((*shapes, *bounds)), counted=counted)
+        key = " ".join((*shapes, *bounds, *["draws"] * draws))
+        return CountedMicrobatch(text_tokens=1, key=key, counted=counted, draws=draws)
 
 
 def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], hardware: Hardware) -> CountedModel:
@@ -95,6 +100,7 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     return CountedModel(
         split=split,
         whole=whole,
+        numbers=DrawnNumbers(whole),
         layers={name: tuple(found) for name, found in layers.items()},
         elements={one.name: _size(whole, index, sample)[0] for index, one in enumerate(split.modules)},
         model=PipelineModel(
@@ -158,7 +164,7 @@ def _layer(counts: ModuleCounts, hardware: Hardware) -> Layer:
         weights_ms=backward / 2,
         strategies=(
             Strategy(name="keep", kept_bytes=kept),
-            Strategy(name="recompute", kept_bytes=0, extra_backward_ms=forward, workspace_bytes=kept),
+            Strategy(name="recompute", kept_bytes=0, extra_backward_ms=forward),
         ),
         workspace_bytes=counts.memory.workspace_bytes,
     )
@@ -176,7 +182,6 @@ def _sum(one: Layer, other: Layer) -> Layer:
                 name=name,
                 kept_bytes=_of(one, name).kept_bytes + _of(other, name).kept_bytes,
                 extra_backward_ms=_of(one, name).extra_backward_ms + _of(other, name).extra_backward_ms,
-                workspace_bytes=_of(one, name).workspace_bytes + _of(other, name).workspace_bytes,
             )
             for name in names
         ),

@@ -45,6 +45,8 @@ class Pipeline(KeepsCheckpoints):
         active: Whether the ranks still run it.
     """
 
+    _draws_alike = True
+
     def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
         self.world = candidates.world
         self.degrees = trial.best.degrees
@@ -183,6 +185,9 @@ class Pipeline(KeepsCheckpoints):
             chunks = describe_lanes(self.partition, place)
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
+        seen = self._way.request.microbatches
+        if self._counted.split.encoders and any(isinstance(one, CountedMicrobatch) and one.draws for one in seen):
+            lines.append("encoders take whole microbatches, since these draw random numbers: pieces would draw others")
         if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
             lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -154,6 +154,11 @@ class StepData:
         return tuple(dict.fromkeys(end for end in ends if end.kind is ActionKind.FORWARD))
 
     @cached_property
+    def _num_pieces(self) -> Counter[tuple[int, int]]:
+        """For a chunk and a microbatch the pieces that it has in the schedule."""
+        return Counter((task.chunk, task.microbatch) for task in self._forwards)
+
+    @cached_property
     def _present(self) -> tuple[frozenset[str], ...]:
         return tuple(self.split.present(one) for one in self.microbatches)
 
@@ -178,10 +183,10 @@ class StepData:
         size = self.partition.sizes.get(name)
         if size is None:
             return kwargs
+        if self._num_pieces[task.chunk, task.microbatch] == 1:
+            return kwargs
         units, together = count_units(self.split, kwargs, name), self.units_together
         pieces = even_pieces(max(1, units // together), size)
-        if len(pieces) == 1:
-            return kwargs
         first = sum(pieces[: task.piece]) * together
         is_last = task.piece == len(pieces) - 1
         return slice_piece(self.split, kwargs, name, first, units - first if is_last else pieces[task.piece] * together)

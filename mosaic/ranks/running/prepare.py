@@ -16,6 +16,7 @@ from mosaic.backends.table import default_backend
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.colocate import refuse_graphs_of_compiler
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.users import users_of
 from mosaic.errors import UnsupportedModelError
@@ -85,6 +86,7 @@ def prepare(
 ) -> Prepared:
     """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
     finding, batched = world.together(lambda: _found_with_rows(model, sample, modules, exclude))
+    world.together(lambda: refuse_graphs_of_compiler(finding, backend))
     examined = world.together(lambda: examine_on_sample(model, finding, sample, batched))
     return Prepared(
         model=model,

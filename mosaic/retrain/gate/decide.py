@@ -36,6 +36,8 @@ class Contest:
     """Days refused in a row before this one."""
     looks: int = 0
     """Decisions that were made on these frozen rows."""
+    folder: str = "FOLDER"
+    """The retraining folder, as a command line has it."""
 
 
 def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateResult:
@@ -200,7 +202,7 @@ def _todo(passes: bool, contest: Contest, settings: GateSettings) -> str:
         return (
             f"{refused} days in a row were refused: look at what changed. Then mend the data or the model, set "
             "frozen_budget if the world has changed, or promote by hand: "
-            f"mosaic retrain promote {contest.challenger}"
+            f"mosaic retrain promote {contest.folder} {contest.challenger}"
             if refused >= settings.alarm_after
             else ""
         )
@@ -208,7 +210,7 @@ def _todo(passes: bool, contest: Contest, settings: GateSettings) -> str:
     if contest.anchor is None:
         todo.append(
             "No version is approved as the anchor, so small losses can add up day by day: look at "
-            f"{contest.challenger}, then mosaic retrain promote {contest.challenger}."
+            f"{contest.challenger}, then mosaic retrain promote {contest.folder} {contest.challenger}."
         )
     if contest.looks >= settings.max_looks:
         todo.append(f"The frozen rows have decided {contest.looks} times: bring new ones, or set renew_rows.")

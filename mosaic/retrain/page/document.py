@@ -35,7 +35,7 @@ def page_of(report: DayReport) -> str:
         element(
             "main",
             verdict(report),
-            comparisons(report.gate),
+            comparisons(report.gate, report.scores),
             days(report.history),
             data(report),
             training(report),

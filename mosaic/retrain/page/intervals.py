@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.retrain.page.markup import (
@@ -11,6 +11,7 @@ from mosaic.retrain.page.markup import (
     brief,
     cell,
     element,
+    facts,
     folded,
     join,
     row,
@@ -19,7 +20,7 @@ from mosaic.retrain.page.markup import (
     table,
     with_note,
 )
-from mosaic.retrain.page.wording import count, decimals_for, number, signed
+from mosaic.retrain.page.wording import count, decimals_for, figure, number, signed
 from mosaic.retrain.records import Comparison, Finding, GateResult
 
 MAX_ROWS = 40
@@ -65,7 +66,7 @@ class Scale:
         return self.low <= value <= self.high
 
 
-def comparisons(gate: GateResult | None) -> Markup:
+def comparisons(gate: GateResult | None, scores: Mapping[str, float]) -> Markup:
     """The section with all comparisons, and with what else the gate looked at."""
     if gate is None:
         return Markup("")
@@ -82,6 +83,7 @@ def comparisons(gate: GateResult | None) -> Markup:
         "comparison",
         "Challenger and champion",
         _legend(gate) if opened else element("p", "There was no other version to compare with.", class_="faint"),
+        None if opened else facts((f"Score on {name} rows", figure(value)) for name, value in scores.items()),
         _rows("Comparisons of the challenger", opened, scale, gate.margin) if opened else None,
         folded(_summary(rest), _rows("More slices", rest, scale, gate.margin)) if rest else None,
         element("p", f"{count(left_out, 'slice')} more in report.json.", class_="faint") if left_out else None,

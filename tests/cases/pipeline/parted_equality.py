@@ -13,8 +13,7 @@ from torch import nn
 
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit, copied
-
-STRATEGIES = ("keep", "recompute", "offload")
+from mosaic.parts.strategies import STRATEGIES
 
 
 def check_equal(case: PartedCase) -> None:

@@ -140,7 +140,7 @@ HELD = replace(
     PROMOTED,
     outcome="held",
     reason="Version 0042 passed the gate; the file hold is there (since 2026-11-20).",
-    todo="Look at version 0042 and promote it: mosaic retrain promote 0042 /srv/shop-assistant",
+    todo="Look at version 0042 and promote it: mosaic retrain promote /srv/shop-assistant 0042",
     history=history("held"),
     champion="0041",
     undo="",
@@ -234,7 +234,7 @@ INTERRUPTED = replace(
 FIRST_DAY = replace(
     PROMOTED,
     reason="There was no champion; version 0001 is valid and becomes the first.",
-    todo="Approve an anchor: mosaic retrain promote 0001 --anchor /srv/shop-assistant",
+    todo="Approve an anchor: mosaic retrain promote /srv/shop-assistant 0001",
     gate=gate(),
     usual=(Usual(name="rows", today=1797, usual=None, low=None, high=None),),
     data=(SourceRows(name="new 2026-11-22", rows=1797, drawn=61440, rejected={}),),

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch, train
-from stream_cases import colocated, run_both
+from stream_cases import FakeBackend, colocated, run_both
 
 import mosaic
 from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.errors import UnsupportedModelError
 
 
 def towers() -> TwoTowers:
@@ -49,6 +50,18 @@ def test_a_branch_and_the_whole_model_share_a_step_and_each_other_s_results():
 def test_graphs_on_the_host_are_refused():
     with pytest.raises(ValueError, match="cuda_graphs=True"):
         mosaic.colocate(towers(), sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, at the import of inductor
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_branch_that_is_compiled_with_graphs_of_the_compiler_s_is_refused(in_place: bool):
+    model = towers()
+    if in_place:
+        model.left.compile(mode="reduce-overhead")
+    else:
+        model.left = torch.compile(model.left, mode="max-autotune")
+    with pytest.raises(UnsupportedModelError, match=r"'left' is compiled with CUDA graphs .* without a mode"):
+        mosaic.colocate(model, sample=pair_batch(), backend=FakeBackend())
 
 
 def test_with_graphs_training_is_equal_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,23 @@ def kept_by_threads(place: Path) -> set[str]:
     return {promise.__name__ for promise in PROMISES}
 
 
-def kept_by_processes(place: Path) -> set[str]:
-    ended = run_program("ranks.programs.pipeline.executed:keeps_promises", SIZE, place, seconds=BOUND_S)
+def kept_by_processes(place: Path, program: str = "keeps_promises") -> set[str]:
+    ended = run_program(f"ranks.programs.pipeline.executed:{program}", SIZE, place, seconds=BOUND_S)
     return set.intersection(*({line for line in one.said.splitlines() if line.isidentifier()} for one in ended))
 
 
-KEPT: dict[str, Callable[[Path], set[str]]] = {"in_process": kept_by_threads, "distributed": kept_by_processes}
+KEPT: dict[str, Callable[[Path], set[str]]] = {
+    "in_process": kept_by_threads,
+    "distributed": kept_by_processes,
+    "distributed, a group for each pair": partial(kept_by_processes, program="keeps_promises_by_pairs"),
+}
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+def test_every_transport_is_held_to_the_promises():
+    assert set(TRANSPORTS) <= set(KEPT)
+
+
+@pytest.fixture(scope="module", params=KEPT)
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return KEPT[request.param](tmp_path_factory.mktemp("transport") / "ranks")
 

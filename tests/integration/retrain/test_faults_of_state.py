@@ -169,8 +169,11 @@ def test_a_torn_state_is_named(make_node: Make):
 
 def test_a_person_who_promotes_during_a_day_is_not_overruled(make_node: Make):
     node = make_node()
-    for day in (SECOND, THIRD):
+    for day, undo in ((SECOND, ""), (THIRD, f"mosaic retrain rollback {node.folder.path}")):
         assert node.run() == 0
+        assert node.report.undo == undo
+        assert node.report.scores.keys() >= {"frozen"}
+        assert ("Score on frozen rows" in day_of(node).page.read_text()) == (day == SECOND)
         write_day(node.folder.path, day)
     assert node.run(at_step=3, fault=node.stop) == 75
     steering.rollback(node.folder.path)
@@ -187,7 +190,7 @@ def test_hold_stops_promotions_until_it_is_taken_off(make_node: Make):
     steering.hold(node.folder.path, off=False)
     assert node.run() == 0
     assert node.report.outcome == "held"
-    assert "mosaic retrain promote 0001" in node.report.todo
+    assert f"mosaic retrain promote {node.folder.path} 0001" in node.report.todo
     assert versions.linked(node.folder, "champion") is None
     steering.hold(node.folder.path, off=True)
     write_day(node.folder.path, SECOND)

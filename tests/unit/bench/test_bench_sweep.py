@@ -34,6 +34,7 @@ from bench.sweep.session import Session, difference
 from bench.sweep.verdict import Case
 from mosaic import artifact
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.pipeline.late_weights import LateWeights
 
 
 def case_of(run: Callable[[Session], None]) -> Case:
@@ -204,6 +205,13 @@ def test_a_chain_that_gives_something_else_is_different(monkeypatch):
     *_, figure = judge_parted(case_of(of_layers))
     assert figure.labels["outcome"] == DIFFERENT
     assert figure.reason == "modules apart: 0.bias has a gradient in one of them only, and 5 more"
+
+
+def test_gradients_of_weights_that_wait_are_compared_too(monkeypatch):
+    monkeypatch.setattr(LateWeights, "run", lambda late: None)
+    *_, figure = judge_parted(case_of(of_layers))
+    assert figure.labels["outcome"] == DIFFERENT
+    assert figure.reason.startswith("modules apart, weights apart: 0.weight has a gradient in one of them only")
 
 
 def test_the_table_of_refusals_has_each_way_out_once(tmp_path):

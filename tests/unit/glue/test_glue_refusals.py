@@ -117,6 +117,14 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: changed(vision={}),
         r"vision=\{\} is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
     ),
+    "an id beyond the vocabulary": (
+        lambda: with_ids((1, -1), 49),
+        r"1 of the input_ids are not among the 48 ids of the vocabulary, such as 49, .* \(vision 50, audio 51\)",
+    ),
+    "an id below zero": (
+        lambda: with_ids((1, -1), -1),
+        "1 of the input_ids are not among the 48 ids of the vocabulary, such as -1, and are no tower's token",
+    ),
     "placeholders to predict": (
         lambda: changed(labels=torch.full((2, 23), cases.IMAGE)),
         r"labels hold 46 placeholders of 'vision' \(id 50\), which is beyond the vocabulary; set labels to -100 there",

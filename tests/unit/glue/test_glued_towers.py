@@ -71,7 +71,11 @@ def test_every_tower_is_heard_and_trains():
 def test_a_batch_may_lack_modalities(images: int, clips: int):
     torch.manual_seed(0)
     model = cases.glued()
-    model(**cases.batch(images, clips)).loss.backward()
+    given, none = cases.batch(images, clips), cases.batch(1, 1)
+    loss = model(**given).loss
+    loss.backward()
+    empty = {name: {key: value[:0] for key, value in none[name].items()} for name in ("vision", "audio")}
+    assert torch.equal(model(**empty | given).loss, loss)
     for name, count in (("vision", images), ("audio", clips)):
         trained = [weight.grad is not None for weight in model.get_submodule(f"{name}.projector").parameters()]
         assert trained == [count > 0] * len(trained)

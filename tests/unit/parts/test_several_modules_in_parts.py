@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,9 @@ def test_a_microbatch_may_have_no_images(name: str, cut: int):
     case = SEVERAL_MODULES[name]
     model, split = found(case)
     ids = tokens()
-    batch = {"input_ids": ids, "labels": ids}
+    batch: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if name == "glued":
+        batch["vision"] = {"pixel_values": torch.empty(0, 3, 8, 8)}
     assert split.present(batch) == {"language_model"}
     assert count_units(split, batch, split.modules[0].name) == 0
     check_cut(case, model, split, case.cuts[cut], batch)

@@ -219,6 +219,40 @@ def test_a_model_that_cannot_be_cut_is_refused(name: str):
         find_split(make(), sample)
 
 
+class Routed(nn.Module):
+    """A block whose share of the sum a router of its own gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.block = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.router(x).sigmoid() * self.block(x)
+
+
+class Zipped(nn.Module):
+    """The same blocks and routers in a list each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [Routed() for _ in range(3)]
+        self.routers = nn.ModuleList(one.router for one in layers)
+        self.blocks = nn.ModuleList(one.block for one in layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for router, block in zip(self.routers, self.blocks, strict=True):
+            x = x + router(x).sigmoid() * block(x)
+        return x
+
+
+@pytest.mark.parametrize("modules", [None, {"blocks": "blocks"}])
+def test_zipped_lists_are_refused_and_one_list_of_layers_that_hold_both_is_cut(modules: dict[str, str] | None):
+    with pytest.raises(UnsplittableError, match="does, make one list whose layers hold and call an element"):
+        find_split(Zipped(), {"x": torch.randn(2, 4)}, modules=modules)
+    layers = nn.Sequential(*(Routed() for _ in range(3)))
+    assert [one.count for one in find_split(layers, {"input": torch.randn(2, 4)}).modules] == [3]
+
+
 def test_a_model_that_recomputes_by_itself_is_refused():
     model = DECODERS["llama"].make()
     model.activation_checkpointing_enable()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import images, models, steps, two_encoders
+from pipeline_cases import chain, images, models, steps, two_encoders
 from pipeline_oracle import simulated
 
 from mosaic.errors import InfeasibleError
@@ -21,6 +21,7 @@ from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.schedule import ActionKind
 
 FEW = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=2000))
 
@@ -49,7 +50,8 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
     free = plan_step(request, microbatches, options=options)
     base, most = max(free.graph.base_bytes), max(free.timed.peak_bytes)
     space = RankSpace(limit_bytes=base + round(share * (most - base)))
-    contenders = contend(request, microbatches, space=space, names=("gpipe", "1f1b", "zb-v"))
+    names = ("gpipe", "1f1b", "zb-v")[: 2 if weights == "with" else 3]
+    contenders = contend(request, microbatches, space=space, names=names)
     try:
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
     except InfeasibleError:
@@ -95,6 +97,15 @@ def test_the_planned_step_of_a_model_of_the_paper_is_no_longer_than_any_baseline
     assert all(one.makespan_ns is not None and planned.makespan_ns <= one.makespan_ns for one in found)
 
 
+def test_backward_for_weights_is_a_task_of_its_own_only_where_that_is_asked_for():
+    request = Request(model=chain(4), num_ranks=2, microbatches=images(1, 1))
+    contenders = contend(request, images(1, 1), names=("zb-v",))
+    for weights, expected in (("with", False), ("apart", True)):
+        options = FEW if weights == "with" else replace(FEW, weights=weights)
+        planned = plan_step(request, images(1, 1), options=options, contenders=contenders)
+        assert any(task.kind is ActionKind.WEIGHTS for task in planned.graph.tasks) == expected
+
+
 def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot_run():
     known = find_known_model("vlm-s")
     microbatches = (Microbatch(text_tokens=8192),) * 4
@@ -105,7 +116,7 @@ def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot
     limit = max(free.run.timed.peak_bytes) - 10**9
     (tight,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=limit))
     assert tight.run is not None
-    assert tight.run.strategy in ("selective", "recompute")
+    assert tight.run.strategy == "recompute"
     (none,) = contend(request, microbatches, names=("gpipe",), space=RankSpace(limit_bytes=10**9))
     assert none.makespan_ns is None
     assert "memory does not hold" in none.reason

@@ -22,6 +22,9 @@ from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.tuning.candidates import Candidates
+from mosaic.pipelining.tuning.pairs import pairs_of, with_candidates
+from mosaic.pipelining.within_memory import strategies_of
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.schedule import ActionKind
@@ -155,10 +158,10 @@ def test_strategies_change_times_and_bytes_of_the_pairs_they_are_given_for():
     partition = partition_by("separated", Request(model=model, num_ranks=1, microbatches=images(1, 1)))
     both = task_graph(model, partition, images(1, 1), strategies="recompute")
     assert [task.time_ns // 1_000_000 for task in both.tasks] == [2, 5, 2, 5]
-    assert both.tasks[0].takes_bytes == 2 + 10
+    assert both.tasks[0].takes_bytes == 1 + 100 + 10  # the second layer is whole while it runs
     one = task_graph(model, partition, images(1, 1), strategies={(0, 1, 0): (0, 1)})
     assert [task.time_ns // 1_000_000 for task in one.tasks] == [2, 3, 2, 4]
-    assert [task.takes_bytes for task in one.tasks][::2] == [210, 111]
+    assert [task.takes_bytes for task in one.tasks][::2] == [210, 210]
     apart = task_graph(model, partition, images(1, 1), strategies="recompute", weights_apart=True)
     _, backward, weights = apart.tasks[:3]
     assert (backward.takes_bytes, backward.frees_bytes) == (10 + 198, 10)  # what it makes again is used once more
@@ -255,24 +258,38 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
 
 
 @settings(max_examples=40, deadline=None)
-@given(models(min_layers=2), steps(3), st.sampled_from(["separated", "mixed-time", "lanes"]), st.randoms())
-def test_strategies_count_the_layers_that_each_pair_is_said_to_have(model, microbatches, name: str, chance):
+@given(
+    models(min_layers=2),
+    steps(3),
+    st.sampled_from(["separated", "mixed-time", "lanes"]),
+    st.booleans(),
+    st.integers(0, 300),
+    st.randoms(),
+)
+def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
+    model, microbatches, name: str, apart: bool, workspace: int, chance
+):
+    model = dataclasses.replace(
+        model, modules=tuple(dataclasses.replace(one, workspace=workspace) for one in model.modules)
+    )
     try:
         partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
     except ValueError:
         return
-    pairs = pair_layers(model, partition, microbatches)
-    keeps = task_graph(model, partition, microbatches)
-    assert pairs.keys() == {
+    layers = pair_layers(model, partition, microbatches)
+    keeps = task_graph(model, partition, microbatches, weights_apart=apart)
+    assert layers.keys() == {
         (task.chunk, task.microbatch, task.piece) for task in keeps.tasks if task.kind is ActionKind.BACKWARD
     }
-    chosen = {key: tuple(chance.randrange(len(layer.strategies)) for layer in pairs[key]) for key in pairs}
-    tuned = task_graph(model, partition, microbatches, strategies=chosen)
-    for before, after in zip(keeps.tasks, tuned.tasks, strict=True):
-        key = before.chunk, before.microbatch, before.piece
-        ways = [layer.strategies[index] for layer, index in zip(pairs.get(key, ()), chosen.get(key, ()), strict=True)]
-        if before.kind is ActionKind.FORWARD:
-            assert after.takes_bytes - after.frees_bytes == sum(way.kept_bytes for way in ways)
-        else:
-            added = sum(way.extra_backward_ms for way in ways) * 1e6
-            assert after.time_ns - before.time_ns == pytest.approx(added, abs=2)
+    candidates = Candidates(count=4, weights_apart=apart)
+    pairs = pairs_of(keeps, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))
+    choice = [chance.randrange(len(pair.candidates)) for pair in pairs]
+    strategies = strategies_of(keeps, pairs, choice)
+    chosen = task_graph(model, partition, microbatches, strategies=strategies, weights_apart=apart)
+    for tuned, counted in zip(with_candidates(keeps, pairs, choice).tasks, chosen.tasks, strict=True):
+        assert (tuned.takes_bytes, tuned.frees_bytes) == (counted.takes_bytes, counted.frees_bytes)
+        assert tuned.time_ns == pytest.approx(counted.time_ns, abs=2)
+        if tuned.kind is ActionKind.FORWARD:
+            key = tuned.chunk, tuned.microbatch, tuned.piece
+            own = zip(layers.get(key, ()), strategies.get(key, ()), strict=True)
+            assert tuned.takes_bytes - tuned.frees_bytes == sum(one.strategies[way].kept_bytes for one, way in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,15 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
+from mosaic.ranks.meeting import world as worlds
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
-from mosaic.ranks.meeting.groups import LAUNCH_ORDER, carrier_of, set_launch_order
+from mosaic.ranks.meeting.groups import (
+    LAUNCH_ORDER,
+    carrier_of,
+    meeting_under,
+    peers_share_a_communicator,
+    set_launch_order,
+)
 
 
 def test_a_rank_s_gpu_is_that_of_its_local_rank_or_the_only_one_that_it_sees():
@@ -60,3 +68,41 @@ def test_the_order_of_launches_is_set_before_nccl_s_first_collective_or_was_set_
     set_launch_order(environ, num_collectives=0)
     assert environ == {LAUNCH_ORDER: "1"}
     set_launch_order(environ, num_collectives=7)
+
+
+@pytest.mark.parametrize(("gpus", "bound"), [(("a", "b"), True), (("a", "a"), False), (("a", ""), False)])
+def test_the_default_group_is_bound_to_a_rank_s_gpu_where_each_rank_has_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, str], bound: bool
+):
+    asked: dict[str, Any] = {}
+    store, device = dist.HashStore(), torch.device("cuda", 0)
+    store.set("device/1", gpus[1])
+    monkeypatch.setattr(worlds, "meet", lambda timeout_s: (store, 0, 2))
+    monkeypatch.setattr(worlds, "_gpu_of", lambda device, me: gpus[0])
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
+    monkeypatch.setattr(worlds.World, "__init__", lambda self, **settings: None)
+    worlds.World.join(device)
+    assert asked["device_id"] == (device if bound else None)
+
+
+@pytest.mark.parametrize(("backend", "shared"), [("nccl", False), ("nccl2", True), ("gloo", False)])
+def test_peers_share_a_communicator_in_groups_of_nccl2(monkeypatch: pytest.MonkeyPatch, backend: str, shared: bool):
+    nccl = type("ProcessGroupNCCL", (), {})
+    group: Any = SimpleNamespace(_get_backend=lambda device: nccl() if backend == "nccl" else object())
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+    monkeypatch.setattr(dist, "get_backend", lambda group: backend.rstrip("2"))
+    assert peers_share_a_communicator(group) is shared
+
+
+def test_new_groups_are_no_split_of_a_default_group_that_is_bound_to_a_device():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world: Any = dist.group.WORLD
+        world.bound_device_id = device = torch.device("cuda", 0)
+        with meeting_under("run"):
+            assert world.bound_device_id is None
+            dist.destroy_process_group(dist.new_group(backend="gloo"))
+        assert world.bound_device_id == device
+    finally:
+        world.bound_device_id = None
+        dist.destroy_process_group()

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
-from mosaic.ranks.parameters.ownership import give_up
+from mosaic.ranks.parameters.ownership import give_up, take_back
+from mosaic.ranks.pipeline.beside.gathering import stand_for_others
 
 HOME = Home("tower", (1, 2))
 REAL = torch.ones(2, 3)
@@ -28,6 +30,22 @@ def away() -> nn.Linear:
     module = nn.Linear(3, 2)
     give_up(module, HOME)
     return module
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_cells_are_given_up_and_taken_back(kind: type[nn.RNNBase]):
+    cell, given = kind(3, 2), torch.ones(1, 4, 3)
+    parameters, values = list(cell.parameters()), copy.deepcopy(cell.state_dict())
+    with torch.no_grad():
+        expected = cell(given)[0]
+    give_up(cell, HOME)
+    take_back(cell, lambda name, _: values[name])
+    assert torch.equal(cell(given)[0], expected)
+    assert all(one is other for one, other in zip(cell.parameters(), parameters, strict=True))
+    names = list(values)
+    away = kind(3, 2, device="meta")
+    stand_for_others(away, SimpleNamespace(tell=lambda mine: [mine, names]))
+    assert all(isinstance(one, Elsewhere) for one in away.parameters())
 
 
 READS: dict[str, Callable[[nn.Linear], Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from mosaic.artifact import load, save
 from mosaic.retrain.lock import FolderInUseError, Lease, boot_id, held
+from mosaic.retrain.lock import holder as stands
 
 NOW = "2026-11-22T01:00:00+00:00"
 HOLDER = """
@@ -37,8 +39,10 @@ def test_the_second_run_says_who_has_the_folder_and_leaves_and_a_killed_one_free
         who = f"process {holder.pid} on {socket.gethostname()} since 2026-11-21T01:00:00"
         with pytest.raises(FolderInUseError, match=who), held(tmp_path, NOW, wait_s=0.0):
             pass
+        assert stands(tmp_path).startswith(f"in use by {who}")
         holder.kill()
         holder.wait()
+        assert re.fullmatch(f"no run has it: {who}.* has died, .*", stands(tmp_path))
         with held(tmp_path, NOW, wait_s=0.0):  # though its child lives on, and its lease lies there
             assert load(Lease, tmp_path / "lease.json").pid == os.getpid()
     finally:
@@ -51,9 +55,11 @@ def test_a_lease_names_this_process_grows_and_goes(tmp_path: Path):
     with held(tmp_path, NOW, beat_s=0.01):
         while load(Lease, tmp_path / "lease.json").beat < 2:
             pass
+        assert stands(tmp_path).startswith(f"in use by process {os.getpid()} ")
         lease = load(Lease, tmp_path / "lease.json")
         assert lease == Lease(host=socket.gethostname(), boot=boot_id(), pid=os.getpid(), since=NOW, beat=lease.beat)
     assert not (tmp_path / "lease.json").exists()
+    assert stands(tmp_path) == "no run has it"
 
 
 def test_a_lease_of_another_machine_counts_while_it_beats(tmp_path: Path):

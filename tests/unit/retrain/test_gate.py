@@ -101,7 +101,7 @@ def test_the_anchor_stops_losses_that_are_small_every_day():
 def test_without_an_anchor_it_asks_for_one():
     result = judged(right(), right(), contest=replace(CONTEST, anchor=None))
     assert result.passes
-    assert "mosaic retrain promote 0042" in result.todo
+    assert "mosaic retrain promote FOLDER 0042" in result.todo
 
 
 def test_the_first_version_is_promoted_without_a_champion():

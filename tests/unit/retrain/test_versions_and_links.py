@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from mosaic.cli.retrain import Retrain
 from mosaic.errors import MosaicError
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
@@ -63,8 +66,14 @@ def test_a_folder_without_a_champion_says_so(tmp_path: Path):
 def test_rolling_back_goes_to_the_version_before_whatever_lines_are_torn(folder: Folder):
     whole = folder.history.read_bytes()
     folder.history.write_bytes(b'{"event": "prom' + b"\n" + whole + b'{"event": "promoted", "champion": "00')
+    assert "champion: 0003" in steering.status_of(folder.path)
     steering.rollback(folder.path)
     assert versions.linked(folder, "champion") == "0002"
+    assert any(
+        line.startswith("champion: 0002, rolled back from 0003 at 20") for line in steering.status_of(folder.path)
+    )
+    versions.promote(folder, "0003", by="gate")
+    assert "champion: 0003" in steering.status_of(folder.path)
     assert whole in folder.history.read_bytes()
 
 
@@ -72,6 +81,11 @@ def test_nobody_goes_back_to_what_is_not_known(folder: Folder):
     folder.history.unlink()
     with pytest.raises(MosaicError, match="no version before 0003"):
         steering.rollback(folder.path)
+
+
+def test_every_command_takes_the_folder_first():
+    for action in get_args(get_type_hints(Retrain)["action"]):
+        assert fields(action)[0].name == "folder"
 
 
 def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):

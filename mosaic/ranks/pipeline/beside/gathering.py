@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mosaic.parts.weights import swappable
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
@@ -23,15 +24,16 @@ def stand_for_others(model: nn.Module, world: World) -> None:
     Parameters stay the same objects; every rank calls it.
     """
     held = _held(model, world)
-    for name, tensor in tensors_of(model):
-        if not tensor.is_meta:
-            continue
-        home = Home(name=name, ranks=held[name], remedy=_REMEDY)
-        if isinstance(tensor, nn.Parameter):
-            torch.utils.swap_tensors(tensor, Elsewhere.of(tensor, home, is_parameter=True))
-        else:
-            prefix, _, short = name.rpartition(".")
-            model.get_submodule(prefix)._buffers[short] = Elsewhere.of(tensor, home)
+    with swappable(model):
+        for name, tensor in tensors_of(model):
+            if not tensor.is_meta:
+                continue
+            home = Home(name=name, ranks=held[name], remedy=_REMEDY)
+            if isinstance(tensor, nn.Parameter):
+                torch.utils.swap_tensors(tensor, Elsewhere.of(tensor, home, is_parameter=True))
+            else:
+                prefix, _, short = name.rpartition(".")
+                model.get_submodule(prefix)._buffers[short] = Elsewhere.of(tensor, home)
 
 
 def gather_model(model: nn.Module, world: World) -> None:

@@ -42,7 +42,7 @@ class StepSchedules:
         self._known: _Known = {}
         self._forwards: _Known = {}
         self._ahead: NextStepPlanner | None = None
-        self._announced = -1
+        self._announced, self._announced_key = -1, tuple[str, ...]()
         self.failed_ahead = 0
 
     def __len__(self) -> int:
@@ -62,7 +62,8 @@ class StepSchedules:
         found = None
         if self._world.rank == 0 and is_announced and self._ahead is not None:
             handed = self._ahead.take(number)
-            found = handed.schedule if handed.step == number else None
+            is_same = handed.step == number and key == self._announced_key  # modes may have changed since
+            found = handed.schedule if is_same else None
             self._note(number, handed.error)
         if is_announced:
             found = self._world.first_says(found)
@@ -90,7 +91,9 @@ class StepSchedules:
             way = self._way
             planning = StepPlanning(request=way.request, partition=way.partition, space=way.space, options=way.options)
             self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=way.degrees.data))
-        self._ahead.start(number, count(), step_s=last_s or None)
+        counted = count()
+        self._announced_key = _key(counted)
+        self._ahead.start(number, counted, step_s=last_s or None)
 
     def forwards(self, counted: _Counted) -> SharedStep:
         """Returns the schedules of forwards alone."""

@@ -1,8 +1,10 @@
 """Ranks that are processes: messages over torch.distributed, by NCCL on GPUs and gloo on CPUs.
 
 Each direction has a communicator of its own, so that gradients do not queue behind activations: all ranks make them
-when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch makes a communicator for each
-pair within them at the pair's first message; made later and in different orders, these would wait for each other.
+when the transport is made, in one order, and warm them up pair by pair. With NCCL, torch up to 2.14 makes a
+communicator for each pair within them at the pair's first message; made later and in different orders, these would wait
+for each other. Newer ones (nccl2) send to all peers through one communicator, where messages to one peer would queue
+behind those to another: there each pair is given a group of its own.
 
 On GPUs lanes that message each other have communicators of their own, too: NCCL has no tags, and one lane's messages
 would queue behind another's. Gloo tells lanes apart by tags, so that each may post on a thread of its own.
@@ -19,12 +21,14 @@ import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError, RankFailedError
 from mosaic.ranks.meeting.alarm import Alarm, GivenUpError
+from mosaic.ranks.meeting.groups import peers_share_a_communicator
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
 
 _MAX_LANES = 256
-_Directions = tuple[dist.ProcessGroup, dist.ProcessGroup]
+_Peers = dict[int, dist.ProcessGroup]
+_Directions = tuple[_Peers, _Peers]
 _Communicators = tuple[_Directions, dist.ProcessGroup]
 
 FRAME_BYTES = 1024
@@ -51,7 +55,7 @@ class DistributedTransport:
             own = [self._communicators(line) for line in self._lines if len(line) > 1]
             self._everyone = world.group(range(world.size), backend="gloo")
         self._groups, self._agreements = next(
-            (found for line, found in own if line == self._line), ((self._everyone,) * 2, self._everyone)
+            (found for line, found in own if line == self._line), (({}, {}), self._everyone)
         )
         self._warm_up(self._groups)
         self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
@@ -117,7 +121,15 @@ class DistributedTransport:
         return tuple(line), (self._directions(line), self._world.group(line, backend="gloo"))
 
     def _directions(self, line: Sequence[int]) -> _Directions:
-        return self._world.group(line), self._world.group(line)
+        return self._peers(line), self._peers(line)
+
+    def _peers(self, line: Sequence[int]) -> _Peers:
+        """Returns what carries messages to each rank of a line; all ranks of the world call it for all lines."""
+        if not peers_share_a_communicator(self._world.everyone):
+            return dict.fromkeys(line, self._world.group(line))
+        pairs = {pair: self._world.group(pair) for pair in itertools.combinations(sorted(line), 2)}
+        mine = {pair: group for pair, group in pairs.items() if self._world.rank in pair}
+        return {sum(pair) - self._world.rank: group for pair, group in mine.items()}
 
     def _channel(self, message: Message) -> tuple[dist.ProcessGroup, int, int]:
         """Returns what carries a message, to or from whom, and its tag.
@@ -127,7 +139,8 @@ class DistributedTransport:
         """
         groups = self._of_lanes.get(message.lanes, self._groups)
         tag = _MAX_LANES * message.lanes[0] + message.lanes[1]
-        return groups[message.is_forward], self._line[message.peer], tag
+        peer = self._line[message.peer]
+        return groups[message.is_forward][peer], peer, tag
 
     def abort(self, why: str) -> None:
         """Ends the others' waits; the communicators are of no use afterwards."""
@@ -156,18 +169,19 @@ class DistributedTransport:
     def _warm_up(self, groups: _Directions) -> None:
         mark = torch.zeros(1, device=self._world.device)
         with self.progress.waiting(THE_LOOP, "agreement"):
-            for group, (low, high) in itertools.product(groups, itertools.combinations(self._line, 2)):
+            for peers, (low, high) in itertools.product(groups, itertools.combinations(self._line, 2)):
                 if self._world.rank == low:
-                    dist.send(mark, high, group)
-                    dist.recv(mark, high, group)
+                    dist.send(mark, high, peers[high])
+                    dist.recv(mark, high, peers[high])
                 elif self._world.rank == high:
-                    dist.recv(mark, low, group)
-                    dist.send(mark, low, group)
+                    dist.recv(mark, low, peers[low])
+                    dist.send(mark, low, peers[low])
 
     def _cannot_carry(self, message: Message, tensors: Tensors) -> BackendUnavailableError:
         found = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
+        group, _, _ = self._channel(message)
         return BackendUnavailableError(
-            f"{dist.get_backend(self._groups[1])} of ranks on {self._kind} cannot send {message.name}; compute it on "
+            f"{dist.get_backend(group)} of ranks on {self._kind} cannot send {message.name}; compute it on "
             f"{self._kind}, give each rank a GPU of its own, or let ranks be threads of one process",
             found=f"tensors on {found}",
             needed=f"tensors on {self._kind}",

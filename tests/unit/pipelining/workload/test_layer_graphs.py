@@ -48,8 +48,8 @@ def test_a_chunk_of_layers_takes_the_sum_of_their_times_with_reuse_and_without(d
 
 def test_a_frozen_layer_keeps_no_inputs_of_products_and_has_no_times_of_weights() -> None:
     at = machine(tensor=2)
-    trained = timed_layer(layer(at), at, host_gb_per_s=25)
-    frozen = timed_layer(layer(at, trains=False), at, host_gb_per_s=25)
+    trained = timed_layer(layer(at), at)
+    frozen = timed_layer(layer(at, trains=False), at)
     assert frozen.forward_ms == trained.forward_ms
     assert frozen.weights_ms == 0 < trained.weights_ms
     assert frozen.strategies[0].kept_bytes < trained.strategies[0].kept_bytes
@@ -60,7 +60,7 @@ def test_backward_of_all_takes_no_longer_than_both_halves_apart() -> None:
     steps = layer(at, tokens=8192)
     both = Simulator().run(backward_graph(steps, at, with_weights=True)).length_ns
     inputs = Simulator().run(backward_graph(steps, at, with_weights=False)).length_ns
-    timed = timed_layer(steps, at, host_gb_per_s=25)
+    timed = timed_layer(steps, at)
     assert round((timed.backward_ms + timed.weights_ms) * 1e6) == both
     again = sum(at.collective_ns(step.again) for step in steps.steps if step.again is not None)
     assert inputs < both <= inputs + round(timed.weights_ms * 1e6) + again

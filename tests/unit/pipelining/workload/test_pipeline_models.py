@@ -75,7 +75,7 @@ def test_every_model_gives_finite_layers_that_fit_its_devices(name: str) -> None
         for layer in layers:
             keep, *others = layer.strategies
             assert keep.name == "keep"
-            assert {one.name for one in others} == {"recompute", "selective", "offload"}
+            assert {one.name for one in others} == {"recompute"}
             assert all(0 <= one.kept_bytes <= keep.kept_bytes for one in others)
             assert layer.workspace_bytes >= 0
     resident = sum(module.state_bytes(0, len(module.trains)) for module in model.modules)
@@ -123,14 +123,11 @@ def test_more_images_take_longer_and_fewer_are_less_efficient() -> None:
     assert each == sorted(each, reverse=True)
 
 
-def test_recomputing_costs_a_forward_and_selectively_less_than_a_tenth_of_one() -> None:
+def test_recomputing_costs_a_forward() -> None:
     layer = module_of("vlm-s", "text").layers(Microbatch(text_tokens=8192), 1)[1]
     by_name = {one.name: one for one in layer.strategies}
     assert by_name["recompute"].extra_backward_ms == layer.forward_ms
     assert by_name["recompute"].kept_bytes == 8192 * 4096 * 2 // 4
-    assert 0 < by_name["selective"].extra_backward_ms < layer.forward_ms / 10
-    assert by_name["selective"].kept_bytes < 0.7 * by_name["keep"].kept_bytes
-    assert by_name["offload"].extra_forward_ms > 0
 
 
 def test_a_module_on_fewer_sms_takes_longer() -> None:
