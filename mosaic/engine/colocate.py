@@ -12,6 +12,7 @@ from torch import nn
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.table import default_backend
 from mosaic.cost import CostModel
+from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
@@ -285,6 +286,11 @@ def _refuse(model: nn.Module, backend: Backend) -> None:
         raise UnsupportedModelError(
             f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "
             f"or none; {todo}"
+        )
+    taken = next((name for name, module in model.named_modules() if is_attached(module)), None)
+    if taken is not None:
+        raise UnsupportedModelError(
+            f"{repr(taken) if taken else 'the model'} is colocated already; remove() the handle that has it before"
         )
     wanted = backend.torch_device
     for name, parameter in model.named_parameters():

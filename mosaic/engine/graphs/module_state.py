@@ -72,6 +72,10 @@ class ModuleState:
                 return f"it has a hook on {path or 'itself'!r}, which a replay would not call"
         if _has_global_hooks():
             return "there are hooks on all modules, which a replay would not call"
+        for path, part in self._parts:
+            if isinstance(part, nn.RNNBase) and part.dropout and part.num_layers > 1 and part.training:
+                name = repr(path) if path else "it"
+                return f"{name} draws dropout from numbers that cuDNN keeps, which a try would move on"
         for name, _, _, tensor, _, _ in self._own:
             if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
                 return f"its {name!r} is a {type(tensor).__name__}, not a plain tensor"

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.streams.api import StreamApi
-from mosaic.engine.calls.structure import unflatten
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.graphs.branches import TakenCall
-from mosaic.engine.graphs.module_state import ModuleChange, ModuleState
+from mosaic.engine.graphs.module_state import ModuleChange, ModuleState, random_state
 from mosaic.errors import MosaicError
 
 
@@ -41,6 +41,7 @@ class CapturedBranch:
         static_grads: Where the backward reads the gradients of the differentiable outputs.
         backwards: By which outputs have a gradient, a graph and where it leaves the gradient of each target.
         wanted: Patterns of that kind which came up and are not captured yet.
+        is_differentiated_twice: Whether gradients of its gradients were asked for, which no graph has.
     """
 
     def __init__(self, api: StreamApi, call: TakenCall, state: ModuleState, static: list[torch.Tensor]) -> None:
@@ -56,6 +57,7 @@ class CapturedBranch:
         self.static_grads: list[torch.Tensor] = []
         self.backwards: dict[tuple[bool, ...], tuple[Any, Sequence[torch.Tensor | None]]] = {}
         self.wanted: set[tuple[bool, ...]] = set()
+        self.is_differentiated_twice = False
         self._api = api
         self._sources: list[int | torch.nn.Parameter] = []
         self._reached_from: list[tuple[bool, ...]] = []
@@ -117,8 +119,7 @@ class CapturedBranch:
     def backward(self, one: Pass, given: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """Replays the backward behind what the present stream was given, and orders that stream after it."""
         name = self.call.branch.name
-        if self._closed:
-            raise MosaicError(f"the stage graphs of {name!r} are closed; run backward before closing them")
+        self._check_open()
         if one.spent:
             raise RuntimeError(
                 f"trying to go backward a second time through {name!r}, whose activations may be overwritten by now; "
@@ -142,6 +143,39 @@ class CapturedBranch:
             return self._handed_back(grads, pattern)
 
         return self.lane.launch(launch, timed=False).wait()
+
+    def backward_twice(
+        self, autocast: torch.dtype | None, sources: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
+        self._check_open()
+        self.is_differentiated_twice = True
+        tensors, device = list(self.static), self._api.device
+        for place, source in zip(self._sources, sources, strict=True):
+            if isinstance(place, int):
+                tensors[place] = source
+        context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+        with self.state.without_trace(), context, as_lane():
+            before = random_state(device)
+            leaves = flatten(self.call.run_on(tensors))[0]
+            if not torch.equal(before, random_state(device)):
+                raise MosaicError(
+                    f"{self.call.branch.name!r} draws random numbers in a CUDA graph, which has no gradients of "
+                    "gradients (create_graph=True); colocate with Options(cuda_graphs=False)"
+                )
+        made = {what: leaf for (kind, what), leaf in zip(self.outputs, leaves, strict=True) if kind == "made"}
+        chosen = [index for index in self.differentiable if given[index] is not None]
+        if not chosen:
+            return [None] * len(sources)
+        grads = [given[index] for index in chosen]
+        return torch.autograd.grad(
+            [made[index] for index in chosen], sources, grads, create_graph=True, allow_unused=True
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            name = self.call.branch.name
+            raise MosaicError(f"the stage graphs of {name!r} are closed; run backward before closing them")
 
     def _handed_back(
         self, grads: Sequence[torch.Tensor | None], pattern: tuple[bool, ...]
@@ -170,14 +204,18 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, branch: CapturedBranch, one: Pass, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.branch, ctx.one = branch, one
+        kind = branch.lane.api.device.type
+        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        ctx.save_for_backward(*sources)
         ctx.set_materialize_grads(False)
         made = tuple(copies([tensor.detach() for tensor in branch.made]))
         ctx.mark_non_differentiable(*(t for index, t in enumerate(made) if index not in branch.differentiable))
         return made
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            return (None, None, *ctx.branch.backward_twice(ctx.autocast, ctx.saved_tensors, given))
         return (None, None, *ctx.branch.backward(ctx.one, given))
 
 

@@ -30,6 +30,8 @@ from mosaic.engine.graphs.replay import CapturedStage
 from mosaic.engine.graphs.settings import has_other_mode, torch_settings
 from mosaic.errors import MosaicError
 
+_TWICE = "its gradients are asked for with create_graph=True, and a graph has no gradients of gradients"
+
 _MAX_ATTEMPTS = 3
 """Tries to capture one kind of call, none of them of lasting use, after which it is left alone."""
 
@@ -147,6 +149,11 @@ class StageGraphs:
         names = (stage, tuple(call.branch.name for call in calls.values()))
         change: ModuleChange | None = None
         for found in [one for one in self._stages if one.key == key]:
+            twice = [i for i, branch in zip(calls, found.branches, strict=True) if branch.is_differentiated_twice]
+            if twice:
+                self._drop(found)
+                self._refuse(calls, dict.fromkeys(twice, RefusalError(_TWICE)), results)
+                return None
             differs = found.change()
             if differs is None:
                 self._stages.remove(found)

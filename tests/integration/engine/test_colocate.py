@@ -116,8 +116,9 @@ def test_distributed_wrappers_are_refused(model: TwoTowers, tmp_path: Any):
 
 
 def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, handle: Handle):
-    with pytest.raises(ValueError, match="colocated already"):
-        colocate(model, pair_batch(), SIDE_BY_SIDE)
+    for again in (model, nn.ModuleDict({"inner": model.left})):
+        with pytest.raises(UnsupportedModelError, match=r"(the model|'inner') is colocated already; remove\(\)"):
+            mosaic.colocate(again, sample=pair_batch(), backend=HostBackend(num_slots=2))
     assert_trains_like_plain(model, handle)
 
 

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench import tables
-from bench.gpu import preflight
+from bench.gpu import preflight, unknowns
 from bench.gpu.bench import Bench
 from bench.gpu.child import Findings, Order, Outcome, Server
 from bench.gpu.gpu_tests import run_tests
@@ -125,6 +127,30 @@ def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured_w
     assert failed.status == "failed"
     assert "no such header" in failed.reason
     assert [part.status for part in measured] == ["done", "done"]
+
+
+def test_a_small_run_takes_the_smallest_sizes_on_the_gpu_and_is_marked_as_a_rehearsal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    orders: list[Order] = []
+
+    def measure(server: Server, given: Order) -> Outcome:
+        orders.append(given)
+        return Outcome(Part(name=given.measurement.name, asks="?", status="done"), Findings(ended=True))
+
+    monkeypatch.setattr(Server, "warm_up", lambda server: None)
+    monkeypatch.setattr(Server, "measure", measure)
+    assert run(Options(out=tmp_path, small=True, build=False, only=("models/clip",))) == 0
+    assert [order.measurement.name for order in orders] == ["ceilings", "models/clip/2"]
+    assert {(order.dry_run, order.on_host) for order in orders} == {(True, False)}
+    (path,) = tmp_path.glob("*-dry-run.json")
+    assert load(Study, path).dry_run
+
+
+def test_a_sized_split_is_asked_of_a_backend_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unknowns, "CudaBackend", lambda ordinal, *, placement: (ordinal, placement))
+    bench = SimpleNamespace(on_gpu=True, torch_device=torch.device("cuda", 1))
+    assert unknowns._placed_by("split", bench) == (1, "split")  # type: ignore[arg-type]
 
 
 def test_an_unknown_measurement_is_refused(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import random
 from collections.abc import Iterator
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import pair_batch, tower
+from engine_cases import TwoTowers, pair_batch, tower
 from fake_streams.graphs import Recording
-from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
+from stage_graph_cases import Bench, bench, by_graphs, one_thread, plainly, train  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -345,3 +346,36 @@ def test_calls_inside_of_something_else_run_eagerly(how: str):
     assert {"inference": "inference mode", "hooks": "hooks on saved", "backward": "middle of a backward"}[
         how
     ] in reasons[0]
+
+
+def penalized(model: nn.Module, together: Any, step: int) -> torch.Tensor:
+    x, y = (tensor.requires_grad_() for tensor in pair_batch(step))
+    left, right = together(left=(model.left, x), right=(model.right, y))
+    gradients = torch.autograd.grad((left * right).tanh().sum(), [x, y], create_graph=True)
+    return (left * right).square().mean() + sum((gradient.norm() - 1) ** 2 for gradient in gradients)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
+def test_gradients_of_gradients_are_those_of_the_plain_loop_and_end_the_use_of_graphs():
+    model = TwoTowers(left=tower(8, 16, nn.BatchNorm1d(16)))
+    twin = copy.deepcopy(model)
+    expected = train(model, penalized, plainly)
+    with bench() as ours:
+        found = train(twin, penalized, by_graphs(ours))
+    for one, other in zip(expected.values, found.values, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)  # uses of a weight are summed in another order
+    assert all("create_graph=True" in reason for reason in ours.graphs.refused.values())
+    assert list(ours.graphs.refused) == ["left", "right"]
+    assert ours.graphs.num_replays == 1
+
+
+def test_dropout_inside_of_an_rnn_is_refused_before_it_is_tried():
+    model = nn.LSTM(8, 8, 2, dropout=0.5)
+    with bench() as ours:
+        branch = ours.branch("rnn", model, torch.ones(2, 8))
+        ours.runtime.launches.clear()
+        ours.graphs.run("s", [branch])
+        assert ours.graphs.refused == {
+            "rnn": "it draws dropout from numbers that cuDNN keeps, which a try would move on"
+        }
+        assert ours.runtime.launches == []
