@@ -219,18 +219,26 @@ PYBIND11_MODULE(_search, module) {
     bind_context(module);
     module.def(
         "plan",
-        [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,
-           const std::vector<Mask>& start, const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known,
-           const std::vector<int>& places, const py::object& should_stop) {
+        [](const Problem& problem, double effort, double seconds, std::int64_t max_nodes, std::uint64_t seed,
+           bool exact, const std::vector<Mask>& start, const std::vector<Mask>& forbidden,
+           const std::shared_ptr<Known>& known, const std::vector<int>& places, const py::object& should_stop) {
             return until_signalled(&should_stop, [&] {
-                return plan(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places});
+                return plan(problem, {effort, max_nodes, seed, exact, seconds}, {start, forbidden, known, places});
             });
         },
-        py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
-        py::arg("seed") = 0, py::arg("exact") = true, py::arg("start") = std::vector<Mask>{},
-        py::arg("forbidden") = std::vector<Mask>{}, py::arg("known") = std::shared_ptr<Known>{},
-        py::arg("places") = std::vector<int>{}, py::arg("should_stop") = py::none(),
-        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("problem"), py::kw_only(), py::arg("effort") = Limits{}.effort, py::arg("seconds") = Limits{}.seconds,
+        py::arg("max_nodes") = Limits{}.max_nodes, py::arg("seed") = 0, py::arg("exact") = true,
+        py::arg("start") = std::vector<Mask>{}, py::arg("forbidden") = std::vector<Mask>{},
+        py::arg("known") = std::shared_ptr<Known>{}, py::arg("places") = std::vector<int>{},
+        py::arg("should_stop") = py::none(), py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+    module.def(
+        "spend",
+        [](double effort) {
+            Work::add(static_cast<std::int64_t>(effort * 1e9));
+            return Work::done_s();
+        },
+        py::arg("effort") = 0.0,
+        "Adds effort, in about seconds of a core, to what searches on this thread have spent; returns that.");
     module.def(
         "hold",
         [](const HeldRows& items, int num_devices, int num_slots, std::int64_t memory, int num_stages,

@@ -4,6 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -129,7 +130,8 @@ class Plan:
 def plan(
     problem: Problem,
     *,
-    seconds: float = 10.0,
+    effort: float = 10.0,
+    seconds: float = math.inf,
     max_nodes: int = 2000000,
     seed: int = 0,
     exact: bool = True,
@@ -139,12 +141,18 @@ def plan(
     places: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
-    """Searches for the best plan; as at the end of its time where ``should_stop``, asked now and then, says so.
+    """Searches for the best plan; as at the end of its effort where ``should_stop``, asked now and then, says so.
+
+    Effort is work that is counted, in about seconds of a core; ``seconds`` are those of the clock, which may end a
+    search before.
 
     Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
     module had there, or -1.
     """
+
+def spend(effort: float = 0.0) -> float:
+    """Adds effort, in about seconds of a core, to what searches on this thread have spent; returns that."""
 
 def hold(
     items: Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]],

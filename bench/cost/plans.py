@@ -35,7 +35,7 @@ FORM_WORDS: Mapping[str, str] = MappingProxyType(
 """Forms that plans are made with, and what figures call them."""
 
 IN_TURN = "one after the other"
-SEARCH_LIMITS = SearchLimits(seconds=2.0)
+SEARCH_LIMITS = SearchLimits(effort=2.0)
 """Of the exact search; what it has not proven by then, it gives as it is."""
 
 _MIN_ROUND_S = 0.02

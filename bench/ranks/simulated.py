@@ -103,7 +103,7 @@ def simulated_steps(
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)
-    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False, planners=COMPARED_PLANNERS)
+    search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, planners=COMPARED_PLANNERS)
     found: dict[str, tuple[Plan, float] | str] = {}
     for method in methods:
         try:

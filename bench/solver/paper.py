@@ -50,7 +50,7 @@ def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
         instance.device,
         num_devices=instance.num_devices,
         method=method,
-        search=replace(options, limits=limits_of(method, options.limits.seconds)),
+        search=replace(options, limits=limits_of(method, options.limits.effort)),
     )
     return Solved(step_ms=plan.predicted_ms, seconds=time.perf_counter() - began)
 
@@ -126,7 +126,7 @@ def figure_14b(*, num_modules: int, seeds: int, seconds: float) -> Iterator[Figu
         instance = ofasys(num_modules, num_devices=8, num_slots=100, disturbed=False, seed=seed)
         for (percent, method), solved in found.items():
             grid = QuotaGrid(percents=tuple(range(percent, 101, percent)))
-            options = SearchOptions(grid=grid, limits=SearchLimits(seconds=seconds), use_spare_slots=False)
+            options = SearchOptions(grid=grid, limits=SearchLimits(effort=seconds), use_spare_slots=False)
             solved.append(_solve(instance, method, options))
     said = printed("mosaic", "Fig. 14b")
     best_ms = [min(solved[seed].step_ms for solved in found.values()) for seed in range(seeds)]

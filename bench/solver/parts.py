@@ -29,7 +29,7 @@ TENTHS = QuotaGrid(percents=tuple(range(10, 101, 10)))
 
 def plan_of(instance: Instance, cost: Cost | None = None, *, seconds: float = 5.0, **search: object) -> Plan:
     """Plans an instance with the exact search."""
-    options = SearchOptions(limits=SearchLimits(seconds=seconds), **search)  # type: ignore[arg-type]
+    options = SearchOptions(limits=SearchLimits(effort=seconds), **search)  # type: ignore[arg-type]
     cost = cost or TableCost(instance)
     return solve(
         instance.graph, cost, instance.device, num_devices=instance.num_devices, method="exact", search=options
@@ -163,5 +163,5 @@ def without(instance: Instance, name: str) -> Instance:
 
 def _replanned(before: Instance, after: Instance, seconds: float) -> Plan:
     planner = Replanner(device=before.device, num_devices=before.num_devices)
-    planner.update(before.graph, TableCost(before), limits=SearchLimits(seconds=FIRST_SECONDS))
-    return planner.update(after.graph, TableCost(after), limits=SearchLimits(seconds=seconds))
+    planner.update(before.graph, TableCost(before), limits=SearchLimits(effort=FIRST_SECONDS))
+    return planner.update(after.graph, TableCost(after), limits=SearchLimits(effort=seconds))

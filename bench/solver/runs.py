@@ -53,7 +53,7 @@ def search(instance: Instance, *, seconds: float) -> Searched:
     machine = Machine(
         num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes
     )
-    limits = SearchLimits(seconds=seconds)
+    limits = SearchLimits(effort=seconds)
     began = time.perf_counter()
     found = search_exactly(instance.graph, options, cost=cost, machine=machine, limits=limits)
     took = time.perf_counter() - began
@@ -68,7 +68,7 @@ def search(instance: Instance, *, seconds: float) -> Searched:
 
 def limits_of(method: str, seconds: float) -> SearchLimits:
     """Returns what ends a method's search; Algorithm 1's an hour, since its paper ends it by no clock."""
-    return SearchLimits(seconds=3600.0 if method == "gahc" else seconds)
+    return SearchLimits(effort=3600.0 if method == "gahc" else seconds)
 
 
 def predicted_steps(

@@ -62,7 +62,7 @@ def steps_of(
     """
     cost, device, _ = workload.on(num_devices)
     search = SearchOptions(
-        limits=SearchLimits(seconds=seconds), hold_memory=False, planners=settings or workload.settings
+        limits=SearchLimits(effort=seconds), hold_memory=False, planners=settings or workload.settings
     )
     compared = tuple(method for method in methods if method != "auto")
     found = compare(workload.graph, cost, device, num_devices=num_devices, methods=compared, search=search)

@@ -1,9 +1,11 @@
-// When to stop: at a time, or because somebody asks for it.
+// When to stop: after some work, at a time, or because somebody asks for it.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <utility>
 
 namespace mosaic::search {
@@ -46,11 +48,37 @@ class Watch {
     Time next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
 };
 
+// What searches on this thread have done so far, in about the nanoseconds that it takes a core: counted in what they
+// look at, so the same on any machine under any load.
+class Work {
+  public:
+    static void add(std::int64_t work) { done_ += work; }
+    static double done_s() { return static_cast<double>(done_) * 1e-9; }
+
+  private:
+    inline static thread_local std::int64_t done_ = 0;
+};
+
 class Clock {
   public:
-    explicit Clock(double seconds) : end_(std::chrono::steady_clock::now() + to_ticks(seconds)) {}
+    // Effort is work in seconds. Time is for the extraordinary: what it ends depends on the machine.
+    explicit Clock(double seconds, double effort = std::numeric_limits<double>::infinity())
+        : end_(std::chrono::steady_clock::now() + to_ticks(seconds)),
+          work_end_(Work::done_s() + effort),
+          whole_(std::min(seconds, effort)) {}
+    // A clock that ends with this one, or when a part of what this has left is done.
+    Clock part(double share) const {
+        Clock made = *this;
+        made.whole_ = share * left();
+        made.work_end_ = Work::done_s() + made.whole_;
+        return made;
+    }
     // Also where a watch says so. Throws Interrupted.
-    bool is_over() const { return seconds_left() <= 0; }
+    bool is_over() const { return left() <= 0; }
+    // Effort, and no more than there are seconds. Never negative; none where a watch says so.
+    double left() const { return std::max(0.0, std::min(seconds_left(), work_end_ - Work::done_s())); }
+    // What there was at first.
+    double whole() const { return whole_; }
     // Never negative; none where a watch says so.
     double seconds_left() const {
         const auto now = std::chrono::steady_clock::now();
@@ -66,6 +94,8 @@ class Clock {
             std::chrono::duration<double>(seconds < most ? seconds : most));
     }
     std::chrono::steady_clock::time_point end_;
+    double work_end_;
+    double whole_;
 };
 
 }  // namespace mosaic::search

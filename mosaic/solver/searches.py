@@ -11,7 +11,7 @@ from functools import partial
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import SearchRecord, Stage
 from mosaic.solver.exact.brute_force import enumerate_held_plans, enumerate_plans
-from mosaic.solver.exact.search import search_exactly, why_not_exact
+from mosaic.solver.exact.search import Countdown, SearchLimits, search_exactly, why_not_exact
 from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.memory.holding import fits, place_anew, swap_labels
@@ -59,9 +59,8 @@ def find_exactly(task: Task) -> Found:
     return Found(stages=_finished(task, found.stages, widen=True), record=record, known=found.known)
 
 
-def _whole_device_plans(task: Task, seconds: float) -> Iterator[tuple[StageResult, ...]]:
+def _whole_device_plans(task: Task, limits: SearchLimits) -> Iterator[tuple[StageResult, ...]]:
     """Plans with planners of whole devices, whose few options are soon searched."""
-    limits = replace(task.search.limits, seconds=seconds)
     quick = replace(task, search=replace(task.search, limits=limits))
     for find in (partial(plan_waves, draw=optimus.draw), distmm.find):  # the first searches nothing
         with suppress(InfeasibleError, UndecidedError):
@@ -85,17 +84,20 @@ def _result(stage: Stage, task: Task) -> StageResult:
 def find_by_clustering(task: Task) -> Found:
     """Plans with the paper's Algorithm 1; when time is over, what has been merged so far is the plan."""
     search = task.search
-    seconds_left = search.limits.countdown()
+    countdown = Countdown(search.limits)
     evaluator = StageEvaluator(
         task.options,
         cost=task.cost,
         machine=task.machine,
         deterministic_limit=search.deterministic_limit,
-        seconds_left=seconds_left,
+        left=lambda: countdown.left,
+        spend=countdown.spend,
     )
-    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, seconds_left=seconds_left)
-    if seconds_left() <= 0:
-        _log.warning("Algorithm 1 was ended after %g s; with more time it may merge more", search.limits.seconds)
+    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, left=lambda: countdown.left)
+    if countdown.left <= 0:
+        _log.warning(
+            "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", search.limits.effort
+        )
     if evaluator.num_unresolved:
         _log.warning(
             "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",

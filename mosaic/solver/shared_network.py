@@ -28,7 +28,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.simulate.step import StepModel, simulate
-from mosaic.solver.exact.search import SearchHint, why_not_exact
+from mosaic.solver.exact.search import Countdown, SearchHint, why_not_exact
 from mosaic.solver.predict import retimed, with_communication
 from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
@@ -36,9 +36,9 @@ from mosaic.solver.task import SearchOptions
 WHOLE_DEVICE_PLANNERS = ("distmm", "spindle-optimus", "megatron", "sequential")
 """Whose plans are looked at, too."""
 FIRST_SHARE = 0.5
-"""Of the time, for the first plan."""
+"""Of the effort, for the first plan."""
 OTHER_SHARE = 0.25
-"""Of the time that is left, for each of the others."""
+"""Of the effort that is left, for each of the others."""
 _SHARING = (1.0, 2.0)
 """Modules that are taken to be on the network at a time."""
 _SAME = 1e-6
@@ -99,7 +99,7 @@ class _Choice:
 
     def run(self, hint: SearchHint | None) -> Plan:
         began = time.perf_counter()
-        self._left = self.search.limits.countdown()
+        self._countdown = Countdown(self.search.limits)
         first = best = self._plan("auto", self.cost, FIRST_SHARE, hint)
         for method in WHOLE_DEVICE_PLANNERS:
             best = self._shorter(best, method, self.cost)
@@ -131,8 +131,8 @@ class _Choice:
         return best
 
     def _shorter(self, best: Plan, method: str, cost: Cost) -> Plan:
-        """Returns the best plan or another one, whose simulated step is shorter; the best when time is over."""
-        if self._left() <= 0:
+        """Returns the best plan or another one, whose simulated step is shorter; the best when the effort is spent."""
+        if self._countdown.left <= 0:
             return best
         try:
             other = self._plan(method, cost, OTHER_SHARE)
@@ -142,7 +142,7 @@ class _Choice:
 
     def _plan(self, method: str, cost: Cost, share: float, hint: SearchHint | None = None) -> Plan:
         """Plans by one method, and says what a simulated step of the plan takes."""
-        limits = replace(self.search.limits, seconds=share * self._left())
+        limits = self._countdown.part(share)
         plan = find_solution(
             self.graph,
             cost,

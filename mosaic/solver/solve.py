@@ -32,7 +32,8 @@ def solve(
     """Plans which modules run side by side, and on which slots of which devices.
 
     The plan of Mosaic's own methods is never predicted slower than the sequential one: a stage that brings nothing is
-    split into its modules. The same input gives the same plan, unless a time limit ends the search.
+    split into its modules. The same input gives the same plan, also where ``SearchLimits.effort`` ends the
+    search; what its ``seconds`` end depends on the machine.
 
     Args:
         graph: What to place.

@@ -12,6 +12,9 @@ constexpr std::size_t kMaxNumbers = std::size_t{1} << 21;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
 constexpr std::int64_t kMaxPairs = 400'000'000;
 constexpr std::int64_t kPairsALook = 1'000'000;
+constexpr std::int64_t kPairWork = 3;
+constexpr std::int64_t kBoundWork = 100;
+constexpr std::int64_t kRaiseWork = 5;
 // Of one question about one stage, at first.
 constexpr std::int64_t kFirstNodes = 20'000;
 // Modules of a stage that is not looked at while there is news of smaller ones.
@@ -65,7 +68,10 @@ bool LazySearch::prepare(double least_left) {
         if (num_pairs + num_subsets(ideal.rest) > kMaxPairs) return false;
         each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
             // Of a single ideal there may be as many stages as take a tenth of a second.
-            if (++num_pairs % 1024 == 0) is_late = clock_.seconds_left() < limits_.seconds * least_left;
+            if (++num_pairs % 1024 == 0) {
+                Work::add(1024 * kPairWork);
+                is_late = clock_.left() < clock_.whole() * least_left;
+            }
             if (is_late || stage_bound(stage, number) >= best_ || rests_[next] >= 0) return;
             rests_[next] = 0;
             if ((ideal.done | stage) != all_) ideals_.push_back(make_ideal(ideal.done | stage));
@@ -147,7 +153,10 @@ LazySearch::Ideal LazySearch::make_ideal(Mask done) {
 
 Ns& LazySearch::stage_bound(Mask stage, std::size_t number) {
     Ns& bound = stages_[number];
-    if (bound < 0) bound = search_.known_bound(to_modules(stage));
+    if (bound < 0) {
+        Work::add(kBoundWork);
+        bound = search_.known_bound(to_modules(stage));
+    }
     return bound;
 }
 
@@ -206,6 +215,7 @@ bool LazySearch::sweep(const Clock& clock) {
         // Bounds only rise: where the best stage's has not, it still is the best.
         if (nexts_[own] != 0 && stages_[ideal.next_stage] + rests_[ideal.next_ideal] == rests_[own]) continue;
         num_pairs += num_subsets(ideal.rest);
+        Work::add(num_subsets(ideal.rest) * kPairWork);
         if (num_pairs > kPairsALook) {
             if (clock.is_over()) return false;
             num_pairs = 0;
@@ -289,6 +299,7 @@ void LazySearch::raise_larger(std::size_t number, Mask others, Ns bound) {
         others &= others - 1;
         const std::size_t with = number + index_.in_stage(m);
         Ns& larger = stages_[with];
+        Work::add(kRaiseWork);
         if (larger >= bound) continue;
         if (larger >= 0) larger = bound;
         raise_larger(with, others & ~apart_[static_cast<std::size_t>(m)], bound);

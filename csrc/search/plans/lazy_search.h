@@ -19,8 +19,8 @@ class LazySearch {
     // between two of theirs. `incumbent` is what is to be beaten.
     LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, std::vector<Mask> groups, Ns incumbent);
 
-    // Lists what may come after what; false where that is too much to hold, or leaves less than a part of the limits'
-    // time. Nothing else can be asked then.
+    // Lists what may come after what; false where that is too much to hold, or leaves less than a part of the clock's
+    // effort. Nothing else can be asked then.
     bool prepare(double least_left);
 
     // Returns the stages of a plan better than the incumbent, if there is one. Where time ended this, it goes on when

@@ -11,13 +11,13 @@ namespace {
 
 // A stage that takes more to settle is no stage for the heuristic.
 constexpr std::int64_t kHeuristicNodes = 5000;
-// Of the time, for the heuristic's descent; windows have the rest.
+// Of the effort, for the heuristic's descent; windows have the rest.
 constexpr double kHeuristicShare = 0.2;
-// More modules have a descent before a proof; of the time, for that.
+// More modules have a descent before a proof; of the effort, for that.
 constexpr int kFewModules = 12;
 constexpr double kSoonShare = 0.05;
 constexpr double kSoonShareOfStart = 0.4;  // a re-plan has little time, and seldom enough for a proof
-// Of the time, what a list of all stages must leave for a proof; and of what is left then, for the proof.
+// Of the effort, what a list of all stages must leave for a proof; and of what is left then, for the proof.
 constexpr double kMinLeft = 0.3;
 constexpr double kProofShare = 0.85;
 
@@ -34,7 +34,7 @@ Partition take_over(StageSearch& search, const std::vector<Mask>& start) {
 // A good plan, and a plain bound.
 Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
                          Plan& made) {
-    Partition best = improve(search, Clock(clock.seconds_left() * kHeuristicShare), start);
+    Partition best = improve(search, clock.part(kHeuristicShare), start);
     made.bound = plain_bound(search.problem());
     if (best.cost < kNever && made.bound < best.cost) WindowSearch(search, limits).run(clock, best);
     return best;
@@ -46,17 +46,17 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
     Partition best = take_over(search, start);
     if (search.problem().size() > kFewModules) {
         const double share = start.empty() ? kSoonShare : kSoonShareOfStart;
-        best = improve(search, Clock(clock.seconds_left() * share), start.empty() ? start : best.stages);
+        best = improve(search, clock.part(share), start.empty() ? start : best.stages);
     }
     std::vector<Mask> singles;
     each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });
     LazySearch exact(search, limits, clock, singles, best.cost);
     if (exact.prepare(kMinLeft)) {
-        std::vector<Mask> better = exact.run(Clock(clock.seconds_left() * kProofShare));
+        std::vector<Mask> better = exact.run(clock.part(kProofShare));
         if (!better.empty()) best = {std::move(better), exact.cost()};
         made.num_expanded = exact.num_rounds();
     } else {
-        best = improve(search, Clock(clock.seconds_left() * kHeuristicShare), best.stages);
+        best = improve(search, clock.part(kHeuristicShare), best.stages);
     }
     made.bound = std::max(exact.bound(), plain_bound(search.problem()));
     if (made.bound < best.cost && best.cost < kNever) WindowSearch(search, limits).run(clock, best);
@@ -67,7 +67,7 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
 
 Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     const auto start = std::chrono::steady_clock::now();
-    const Clock clock(limits.seconds);
+    const Clock clock(limits.seconds, limits.effort);
     StageSearch search(problem, {std::min(limits.max_nodes, kHeuristicNodes), &clock});
     if (hint.known) search.adopt(Carried(hint.known.get(), problem, hint.places));
     for (const Mask set : hint.forbidden) search.forbid(set);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -10,10 +11,11 @@
 namespace mosaic::search {
 
 struct Limits {
-    double seconds = 10;               // wall clock; 0: only the plan of one module after the other
+    double effort = 10;                // work, in seconds of a core; 0: only the plan of one module after the other
     std::int64_t max_nodes = 2000000;  // of one question about one stage
     std::uint64_t seed = 0;
-    bool exact = true;  // false: a good plan soon, with a plain bound
+    bool exact = true;                                         // false: a good plan soon, with a plain bound
+    double seconds = std::numeric_limits<double>::infinity();  // wall clock, for the extraordinary
 };
 
 // What a search is told beforehand.

@@ -27,7 +27,6 @@ Mask united(const std::vector<Mask>& stages, const std::vector<std::size_t>& win
 WindowSearch::WindowSearch(StageSearch& search, const Limits& limits)
     : search_(search), limits_(limits), random_(limits.seed) {
     limits_.max_nodes = std::min(limits.max_nodes, kNodes);
-    limits_.seconds = 0;  // the clock alone ends a window: none of the time is kept back
 }
 
 void WindowSearch::run(const Clock& clock, Partition& best) {

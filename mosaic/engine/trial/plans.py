@@ -19,8 +19,8 @@ from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
 
-_SECONDS = 1.0
-"""Most time for one more search; what it found by then counts."""
+_EFFORT = 1.0
+"""Most effort for one more search; what it found by then counts."""
 
 
 def plan_shape(plan: Plan) -> Hashable:
@@ -50,7 +50,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
                     hint = SearchHint(forbidden=[stage.names])
-                    search = SearchOptions(limits=SearchLimits(seconds=_SECONDS))
+                    search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
                     others.append(find_solution(graph, cost, device, search=search, hint=hint).plan)
     sequential = solve(graph, cost, device, method="sequential")
     close = [
@@ -78,5 +78,5 @@ def solve_again(plan: Plan, measured: MeasuredTimes, graph: ModuleGraph, cost: C
     corrected = with_measured(cost, plan, known)
     if why_not_exact(graph, corrected) is not None:
         return None
-    search = replace(SearchOptions(), limits=SearchLimits(seconds=_SECONDS))
+    search = replace(SearchOptions(), limits=SearchLimits(effort=_EFFORT))
     return solve(graph, corrected, plan.device, search=search), corrected

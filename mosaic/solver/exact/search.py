@@ -7,10 +7,11 @@ what a plan predicts: the slowest forward plus the slowest backward of each stag
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
@@ -40,30 +41,67 @@ _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memo
 class SearchLimits:
     """What ends a search that is not finished; the best plan so far is then returned with a true lower bound."""
 
-    seconds: float = 10.0
-    """Wall clock; 0 gives the sequential plan at once."""
+    effort: float = 10.0
+    """Work: what the search looks at, counted in about seconds of a core, so the same on any machine under any load.
+    0 gives the sequential plan at once."""
+    seconds: float = math.inf
+    """Wall clock, for the extraordinary: what it ends depends on the machine."""
     seed: int = 0
     """Seed of what is drawn at random: the windows of a plan that are planned anew."""
     exact: bool = True
     """Whether to prove the plan best; otherwise a good plan is returned soon."""
     should_stop: Callable[[], bool] | None = None
-    """Asked several times a second; once it says so, the search ends as at the end of its time."""
+    """Asked several times a second; once it says so, the search ends as at the end of its effort."""
 
     def __post_init__(self) -> None:
-        if not (self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
+        if not (self.effort >= 0 and self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
             raise ValueError(
-                f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
+                f"effort={self.effort}, seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most "
+                f"seed {_MAX_SEED}"
             )
-
-    def countdown(self) -> Callable[[], float]:
-        """Starts the clock; returns what says how many seconds are left, 0 once the search is to end."""
-        ends = time.perf_counter() + self.seconds
-        return lambda: 0.0 if self.is_stopped else max(0.0, ends - time.perf_counter())
 
     @property
     def is_stopped(self) -> bool:
         """Whether somebody wants the best plan so far now."""
         return self.should_stop is not None and self.should_stop()
+
+
+class Countdown:
+    """What is left of limits, from when it is made on the thread that searches.
+
+    Attributes:
+        ends: When the time is over, on ``time.perf_counter``'s clock.
+    """
+
+    def __init__(self, limits: SearchLimits) -> None:
+        self.ends = time.perf_counter() + limits.seconds
+        self._limits = limits
+        self._apart = 0.0
+        self._before = self.spend(0.0)
+
+    def spend(self, effort: float) -> float:
+        """Counts work outside of the extension, which counts its own; returns all that this thread has spent."""
+        try:
+            spent: float = load_search().spend(effort)
+        except BackendUnavailableError:  # Algorithm 1 needs none
+            spent = self._apart = self._apart + effort
+        return spent
+
+    @property
+    def spent(self) -> float:
+        """Effort so far."""
+        return self.spend(0.0) - self._before
+
+    @property
+    def left(self) -> float:
+        """Effort, and no more than there are seconds; 0 once the search is to end."""
+        if self._limits.is_stopped:
+            return 0.0
+        return max(0.0, min(self.ends - time.perf_counter(), self._limits.effort - self.spent))
+
+    def part(self, share: float = 1.0) -> SearchLimits:
+        """Returns limits of a part of what is left."""
+        return replace(self._limits, effort=share * self.left, seconds=max(0.0, self.ends - time.perf_counter()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +179,7 @@ def search_exactly(
     rows = _rows(search, names, options, cost, hint.known.rows if hint.known else {})
     found: _search.Plan = search.plan(
         _problem(search, graph, names, options, rows, cost=cost, machine=machine, objective=objective),
+        effort=limits.effort,
         seconds=limits.seconds,
         seed=limits.seed,
         exact=limits.exact,

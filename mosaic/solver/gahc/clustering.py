@@ -35,7 +35,7 @@ def cluster(
     *,
     prune: bool = True,
     cache: bool = True,
-    seconds_left: Callable[[], float] | None = None,
+    left: Callable[[], float] | None = None,
 ) -> GahcResult:
     """Runs Algorithm 1.
 
@@ -44,9 +44,9 @@ def cluster(
         evaluator: Line 13's StageEval.
         prune: Whether line 11 drops merges that cannot beat the best so far.
         cache: Whether a set of modules is evaluated only once.
-        seconds_left: Asked before each pair; at 0, what has been merged so far is the result.
+        left: Effort that is left, asked for before each pair; at 0, what has been merged so far is the result.
     """
-    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, seconds_left=seconds_left).run()
+    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, left=left).run()
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Search:
     evaluator: StageEvaluator
     prune: bool
     cache: bool
-    seconds_left: Callable[[], float] | None = None
+    left: Callable[[], float] | None = None
     num_evaluations: int = 0
     num_cache_hits: int = 0
     num_pruned: int = 0
@@ -94,7 +94,7 @@ class _Search:
         best: tuple[int, int, StageResult] | None = None
         reach = reachable(stages, self.feeds())
         for x, y in combinations(range(len(stages)), 2):  # line 8
-            if self.seconds_left is not None and self.seconds_left() <= 0:
+            if self.left is not None and self.left() <= 0:
                 break
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue

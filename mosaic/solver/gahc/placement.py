@@ -20,7 +20,6 @@ limit in deterministic time (not seconds) make every answer repeatable.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +31,9 @@ from mosaic.solver.stage import Machine
 
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
+
+_VARIABLE_EFFORT = 1.5e-5
+"""Of making a model, for each of its variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,6 @@ class SatQuestion:
     """Groups that must not share a device exactly so."""
     deterministic_limit: float = 1.0
     """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
-    seconds: float = math.inf
-    """Wall clock after which it is given up, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ class SatAnswer:
 
     is_resolved: bool
     """False where the limit came before an answer."""
+    effort: float
+    """What the answer took: CP-SAT's deterministic time, and that of the model."""
     choices: dict[str, Choice] | None = None
     """Option and devices of each module; None where there are none."""
     starts: dict[str, Starts] = field(default_factory=dict)
@@ -80,17 +82,19 @@ def ask(question: SatQuestion) -> SatAnswer:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = question.deterministic_limit
-    solver.parameters.max_time_in_seconds = question.seconds
     solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
     status = solver.solve(model)
+    effort = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return SatAnswer(is_resolved=status == cp_model.INFEASIBLE)
+        return SatAnswer(is_resolved=status == cp_model.INFEASIBLE, effort=effort)
     devices: dict[tuple[str, DeploymentOption], tuple[int, ...]] = {}
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
             devices[name, option] = (*devices.get((name, option), ()), device)
     choices = {name: (option, at) for (name, option), at in devices.items()}
-    return SatAnswer(is_resolved=True, choices=choices, starts=lay_out(choices, question.machine.num_slots))
+    return SatAnswer(
+        is_resolved=True, effort=effort, choices=choices, starts=lay_out(choices, question.machine.num_slots)
+    )
 
 
 _On = dict[tuple[str, DeploymentOption, int], Any]

@@ -41,7 +41,8 @@ class StageEvaluator:
         machine: Machine,
         tolerance: float = 1e-3,
         deterministic_limit: float = 1.0,
-        seconds_left: Callable[[], float] = lambda: math.inf,
+        left: Callable[[], float] = lambda: math.inf,
+        spend: Callable[[float], object] = lambda effort: None,
     ) -> None:
         """Takes what all stages have in common.
 
@@ -51,14 +52,16 @@ class StageEvaluator:
             machine: Devices to place on.
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
             deterministic_limit: Effort for one question, in CP-SAT's deterministic time (about seconds).
-            seconds_left: At 0 nothing more is asked, and the best allocation so far is a stage's.
+            left: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
+            spend: Told what each question took.
         """
         self._options = options
         self._cost = cost
         self._machine = machine
         self._tolerance = tolerance
         self._limit = deterministic_limit
-        self._seconds_left = seconds_left
+        self._left = left
+        self._spend = spend
         self._is_disturbed = not cost.interference.is_zero
         is_pairwise = self._is_disturbed and cost.interference.is_pairwise
         self._extras = PairwiseExtras(options, cost) if is_pairwise else None
@@ -119,7 +122,7 @@ class StageEvaluator:
         if not self.can_meet(names, target_ns):
             return None
         forbidden: list[Group] = []
-        while (seconds := self._seconds_left()) > 0:
+        while (left := self._left()) > 0:
             answer = ask(
                 SatQuestion(
                     options={name: self._candidates(name, target_ns, names) for name in names},
@@ -127,12 +130,12 @@ class StageEvaluator:
                     target_ns=target_ns,
                     extras=self._extras,
                     forbidden=forbidden,
-                    deterministic_limit=self._limit,
-                    seconds=seconds,
+                    deterministic_limit=min(self._limit, left),
                 )
             )
+            self._spend(answer.effort)
             self.num_sat_calls += 1
-            self.num_unresolved += not answer.is_resolved and self._seconds_left() > 0
+            self.num_unresolved += not answer.is_resolved and self._left() > 0
             if answer.choices is None:
                 return None
             result = self._result(names, answer)

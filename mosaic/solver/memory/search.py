@@ -13,14 +13,13 @@ least bound first:
 
 What that does not settle within its nodes is looked at again with more, once nothing else is open.
 
-So what is proven is proven, given time; where time ends first, the best plan so far and the least bound that is open.
+So what is proven is proven, given effort; where that ends first, the best plan so far and the least bound that is open.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,15 @@ from mosaic.cost import Cost
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
-from mosaic.solver.exact.search import ExactResult, Knowledge, Objective, SearchHint, SearchLimits, search_exactly
+from mosaic.solver.exact.search import (
+    Countdown,
+    ExactResult,
+    Knowledge,
+    Objective,
+    SearchHint,
+    SearchLimits,
+    search_exactly,
+)
 from mosaic.solver.memory.holding import Stages, assign_alone, fits, place_anew, swap_labels
 from mosaic.solver.memory.options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
 from mosaic.solver.memory.partition import PartitionSearch, stage_ms
@@ -39,15 +46,17 @@ from mosaic.solver.stage import Machine
 Options = Mapping[str, Sequence[DeploymentOption]]
 
 ROOT_SHARE = 0.4
-"""Of the time, for the first relaxation."""
+"""Of the effort, for the first relaxation."""
 INCUMBENT_SHARE = 0.3
-"""Of the time left after it, for the plans of others to start from."""
+"""Of the effort left after it, for the plans of others to start from."""
 CLIMB_SHARE = 0.3
-"""Of the time left, for a better plan before the proof."""
+"""Of the effort left, for a better plan before the proof."""
 PLACE_NODES = 20_000
 """Places that are tried before a part counts as one that may have a plan."""
 PARTITION_NODES = 2_000
 """Places and quotas of one partition, when it is first looked at."""
+NODE_EFFORT = 2e-5
+"""Of one of these."""
 MORE_NODES = 8
 """As many times more, each time that it is looked at again: when nothing else is open."""
 HEURISTIC_PARTS = 8
@@ -82,11 +91,11 @@ def search_within_memory(
     objective: Objective = "phases",
     limits: SearchLimits | None = None,
     hint: SearchHint | None = None,
-    incumbents: Callable[[float], Iterable[Stages]] = lambda seconds: (),
+    incumbents: Callable[[SearchLimits], Iterable[Stages]] = lambda limits: (),
 ) -> ExactResult:
     """Finds the best plan whose devices hold everything, as ``search_exactly`` does without that condition.
 
-    Where the relaxed plan is none, ``incumbents`` is asked for plans that devices hold, to be made in some seconds.
+    Where the relaxed plan is none, ``incumbents`` is asked for plans that devices hold, to be made within limits.
 
     Raises:
         ValueError, BackendUnavailableError: As ``search_exactly``.
@@ -115,7 +124,7 @@ class _HeldSearch:
     objective: Objective
     limits: SearchLimits
     hint: SearchHint
-    incumbents: Callable[[float], Iterable[Stages]]
+    incumbents: Callable[[SearchLimits], Iterable[Stages]]
     best_ms: float = field(default=float("inf"), init=False)
     best: Stages = field(default=(), init=False)
     num_evaluations: int = field(default=0, init=False)
@@ -127,14 +136,13 @@ class _HeldSearch:
 
     def run(self) -> ExactResult:
         options = self.options
-        self._ends = time.perf_counter() + self.limits.seconds
-        self._left = self.limits.countdown()
+        self._countdown = Countdown(self.limits)
         self.known = self.hint.known
-        first = replace(self.limits, seconds=self.limits.seconds * ROOT_SHARE if self.limits.exact else self._left())
+        first = self._countdown.part(ROOT_SHARE if self.limits.exact else 1.0)
         relaxed = self._relax(options, frozenset(self._forbidden()), first)
         has_devices = fits(relaxed.stages, self.machine) or swap_labels(relaxed.stages, self.machine) is not None
-        if not has_devices and self._left() > 0:
-            for stages in self.incumbents(INCUMBENT_SHARE * self._left()):
+        if not has_devices and self._countdown.left > 0:
+            for stages in self.incumbents(self._countdown.part(INCUMBENT_SHARE)):
                 self._offer(stages)
         if not self._take(relaxed.stages):
             self._offer(alone_within_memory(self.graph, options, self.machine))
@@ -158,15 +166,15 @@ class _HeldSearch:
         )
 
     def _divide_all(self, options: Options, relaxed: ExactResult) -> float:
-        """Branches until nothing below the best plan is open or time is over; returns the bound."""
+        """Branches until nothing below the best plan is open or the effort is spent; returns the bound."""
         root_ms = relaxed.record.bound_ms
-        if self._left() <= 0:
+        if self._countdown.left <= 0:
             return root_ms
         self._dive(options, relaxed)
         self._climb(options)
         self._divide(_Part(root_ms, 0, options, frozenset(self._forbidden())), relaxed)
         num_parts = 0
-        while self._left() > 0 and (self.limits.exact or num_parts < HEURISTIC_PARTS):
+        while self._countdown.left > 0 and (self.limits.exact or num_parts < HEURISTIC_PARTS):
             num_parts += 1
             if self._heap and self._heap[0].bound_ms < self.best_ms - _CLOSE_MS:
                 self._look_at(heapq.heappop(self._heap))
@@ -180,7 +188,7 @@ class _HeldSearch:
 
     def _look_at(self, part: _Part) -> None:
         try:
-            found = self._relax(part.options, part.forbidden, replace(self.limits, seconds=self._left()))
+            found = self._relax(part.options, part.forbidden, self._countdown.part())
         except InfeasibleError:
             return
         bound_ms = max(part.bound_ms, found.record.bound_ms)
@@ -193,11 +201,11 @@ class _HeldSearch:
         for _ in range(sum(len(fastest_by_degree(own)) for own in options.values())):
             chosen = {name: option for stage in relaxed.stages for name, (option, _) in stage.choices.items()}
             lighter = _lighter(options, chosen, self.machine)
-            if lighter is None or self._left() <= 0:
+            if lighter is None or self._countdown.left <= 0:
                 return
             name, degrees = lighter
             own = tuple(option for option in options[name] if option.degree in degrees)
-            quick = replace(self.limits, seconds=self._left() / 4, exact=False)
+            quick = replace(self._countdown.part(1 / 4), exact=False)
             try:
                 options = without_hopeless({**options, name: own}, self.machine)
                 relaxed = self._relax(options, frozenset(self._forbidden()), quick)
@@ -208,7 +216,7 @@ class _HeldSearch:
 
     def _climb(self, options: Options) -> None:
         """Plans at the best plan's degrees, and then with one or two modules at another, while that is better."""
-        ends = time.perf_counter() + CLIMB_SHARE * self._left()
+        climb = Countdown(self._countdown.part(CLIMB_SHARE))
         tried: set[frozenset[tuple[str, int]]] = set()
         self._try_degrees(options, self._degrees(), tried)
         is_better = bool(self.best)
@@ -219,7 +227,7 @@ class _HeldSearch:
             moves = [(name, degree) for name, degree in moves if now[name] != degree]
             pairs = [dict(pair) for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
             for changed in (*(dict([move]) for move in moves), *pairs):
-                if time.perf_counter() > ends or self._left() <= 0:
+                if climb.left <= 0:
                     return
                 if self._try_degrees(options, {**now, **changed}, tried):
                     is_better = True
@@ -241,9 +249,7 @@ class _HeldSearch:
             these = {name: tuple(o for o in own if o.degree == degrees[name]) for name, own in options.items()}
             chosen = without_hopeless(these, self.machine)
             if self._has_place(chosen):
-                found = self._relax(
-                    chosen, frozenset(self._forbidden()), replace(self.limits, seconds=self._left() / 4)
-                )
+                found = self._relax(chosen, frozenset(self._forbidden()), self._countdown.part(1 / 4))
                 if found.cost_ms < before_ms:
                     self._take(found.stages)
         except InfeasibleError:
@@ -272,13 +278,15 @@ class _HeldSearch:
         """Offers a relaxed plan on devices that hold it; returns whether there are such, at no more time."""
         same_times = stages if fits(stages, self.machine) else swap_labels(stages, self.machine)
         if same_times is None and self.cost.interference.is_zero:
-            same_times = place_anew(stages, self.machine, ends=self._ends)
+            same_times = place_anew(stages, self.machine, ends=self._countdown.ends)
         if same_times is not None:
             self._offer(same_times)
             return True
-        elsewhere = None if self.cost.interference.is_zero else place_anew(stages, self.machine, ends=self._ends)
+        elsewhere = (
+            None if self.cost.interference.is_zero else place_anew(stages, self.machine, ends=self._countdown.ends)
+        )
         if elsewhere is None and self._total_ms(stages) < self.best_ms:
-            elsewhere = place_slower(stages, self.options, self.machine, ends=self._ends)
+            elsewhere = place_slower(stages, self.options, self.machine, ends=self._countdown.ends)
         if elsewhere is not None:
             self._offer(elsewhere)
         return False
@@ -322,13 +330,14 @@ class _HeldSearch:
             by_sum=self.objective == "sum",
             cost_ms=self.best_ms,
             nodes_left=num_nodes,
-            ends=self._ends,
+            ends=self._countdown.ends,
         )
         by_sum = self.objective == "sum"
         partition = [tuple(stage.choices) for stage in relaxed.stages]
         exact = relaxed.record.status == "optimal"
         least = [stage_ms(stage, self.cost, by_sum) if exact else 0.0 for stage in relaxed.stages]
         search.run(partition, least)
+        self._countdown.spend(NODE_EFFORT * (num_nodes - search.nodes_left))
         if search.stages is not None:
             self._offer(search.stages)
         if not search.is_complete:

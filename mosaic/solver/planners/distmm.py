@@ -100,9 +100,9 @@ def _warn_unproven(found: ExactResult, sheet: Sheet) -> None:
     if sheet.is_judged and found.record.status != "optimal":
         bound_ms = found.record.bound_ms
         _log.warning(
-            "DistMM's plan of %d modules is not proven best within %g s: its best may take %.1f %% less",
+            "DistMM's plan of %d modules is not proven best with effort %g: its best may take %.1f %% less",
             sum(len(stage.choices) for stage in found.stages),
-            sheet.limits.seconds,
+            sheet.limits.effort,
             100 * (1 - bound_ms / found.cost_ms) if found.cost_ms > 0 else 0.0,
         )
 

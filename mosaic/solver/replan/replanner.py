@@ -4,8 +4,8 @@ What is carried over: the stages of the earlier plan, without modules that are g
 new modules are put where they cost least; and what the earlier search found out about sets of modules holds for every
 set whose options are unchanged, on the same devices.
 
-To prove that takes as long as ever: a good start does not shorten it. So a re-plan has a share of the time that a cold
-search took. What it does not prove within it has a bound, and ``Replanner.prove`` goes on from there when there is
+To prove that takes as long as ever: a good start does not shorten it. So a re-plan has a share of the effort that a
+cold search took. What it does not prove with it has a bound, and ``Replanner.prove`` goes on from there when there is
 time, such as while the re-planned step already trains.
 """
 
@@ -17,24 +17,24 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.exact.search import Knowledge, SearchHint, SearchLimits
+from mosaic.solver.exact.search import Countdown, Knowledge, SearchHint, SearchLimits
 from mosaic.solver.replan.remembered import Remembered
 from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 
 WARM_SHARE = 0.07
-"""Share of the earlier search's time that a re-plan's search may take."""
-MIN_SECONDS = 0.02
+"""Share of the earlier search's effort that a re-plan's search may take."""
+MIN_EFFORT = 0.02
 """What it may always take: nobody waits for less, and most small graphs are proven within it."""
-MIN_SECONDS_A_MODULE = 0.005
+MIN_EFFORT_A_MODULE = 0.005
 """The same for each of more than ``FEW_MODULES``: large stages that lost or got a module are packed anew."""
 FEW_MODULES = 20
 
 
-def warm_limits(cold_seconds: float, *, num_modules: int, seed: int) -> SearchLimits:
-    """Limits of ``WARM_SHARE`` of what the longest search took: a choice, so how long a re-plan takes is no result."""
-    least = MIN_SECONDS if num_modules <= FEW_MODULES else MIN_SECONDS_A_MODULE * num_modules
-    return SearchLimits(seconds=max(least, WARM_SHARE * cold_seconds), seed=seed)
+def warm_limits(cold_effort: float, *, num_modules: int, seed: int) -> SearchLimits:
+    """Limits of ``WARM_SHARE`` of what the largest search took: a choice, so how long a re-plan takes is no result."""
+    least = MIN_EFFORT if num_modules <= FEW_MODULES else MIN_EFFORT_A_MODULE * num_modules
+    return SearchLimits(effort=max(least, WARM_SHARE * cold_effort), seed=seed)
 
 
 def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
@@ -74,7 +74,7 @@ class Replanner:
     plan: Plan | None = field(default=None, init=False)
     _known: Knowledge | None = field(default=None, init=False, repr=False)
     _remembered: Remembered = field(default_factory=Remembered, init=False, repr=False)
-    _cold_seconds: float = field(default=0.0, init=False, repr=False)
+    _cold_effort: float = field(default=0.0, init=False, repr=False)
     _planned: tuple[ModuleGraph, Cost] | None = field(default=None, init=False, repr=False)
 
     def update(
@@ -94,7 +94,7 @@ class Replanner:
             device: What one of the devices is from now on; as before where None.
             num_devices: How many of them there are from now on; as many as before where None.
             limits: What ends this search; by default those of ``search`` the first time, then ``WARM_SHARE`` of its
-                time.
+                effort.
 
         Raises:
             ValueError, InfeasibleError, UndecidedError, BackendUnavailableError: As ``solve``. The plan stays as it
@@ -106,10 +106,11 @@ class Replanner:
         if self.plan is not None:
             hint = SearchHint(start=start_from(self.plan, graph), known=self._known)
             search = replace(
-                search, limits=warm_limits(self._cold_seconds, num_modules=len(graph.names), seed=search.limits.seed)
+                search, limits=warm_limits(self._cold_effort, num_modules=len(graph.names), seed=search.limits.seed)
             )
         if limits is not None:
             search = replace(search, limits=limits)
+        countdown = Countdown(search.limits)
         found = find_solution(
             graph,
             cost,
@@ -121,7 +122,7 @@ class Replanner:
         )
         self.plan, self._known = found.plan, found.known
         self._planned = graph, cost
-        self._cold_seconds = max(self._cold_seconds, self.plan.search.seconds)
+        self._cold_effort = max(self._cold_effort, countdown.spent)
         return self.plan
 
     def prove(self, *, limits: SearchLimits | None = None) -> Plan:

@@ -92,7 +92,7 @@ def solve_instance(
     search: SearchOptions | None = None,
 ) -> tuple[Solved, InfeasibleError | None]:
     """Plans as ``mosaic plan`` does, and has the checker accept the plan; ``heuristic`` proves nothing."""
-    limits = SearchLimits(seconds=time_limit, seed=seed, exact=method != "heuristic")
+    limits = SearchLimits(effort=time_limit, seed=seed, exact=method != "heuristic")
     try:
         plan = plan_to_run(
             "exact" if method == "heuristic" else method,

@@ -92,7 +92,7 @@ def test_a_replan_that_may_take_its_time_is_as_good_as_a_cold_solve(instance, go
     for before, after in ((instance, less), (less, instance)):
         planner = Replanner(device=before.device, num_devices=before.num_devices)
         planner.update(before.graph, TableCost(before))
-        warm = planner.update(after.graph, TableCost(after), limits=SearchLimits(seconds=60))
+        warm = planner.update(after.graph, TableCost(after), limits=SearchLimits(effort=60))
         cold, _ = solve_instance(after, time_limit=60)
         assert warm.search.status == "optimal"
         assert warm.predicted_ms == pytest.approx(cold.objective_ms, abs=ROUNDING_MS)

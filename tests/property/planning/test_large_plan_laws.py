@@ -67,8 +67,8 @@ def in_a_row(instance: Instance, num_copies: int) -> Instance:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_copies_in_a_row_take_as_long_as_one_so_many_times(shape):
     one = generate(Recipe(shape=shape, num_modules=8, tight_memory=True, seed=3))
-    alone = _search.plan(problem_of(one, "phases"), seconds=60.0)
-    found = _search.plan(problem_of(in_a_row(one, 3), "phases"), seconds=60.0)
+    alone = _search.plan(problem_of(one, "phases"), effort=60.0)
+    found = _search.plan(problem_of(in_a_row(one, 3), "phases"), effort=60.0)
     assert alone.status == found.status == "optimal"
     assert found.cost_ns == 3 * alone.cost_ns
 
@@ -99,7 +99,7 @@ def test_a_large_plan_is_sound_and_above_its_bound_whatever_ends_the_search(
 )
 def test_the_same_seed_gives_the_same_plan(shape, num_modules):
     problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=num_modules, seed=1)))
-    first, second = (_search.plan(problem, seconds=60.0) for _ in range(2))
+    first, second = (_search.plan(problem, effort=60.0) for _ in range(2))
     assert first.status == second.status == "optimal"
     assert [[(one.module, one.option, one.devices) for one in stage.placed] for stage in first.stages] == [
         [(one.module, one.option, one.devices) for one in stage.placed] for stage in second.stages

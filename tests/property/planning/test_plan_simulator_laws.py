@@ -110,7 +110,7 @@ def without(graph: ModuleGraph, name: str) -> ModuleGraph:
 @BOUNDED
 def test_a_plan_made_from_what_is_known_is_as_good_as_a_cold_one(profile: Profile, which: int) -> None:
     cost = CostModel.from_profile(profile)
-    limits = SearchLimits(seconds=20)
+    limits = SearchLimits(effort=20)
     fewer = without(profile.graph, profile.graph.names[which % len(profile.graph.names)])
     planner = Replanner(device=profile.device, num_devices=2, search=SearchOptions(limits=limits))
     for graph in (profile.graph, fewer, profile.graph):
@@ -130,7 +130,7 @@ def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> N
     place = {name: index for index, stage in enumerate(start) for name in stage}
     assert sorted(place) == sorted(after.graph.names)
     assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
-    search = SearchOptions(limits=SearchLimits(seconds=20))
+    search = SearchOptions(limits=SearchLimits(effort=20))
     hint = SearchHint(start=start)
     warm = find_solution(
         after.graph, cost, after.device, num_devices=previous.num_devices, search=search, hint=hint

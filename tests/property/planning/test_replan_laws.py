@@ -18,7 +18,7 @@ from mosaic.solver.instances.instance import Instance, InstanceModule
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.replan.replanner import Replanner
 
-PROVEN = SearchOptions(limits=SearchLimits(seconds=20))
+PROVEN = SearchOptions(limits=SearchLimits(effort=20))
 
 
 def with_batch(instance: Instance, factor: float) -> Instance:

@@ -20,7 +20,7 @@ def test_algorithm_1_that_is_stopped_keeps_the_merges_so_far() -> None:
     options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=1)
     evaluator = StageEvaluator(options, cost=cost, machine=Machine(num_devices=1, num_slots=4, memory_bytes=0))
     answers = iter([1.0] * 6)  # one for each pair of four
-    found = cluster(profile.graph, evaluator, seconds_left=lambda: next(answers, 0.0))
+    found = cluster(profile.graph, evaluator, left=lambda: next(answers, 0.0))
     assert [set(stage.choices) for stage in found.stages] == [{"a", "b"}, {"c"}, {"d"}]
 
 
@@ -31,14 +31,14 @@ def test_algorithm_1_keeps_to_its_time_and_says_that_it_was_ended(caplog: pytest
         all_options(profile.graph, cost=cost, device=profile.device, num_devices=1),
         cost=cost,
         machine=Machine(num_devices=1, num_slots=4, memory_bytes=0),
-        seconds_left=lambda: 0.0,
+        left=lambda: 0.0,
     )
     assert evaluator.evaluate(["a", "b"]) is None
     assert evaluator.num_sat_calls == 0
-    search = SearchOptions(limits=SearchLimits(seconds=0))
+    search = SearchOptions(limits=SearchLimits(effort=0))
     plan = solve(profile.graph, cost, profile.device, method="gahc", search=search)
     assert [stage.names for stage in plan.stages] == [("a",), ("b",), ("c",), ("d",)]
-    assert "Algorithm 1 was ended after 0 s" in caplog.text
+    assert "Algorithm 1 was ended by its limits (effort 0)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -150,14 +150,14 @@ def test_a_search_starts_from_the_plans_of_others_where_devices_do_not_hold_its_
     cost = TableCost(made)
     options = all_options(made.graph, cost=cost, device=made.device, num_devices=8)
     machine = Machine(num_devices=8, num_slots=made.num_slots, memory_bytes=made.memory_bytes)
-    better = search_within_memory(made.graph, options, cost=cost, machine=machine, limits=SearchLimits(seconds=2))
+    better = search_within_memory(made.graph, options, cost=cost, machine=machine, limits=SearchLimits(effort=2))
     asked: list[float] = []
     started = search_within_memory(
         made.graph,
         options,
         cost=cost,
         machine=machine,
-        limits=SearchLimits(seconds=0.5),
+        limits=SearchLimits(effort=0.5),
         incumbents=lambda seconds: [better.stages] if not asked.append(seconds) else [],
     )
     assert len(asked) == 1

@@ -22,7 +22,7 @@ from mosaic.solver.instances.instance import Instance, Pin
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.remembered import Remembered, SaysWhatItKnows
-from mosaic.solver.replan.replanner import MIN_SECONDS, Replanner, start_from, warm_limits
+from mosaic.solver.replan.replanner import MIN_EFFORT, Replanner, start_from, warm_limits
 from mosaic.solver.solve import find_solution
 from mosaic.solver.stage import Machine
 from mosaic.solver.stagger import Stagger, stagger
@@ -43,9 +43,9 @@ def test_modules_that_depend_on_each_other_now_leave_their_stage() -> None:
 
 
 def test_a_replan_may_take_a_tenth_of_a_cold_search_and_a_least() -> None:
-    assert MIN_SECONDS < warm_limits(10.0, num_modules=8, seed=0).seconds <= 1.0
-    assert warm_limits(0.001, num_modules=8, seed=0).seconds == MIN_SECONDS
-    assert warm_limits(0.001, num_modules=40, seed=0).seconds == pytest.approx(0.2)
+    assert MIN_EFFORT < warm_limits(10.0, num_modules=8, seed=0).effort <= 1.0
+    assert warm_limits(0.001, num_modules=8, seed=0).effort == MIN_EFFORT
+    assert warm_limits(0.001, num_modules=40, seed=0).effort == pytest.approx(0.2)
 
 
 def test_what_is_known_answers_without_evaluating_a_stage_again() -> None:
@@ -104,7 +104,7 @@ def test_no_time_still_gives_a_plan() -> None:
     profile = profile_of(TIMES, num_slots=4)
     cost = CostModel.from_profile(profile)
     cold = solve(profile.graph, cost, profile.device)
-    search = SearchOptions(limits=SearchLimits(seconds=0))
+    search = SearchOptions(limits=SearchLimits(effort=0))
     hint = SearchHint(start=start_from(cold, profile.graph))
     warm = find_solution(profile.graph, cost, profile.device, search=search, hint=hint).plan
     assert warm.predicted_ms <= warm.sequential_ms
@@ -226,7 +226,7 @@ def test_a_plan_without_proof_is_proven_later() -> None:
     with pytest.raises(ValueError, match="update"):
         planner.prove()
     planner.update(whole.graph, TableCost(whole))
-    rough = planner.update(less.graph, TableCost(less), limits=SearchLimits(seconds=60, exact=False))
+    rough = planner.update(less.graph, TableCost(less), limits=SearchLimits(effort=60, exact=False))
     assert rough.search.status == "feasible"
     assert planner.plan is rough
     proven = planner.prove()

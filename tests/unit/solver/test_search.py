@@ -43,7 +43,7 @@ def test_a_search_that_is_cut_off_keeps_its_time_and_has_a_plan_and_a_bound(reci
 def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound():
     one = generate(Recipe(shape="align", num_modules=40, num_devices=32, tight_memory=True))
     answers = iter((False, False, True))
-    limits = SearchLimits(seconds=1e9, should_stop=lambda: next(answers, True))
+    limits = SearchLimits(effort=1e9, should_stop=lambda: next(answers, True))
     plan = solve(
         one.graph, TableCost(one), one.device, num_devices=32, method="exact", search=SearchOptions(limits=limits)
     )
@@ -52,9 +52,30 @@ def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound
     assert check_plan(one, plan).is_valid
 
 
+@pytest.mark.parametrize(
+    ("method", "recipe"),
+    [
+        ("auto", Recipe(shape="align", num_modules=40, num_devices=32, tight_memory=True)),
+        ("auto", Recipe(shape="star", num_modules=10, disturbed=True)),
+        ("gahc", Recipe(shape="star", num_modules=10, disturbed=True)),
+    ],
+)
+def test_a_search_that_its_effort_ends_finds_the_same_on_a_slower_machine(method: str, recipe: Recipe):
+    def work() -> bool:
+        return sum(range(1_000_000)) < 0  # takes as long as the search between two questions
+
+    one, found = generate(recipe), []
+    for should_stop in (None, work):
+        search = SearchOptions(limits=SearchLimits(effort=0.05, should_stop=should_stop))
+        plan = solve(one.graph, TableCost(one), one.device, num_devices=one.num_devices, method=method, search=search)
+        found.append(replace(plan, search=replace(plan.search, seconds=0.0)))
+    assert found[0].search.status != "optimal"
+    assert found[0] == found[1]
+
+
 def test_an_error_in_what_tells_a_search_to_stop_ends_it():
     one = generate(Recipe(shape="align", num_modules=40, num_devices=32))
-    limits = SearchLimits(seconds=1e9, should_stop=lambda: 1 // 0 > 0)
+    limits = SearchLimits(effort=1e9, should_stop=lambda: 1 // 0 > 0)
     search = SearchOptions(limits=limits)
     with pytest.raises(ZeroDivisionError):
         solve(one.graph, TableCost(one), one.device, num_devices=32, method="exact", search=search)

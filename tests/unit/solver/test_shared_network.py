@@ -71,7 +71,7 @@ def test_no_planner_of_whole_modules_has_a_plan_with_a_shorter_step(modules: lis
 
 def test_a_plan_is_chosen_once_somebody_stops_the_search_and_where_there_is_no_time() -> None:
     case = Case(CROWDED)
-    for limits in (SearchLimits(should_stop=lambda: True), SearchLimits(seconds=0)):
+    for limits in (SearchLimits(should_stop=lambda: True), SearchLimits(effort=0)):
         plan = case.plan("auto", limits)
         plan.check_covers(case.graph)
         assert plan.search.simulated_ms == pytest.approx(case.step_ms(plan))

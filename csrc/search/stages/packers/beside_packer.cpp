@@ -7,6 +7,7 @@ namespace mosaic::search {
 namespace {
 
 constexpr int kNowhere = INT32_MAX / 2;
+constexpr std::int64_t kDeviceWork = 40;  // of a node, beside what any has
 
 constexpr Mask bit(std::size_t index) { return Mask{1} << index; }
 
@@ -237,6 +238,7 @@ bool BesidePacker::spread(std::size_t depth, const Choice& choice, std::size_t f
 }
 
 bool BesidePacker::place(std::size_t depth, const Choice& choice) {
+    Work::add(kDeviceWork * problem_.machine.num_devices);
     if (!effort_->spend()) {
         is_open_ = true;
         return false;

@@ -8,6 +8,7 @@ namespace mosaic::search {
 namespace {
 
 constexpr int kAttempts = 24;
+constexpr std::int64_t kDeviceWork = 8;
 constexpr std::size_t kOptionsALook =
     64;  // at the clock: with thousands of devices each takes a tenth of a millisecond
 
@@ -106,6 +107,7 @@ bool GreedyPacker::fit(const Item& item, std::int64_t spare, int least_quota, Pl
 // lost to all others, plus one for each device that is not filled; negative: it does not fit.
 std::int64_t GreedyPacker::choose(const Option& option, int least_quota) {
     fitting_.clear();
+    Work::add(kDeviceWork * static_cast<std::int64_t>(free_.size()));
     for (std::size_t device = 0; device < free_.size(); ++device) {
         if (free_[device] < option.quota) continue;
         if (problem_.machine.memory != 0 && memory_[device] < option.memory) continue;

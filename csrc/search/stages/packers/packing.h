@@ -31,12 +31,14 @@ struct Effort {
     bool spend(std::int64_t nodes = 1) {
         const std::int64_t before = nodes_left;
         nodes_left -= nodes;
+        Work::add(nodes * kNodeWork);
         if (before / kNodesALook != nodes_left / kNodesALook && clock != nullptr && clock->is_over()) nodes_left = -1;
         return nodes_left >= 0;
     }
 
   private:
     static constexpr std::int64_t kNodesALook = 64;
+    static constexpr std::int64_t kNodeWork = 400;
 };
 
 }  // namespace mosaic::search

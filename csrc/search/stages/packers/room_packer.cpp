@@ -8,6 +8,7 @@ namespace {
 
 // A failure found sooner than this is found again sooner than it is looked up.
 constexpr std::int64_t kWorthRemembering = 6;
+constexpr std::int64_t kOptionWork = 3;
 
 // Those that fit: what beats one of them fits, too.
 std::vector<int> worthwhile(const Options& options, const Machine& machine) {
@@ -61,6 +62,7 @@ bool RoomPacker::fill(Item& item, int module, const Target& target) const {
     item.picks.clear();
     item.least_area = item.least_quota = INT32_MAX;
     item.most_memory = 0;
+    Work::add(kOptionWork * static_cast<std::int64_t>(worthwhile_[static_cast<std::size_t>(module)].size()));
     for (const int index : worthwhile_[static_cast<std::size_t>(module)]) {
         const Option& option = options[static_cast<std::size_t>(index)];
         if (!target.is_met(option)) continue;
