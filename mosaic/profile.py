@@ -12,9 +12,12 @@ from typing import Annotated, ClassVar, Literal
 
 from mosaic.artifact import Ge, Le, fingerprint, save
 from mosaic.device import FORBID_EXTRA, Device
-from mosaic.errors import InvalidProfileError
+from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 from mosaic.shape import ModuleShape
+
+COMPARABLE_SHARE = 0.10
+"""Of the CPU time, what other processes may take before times on the host are not comparable with others."""
 
 
 class Phase(StrEnum):
@@ -158,7 +161,29 @@ class Environment:
     began: str = ""
     """When measuring began, ISO 8601, UTC: samples that are older were reused; empty where unknown."""
     foreign_cpu_share: float
-    """Share of the machine's CPU time that other processes took during the measurement, 0 to 1."""
+    """Share of this process's cores' time that other processes took during the measurements, 0 to 1."""
+
+
+def note_of_others(share: float | None, device: Device, *, strict: bool = False) -> str:
+    """Returns what to write on anything measured while other processes used the CPU; empty where they hardly did.
+
+    Args:
+        share: Of the CPU time, as ``Environment.foreign_cpu_share``; None where unknown.
+        device: Where it was measured: a GPU's own events time its work, whatever the CPU does.
+        strict: Whether to raise instead.
+
+    Raises:
+        UnstableMeasurementError: Times on the host are not comparable, and ``strict``.
+    """
+    if share is None or share <= COMPARABLE_SHARE:
+        return ""
+    note = f"other processes used {share:.0%} of the CPU"
+    if device.kind != "host":
+        return note
+    note += "; times are not comparable"
+    if strict:
+        raise UnstableMeasurementError(f"{note}: stop them, measure later, or leave strict out")
+    return note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from mosaic.profiler.machine.communication import (
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.batch import repeat_batch
+from mosaic.profiler.measuring.measure import Retries
 from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice
 from mosaic.profiler.session import SessionCache
@@ -37,6 +38,7 @@ __all__ = [
     "ProfileCache",
     "ProfileSettings",
     "QuotaChoice",
+    "Retries",
     "Ring",
     "Route",
     "SessionCache",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from mosaic.profile import COMPARABLE_SHARE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings:
@@ -25,10 +27,13 @@ class ProfileSettings:
     """Repeat until the quartiles lie within this share of the median."""
     sample_seconds: float = 1.0
     """Time after which a sample is taken as it is."""
-    foreign_share: float = 0.10
-    """Share of the machine's CPU time that others may take before a sample is measured again."""
-    refuse_share: float = 0.60
-    """Share at which the profile is refused after three tries; above 1 never refuses."""
+    foreign_share: float = COMPARABLE_SHARE
+    """Share of this process's cores' time that others may take before a sample on the host is measured again."""
+    retry_seconds: float = 20.0
+    """Time for measuring again, over the whole run; then the quietest try counts."""
+    strict: bool = False
+    """Whether to raise where others took more than ``foreign_share``; otherwise the profile is marked. Times on a GPU
+    are those of its own events, and are marked at most."""
     pairs: bool = True
     """Whether to measure modules side by side, two at a time."""
     bound: float = 0.05
@@ -46,8 +51,8 @@ class ProfileSettings:
             )
         if not 0 < self.bound < 1:
             raise ValueError(f"bound={self.bound}; use a bound between 0 and 1")
-        if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.refuse_share > 0):
-            raise ValueError("spread, sample_seconds, foreign_share and refuse_share are positive")
+        if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.retry_seconds >= 0):
+            raise ValueError("spread, sample_seconds and foreign_share are positive, and retry_seconds is 0 or more")
         if self.max_seconds is not None and not self.max_seconds >= 0:
             raise ValueError(f"max_seconds={self.max_seconds}; use 0 or more, or None for no deadline")
 

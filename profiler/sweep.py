@@ -18,7 +18,7 @@ from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
-from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.profiler.measuring.measure import Retries
 from mosaic.profiler.measuring.pairs import Pairs, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
@@ -54,7 +54,9 @@ def profile_modules(
 
     Where a module fails at one degree and quota, or runs out of memory, that point is kept as infeasible with what it
     raised, and the rest goes on. Modules take turns: first the largest and the smallest quota of each, then the others
-    from large to small, then modules side by side; ``settings.max_seconds`` may end this early.
+    from large to small, then modules side by side; ``settings.max_seconds`` may end this early. What is measured on the
+    host while other processes take the CPU is measured again, within ``settings.retry_seconds``; the profile has the
+    share that they took while what was kept was measured.
 
     Args:
         model: The model that the modules belong to.
@@ -74,7 +76,7 @@ def profile_modules(
         InvalidPlanError: A quota is below one slot or above the device.
         ValueError: A degree is below 1, or above 1 without a network.
         UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
-        UnstableMeasurementError: The machine is too busy to measure, or has too little memory left.
+        UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict; or memory ran out.
     """
     if quotas is None:
         quotas = "tenths"
@@ -101,7 +103,8 @@ class _Sweep:
     ) -> None:
         self._subjects, self._graph, self._backend = subjects, graph, backend
         self._settings, self._cache, self._counters = settings, cache, counters
-        self._load, self._began = ForeignLoad(), now_utc()
+        self._retries = Retries(settings, backend.device)
+        self._began = now_utc()
         now = environment_of(backend)
         self._keys = {subject.name: key_of(subject, backend, now) for subject in subjects}
         self._steps = _Steps(progress)
@@ -134,6 +137,8 @@ class _Sweep:
                 self._settings.max_seconds,
                 "; ".join(self._deadline.left_out),
             )
+        if note := self._retries.note:
+            _LOG.warning("while the modules were profiled, %s", note)
         if network is not None and len(sampling.degrees) > 1:
             shapes = self._shapes(network)
         return Profile(
@@ -148,7 +153,7 @@ class _Sweep:
             left_out=tuple(self._deadline.left_out),
             environment=environment_of(
                 self._backend,
-                foreign_cpu_share=self._load.share or 0.0,
+                foreign_cpu_share=self._retries.taken.share or 0.0,
                 clocks_mhz=self._clocks,
                 began=self._began,
             ),
@@ -173,6 +178,7 @@ class _Sweep:
                 self._backend.device,
                 self._backend.torch_device,
                 self._settings,
+                self._retries,
                 self._counters,
                 self._cache,
                 self._clocks,

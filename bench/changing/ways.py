@@ -106,7 +106,7 @@ class FirstPlan(Plain):
 
     def begin(self, batch: Batch) -> None:
         """Colocates the model."""
-        careful = ProfileSettings(sample_seconds=self.scale.sample_seconds, refuse_share=2.0, foreign_share=2.0)
+        careful = ProfileSettings(sample_seconds=self.scale.sample_seconds, foreign_share=2.0)
         options = Options(cache=self.cache, profiling=careful, trial=TrialSettings(clock=self.clock))
         self.handle = mosaic.colocate(self.model, sample=dict(batch), backend=HostBackend(), options=options)
         self._note_setup()

@@ -70,7 +70,6 @@ def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSett
         max_repeats=4 * repeats,
         sample_seconds=seconds,
         foreign_share=foreign_share,
-        refuse_share=2.0,
         pairs=False,
     )
 

@@ -30,7 +30,7 @@ from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compar
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.running.prepare import cores_of_rank, find_for_ranks
 
-SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, refuse_share=2.0, foreign_share=2.0)
+SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, foreign_share=2.0)
 MB = 1e6
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosaic.cli.options import (
-    DEFAULT_FOREIGN_SHARE,
-    Json,
-    MaxForeignShare,
-    PresentBackendName,
-    console_beside,
-    open_named_backend,
-    write_json,
-)
+from mosaic.cli.options import Json, PresentBackendName, Strict, console_beside, open_named_backend, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +23,7 @@ class Demo:
     backend: PresentBackendName = None
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
-    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    strict: Strict = False
     json: Json = None
 
     def execute(self) -> None:
@@ -45,7 +37,7 @@ class Demo:
             output=self.output,
             cache=self.output / "cache",
             rounds=self.rounds,
-            max_foreign_share=self.max_foreign_share,
+            strict=self.strict,
         )
         backend = open_named_backend(self.backend)
         with Progress() as progress:

@@ -29,8 +29,9 @@ _MODEL = arg(
 Model = Annotated[str, _MODEL]
 OptionalModel = Annotated[str | None, _MODEL]
 Json = Annotated[Path | None, arg(metavar="FILE", help="Also write the result as JSON; - for standard output.")]
-MaxForeignShare = Annotated[
-    float, arg(help="Refuse to measure where other processes take more of the CPU than this share.")
+Strict = Annotated[
+    bool,
+    arg(help="End with an error where other processes used over a tenth of the CPU, instead of marking the result."),
 ]
 BackendName = Annotated[
     str | None,
@@ -65,7 +66,6 @@ FolderArgument = Annotated[
 DayArgument = Annotated[
     tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
 ]
-DEFAULT_FOREIGN_SHARE = 0.6
 WIDE = 160
 """Columns where output goes to a pipe or a file."""
 

@@ -15,13 +15,12 @@ from tyro.conf import arg
 
 from mosaic.artifact import load, save
 from mosaic.cli.options import (
-    DEFAULT_FOREIGN_SHARE,
     BackendName,
     DtypeName,
     Json,
-    MaxForeignShare,
     Method,
     OptionalModel,
+    Strict,
     console_beside,
     write_json,
 )
@@ -31,7 +30,7 @@ from mosaic.device import Device
 from mosaic.errors import InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord
-from mosaic.profile import Profile
+from mosaic.profile import Profile, note_of_others
 from mosaic.report.plan_picture import draw_plan
 from mosaic.report.table import plan_bars, plan_table
 from mosaic.solver.methods import method_of
@@ -78,11 +77,12 @@ class PlanCommand:
     """With --device: whether modules side by side wait for each other at the device's memory, by what each draws by its
     counts (assumed, not measured), or none disturbs another."""
     backend: BackendName = None
-    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    strict: Strict = False
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds after which exact, gahc and auto take the best plan so far, from when FILE is read; exact and auto with a
-    bound on what is possible. At the first Ctrl-C they do so at once, with exit code 130."""
+    """Seconds of an idle core after which exact, gahc and auto take the best plan so far; exact and auto with a bound
+    on what is possible. They are counted by what is searched, so the plan is the same however busy the machine is; ten
+    times as many seconds of the clock end a search in any case, and the first Ctrl-C at once, with exit code 130."""
     communication_slots: Literal["remainder"] | int = 0
     """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
     into slots leaves over (4 of 132)."""
@@ -125,7 +125,9 @@ class PlanCommand:
         from mosaic.solver.replan.replanner import start_from
         from mosaic.solver.runnable import plan_to_run
 
-        search = SearchOptions(limits=SearchLimits(seconds=self.time_limit, should_stop=should_stop))
+        search = SearchOptions(
+            limits=SearchLimits(effort=self.time_limit, seconds=10 * self.time_limit, should_stop=should_stop)
+        )
         hint = None
         if self.earlier is not None:
             hint = SearchHint(start=start_from(load(Plan, self.earlier), basis.graph))
@@ -232,6 +234,7 @@ def find_basis(given: PlanCommand) -> Basis:
         cost=cost,
         device=measured.device,
         num_devices=given.gpus or 1,
+        notes=tuple(filter(None, [note_of_others(measured.environment.foreign_cpu_share, measured.device)])),
     )
 
 
@@ -314,9 +317,7 @@ def _measured(given: PlanCommand) -> Profile:
     from mosaic.cli.profile import ProfileCommand, measure
 
     assert given.model is not None
-    return measure(ProfileCommand(model=given.model, backend=given.backend, max_foreign_share=given.max_foreign_share))[
-        0
-    ]
+    return measure(ProfileCommand(model=given.model, backend=given.backend, strict=given.strict))[0]
 
 
 def _counted(model: str, device: str, given: PlanCommand) -> Basis:

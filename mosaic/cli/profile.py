@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from mosaic.artifact import save
 from mosaic.cli.options import (
-    DEFAULT_FOREIGN_SHARE,
     BackendName,
     Json,
-    MaxForeignShare,
     Model,
+    Strict,
     console_beside,
     open_named_backend,
     write_json,
@@ -54,7 +53,7 @@ class ProfileCommand:
     fresh: bool = False
     """Measure everything again, whatever the cache has."""
     backend: BackendName = None
-    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    strict: Strict = False
     json: Json = None
 
     def execute(self) -> None:
@@ -111,7 +110,7 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
             network=network,
             cache=ProfileCache(given.cache or default_cache_folder(), reuse=not given.fresh),
             counters=counters,
-            settings=ProfileSettings(refuse_share=given.max_foreign_share),
+            settings=ProfileSettings(strict=given.strict),
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""

@@ -94,10 +94,10 @@ class Loop:
 
 
 class PlainProcess(Child):
-    """A ``Loop`` in a process of its own, with torch's own threads."""
+    """A ``Loop`` in a process of its own; see ``Child`` for how its threads wait."""
 
-    def __init__(self, settings: LoopSettings) -> None:
-        super().__init__("mosaic.demo.plain", json.dumps(asdict(settings), default=str))
+    def __init__(self, settings: LoopSettings, *, passive: bool) -> None:
+        super().__init__("mosaic.demo.plain", json.dumps(asdict(settings), default=str), passive=passive)
 
     def train(self, steps: int) -> list[float]:
         """See ``Loop.train``."""

@@ -64,7 +64,9 @@ class RunRecord:
     """Steps that each of the two took."""
     step_ms_plain: float
     """Median step of the plain loop at its best: on the host in a process of its own, with all cores and torch's own
-    threads and waiting."""
+    threads, which wait in the faster way."""
+    plain_waiting: str = ""
+    """How they wait; empty on a GPU."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float

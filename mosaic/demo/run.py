@@ -13,12 +13,14 @@ from rich.console import Console
 import mosaic
 from mosaic.artifact import save, write_text
 from mosaic.backends.base import Backend
+from mosaic.child import WAITING, faster_of
 from mosaic.demo.data import DigitTriples, load
 from mosaic.demo.equality import Equality, compare
 from mosaic.demo.model import SIZES, TriModal
 from mosaic.demo.plain import Loop, LoopSettings, PlainProcess, recorded
 from mosaic.demo.record import RunRecord, agreement
 from mosaic.engine import Handle
+from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
 from mosaic.report.progress import Progress
@@ -48,8 +50,8 @@ class DemoSettings:
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
     """Steps of each in a round."""
-    max_foreign_share: float = 0.6
-    """Share of the CPU that others may take before profiling is refused."""
+    strict: bool = False
+    """Whether to end with an error where others used the CPU, instead of marking what was measured."""
     equality_steps: int = 8
     """Steps of the comparison of losses and parameters."""
     batch_size: int | None = None
@@ -76,6 +78,7 @@ class _Training:
     """Measurements of both loops."""
 
     plain_ms: list[list[float]]
+    plain_waiting: str
     colocated_ms: list[list[float]]
     timelines: tuple[Timeline, Timeline]
     retrieval_plain: dict[str, float]
@@ -87,7 +90,8 @@ def run_demo(settings: DemoSettings, backend: Backend, progress: Progress, conso
     """Runs the main job and leaves its files in ``settings.output``.
 
     Raises:
-        MosaicError: An extra is missing, the folder cannot be written, or the machine is too busy to measure.
+        MosaicError: An extra is missing, or the folder cannot be written.
+        UnstableMeasurementError: Other processes used the CPU, and ``settings.strict``.
     """
     provenance = Provenance.here()
     save_probe(settings.output)
@@ -107,7 +111,7 @@ def run_demo(settings: DemoSettings, backend: Backend, progress: Progress, conso
         training.timelines,
         settings.output / "timeline.png",
         plan=handle.plan,
-        subtitle=f"{handle.plan.device.name}, {record.created[:10]}",
+        subtitle="; ".join((f"{handle.plan.device.name}, {record.created[:10]}", *record.notes)),
         choice="typical",
     )
     write_trace(training.timelines, settings.output / "trace.json")
@@ -138,8 +142,7 @@ def colocate_and_show(
         options=mosaic.Options(
             cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
             trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
-            profiling=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
-            if_busy="raise",  # what is measured here is what is shown
+            profiling=ProfileSettings(sample_seconds=0.6, strict=settings.strict),
             progress=progress.follow("profiling the modules"),
         ),
     )
@@ -171,42 +174,48 @@ def _train_in_turn(
 ) -> _Training:
     """Trains plain and colocated, a round each in turn, on the same batches.
 
-    On the host the plain loop has a process of its own, where threads wait in torch's own way. On a GPU one process
-    runs both.
+    On the host the plain loop runs in two processes, which differ in how threads wait, and the faster one counts. On a
+    GPU one process runs both.
     """
     loops, num_slots = settings.for_loops(backend.device.kind), backend.device.num_slots
     twin = loops.make_model(backend.torch_device)
     model.load_state_dict(twin.state_dict())
-    plain_ms, colocated_ms = [], []
+    colocated_ms = []
     progress.phase("training plain and colocated in turn", total=settings.rounds)
     with ExitStack() as stack:
-        plain: Loop | PlainProcess
-        friends = []
+        plains: list[Loop | PlainProcess]
         if backend.api is None:
-            plain = stack.enter_context(PlainProcess(loops))
-            friends = [plain.pid]
+            plains = [stack.enter_context(PlainProcess(loops, passive=passive)) for passive in (False, True)]
         else:
             towers = dict(twin.named_children())
-            plain = Loop(twin, data, loops, stack.enter_context(recorded(towers, num_slots, api=backend.api)))
+            plains = [Loop(twin, data, loops, stack.enter_context(recorded(towers, num_slots, api=backend.api)))]
         recorder = None
         if not handle.active:
             title, towers = "colocate() left the loop as it was", dict(model.named_children())
             recorder = stack.enter_context(recorded(towers, num_slots, title=title, api=backend.api))
         ours = Loop(model, data, loops, recorder)
-        plain.train(_WARM_STEPS)
-        ours.train(_WARM_STEPS)
-        for recording in (plain, ours if recorder is not None else handle):
-            recording.clear_timeline()
-        load_of_others = ForeignLoad(friends=friends)
+        training: list[Loop | PlainProcess] = [*plains, ours]
+        recording: list[Loop | PlainProcess | Handle] = [*plains, ours if recorder is not None else handle]
+        for loop in training:
+            loop.train(_WARM_STEPS)
+        for each in recording:
+            each.clear_timeline()
+        load_of_others = ForeignLoad()
+        plain_ms: list[list[list[float]]] = [[] for _ in plains]
         for _ in range(settings.rounds):
-            plain_ms.append(plain.train(settings.steps_per_round))
+            for plain, times in zip(plains, plain_ms, strict=True):
+                times.append(plain.train(settings.steps_per_round))
             colocated_ms.append(ours.train(settings.steps_per_round))
             progress.advance()
         foreign_share = load_of_others.share
+        faster = faster_of([[time_ms for times in rounds for time_ms in times] for rounds in plain_ms])
+        plain, waiting = plains[faster], WAITING[faster] if backend.api is None else ""
         timelines = plain.timeline(), ours.timeline() if recorder is not None else handle.timeline()
         retrieval_plain = plain.retrieval()
     with handle.disabled():
-        return _Training(plain_ms, colocated_ms, timelines, retrieval_plain, ours.retrieval(), foreign_share)
+        return _Training(
+            plain_ms[faster], waiting, colocated_ms, timelines, retrieval_plain, ours.retrieval(), foreign_share
+        )
 
 
 def _record(
@@ -220,12 +229,8 @@ def _record(
         statistics.median(plain) / statistics.median(ours)
         for plain, ours in zip(training.plain_ms, training.colocated_ms, strict=True)
     )
-    notes: list[str] = []
-    if training.foreign_share is not None and training.foreign_share > 0.10:
-        notes.append(
-            f"other processes took {training.foreign_share:.0%} of the CPU while steps were timed: run it again on a "
-            "quiet machine before believing the speed-up"
-        )
+    note = note_of_others(training.foreign_share, handle.plan.device, strict=settings.strict)
+    notes = [f"while steps were timed, {note}"] if note else []
     if not handle.active:
         notes.append("the predicted gain was too small: the loop ran as it was, and the two are the same loop")
     return RunRecord(
@@ -249,6 +254,7 @@ def _record(
         chance=chance,
         train_steps=_WARM_STEPS + len(ours),
         step_ms_plain=statistics.median(plain),
+        plain_waiting=training.plain_waiting,
         step_ms_colocated=statistics.median(ours),
         speedup=statistics.median(ratios),
         round_speedups=ratios,

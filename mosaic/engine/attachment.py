@@ -61,18 +61,30 @@ class Attachment:
         self._has_new_parts = False
         self._pending: PendingBackwards | None = None
         self._depth = 0
+        self._measure_again: Callable[[], bool] | None = None
+        self._step_begins = False
         self._lock = threading.RLock()
         self._caller: int | None = None  # the thread that is in a call of the whole model
         self._unit = StepUnit(model)
 
-    def begin(self, placed: PlacedPlan | None, trial: TrialSetup | None) -> None:
-        """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is."""
-        self.placed = placed
-        if placed is None and trial is None:
+    def begin(
+        self, placed: PlacedPlan | None, trial: TrialSetup | None, measure_again: Callable[[], bool] | None = None
+    ) -> None:
+        """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is.
+
+        Args:
+            placed: Lanes to run on.
+            trial: Plans to try.
+            measure_again: Called before the first call of the whole model in each step; returns whether the model was
+                planned anew, which ends this attachment.
+        """
+        self.placed, self._measure_again = placed, measure_again
+        if placed is None and trial is None and measure_again is None:
             self._hooks = [_step_hook(self)]
             return
         try:
-            self.take_modules(track=False)
+            if placed is not None or trial is not None:
+                self.take_modules(track=False)
             if placed is not None:
                 self._watch_loose_parameters(placed)
             if trial is not None:
@@ -202,11 +214,17 @@ class Attachment:
                 self._caller = before
 
     def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.trial is None or self._depth:
+        if self._depth or (self.trial is None and self._measure_again is None):
             return self._run_whole(plain, args, kwargs)
         if self._unit.begins_at_call():
             self.settle()
-            self.trial.boundary()
+            self._begin_step()
+        if self._step_begins:
+            self._step_begins = False
+            if self._measure_again is not None and self._measure_again():
+                return self._model(*args, **kwargs)
+        if self.trial is None:
+            return self._run_whole(plain, args, kwargs)
         self.trial.before_call(outer_shapes(args, kwargs))
         self._depth += 1
         try:
@@ -246,11 +264,14 @@ class Attachment:
         self.stepped.add(optimizer)
         if self._unit.begins_at_step(optimizer):
             self.num_steps += 1
-            if self.trial is None:
-                return
-            if self._unit.has_counted_calls:
+            if self._unit.has_counted_calls and self.trial is not None:
                 self._unit.has_counted_calls = False
                 self.trial.start_over("the loop trains now")
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._step_begins = True
+        if self.trial is not None:
             self.trial.boundary()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.host.backend import SPINNING
 from mosaic.backends.table import default_backend
 from mosaic.cost import CostModel
 from mosaic.engine.calls.attach import is_attached
@@ -20,7 +22,7 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.profiled import plan_in_turn, warn_of_busy
+from mosaic.engine.profiled import load_of_others, plan_in_turn, warn_of_no_profile
 from mosaic.engine.ready import Asked, Laps, Ready
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.first_calls import warm_up
@@ -39,6 +41,7 @@ from mosaic.solver.runnable import plan_to_run
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
 
+_LOG = logging.getLogger("mosaic")
 _WRAPPERS = {
     "DistributedDataParallel": "wrap the branches in a process group of their own instead",
     "FullyShardedDataParallel": "colocate the plain model",
@@ -78,6 +81,9 @@ def colocate_one(
         backend=options.with_sms(backend or _backend_for(model)),
         options=options,
     )
+    assert asked.backend is not None
+    if SPINNING in asked.backend.notes and asked.backend.device.num_slots > 1:
+        _LOG.warning("%s", SPINNING)
     make = partial(_ready, model, SessionCache(open_cache(options.cache)))
     return Handle(model, make(asked), asked=asked, make=make)
 
@@ -98,14 +104,22 @@ def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
         return _left_alone("the modules were not profiled", error, finding, asked, laps)
     with laps("solve"):
         plans, trial = _plans(finding, profile, asked)
-    ready = Ready(finding=finding, plan=plans[0], profile=profile, notes=backend.notes, setup_ms=laps.ms)
+    load = load_of_others(profile, options.profiling) if profile is not None else ""
+    ready = Ready(
+        finding=finding,
+        plan=plans[0],
+        profile=profile,
+        notes=(*backend.notes, load) if load else backend.notes,
+        is_rough=bool(load) and options.profile is None and backend.device.kind == "host",
+        setup_ms=laps.ms,
+    )
     if asked.plan is None and (options.method == "auto" or trial is not None) and plans[0].predicted_speedup < MIN_GAIN:
         note = (
             f"the best plan is predicted to be {plans[0].predicted_speedup:.3f} times as fast as one module after the "
             f"other; below {MIN_GAIN} the model is left as it was"
         )
         finding.forget_run()
-        return replace(ready, notes=(note, *backend.notes))
+        return replace(ready, notes=(note, *ready.notes))
     opening = _Opening(model, finding, backend)
     try:
         with laps("open"):
@@ -124,7 +138,7 @@ def _left_alone(why: str, error: Exception, finding: Finding, asked: Asked, laps
     assert asked.backend is not None
     if asked.plan is not None or not asked.options.may_fall_back:
         raise error
-    note = warn_of_busy(why, "the model runs as it was", error)
+    note = warn_of_no_profile(why, "the model runs as it was", error)
     finding.forget_run()
     plan = plan_in_turn(finding.graph, asked.backend.device)
     return Ready(finding=finding, plan=plan, notes=(note, *asked.backend.notes), setup_ms=laps.ms)

@@ -22,13 +22,16 @@ from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import source_of
 from mosaic.engine.ready import Asked, MakesReady, Ready
 from mosaic.engine.trial.run import Trial
-from mosaic.errors import ModuleContractError
+from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.profile import Profile
+from mosaic.profile import COMPARABLE_SHARE, Profile
+from mosaic.profiler import ForeignLoad
 from mosaic.timeline import Timeline
 
 _LOG = logging.getLogger("mosaic")
+_FIRST_RETRY, _LATER_RETRY = 100, 1000
+"""Steps after which modules are profiled again that other processes disturbed."""
 _PLAIN = "the model runs as it was"
 _CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
@@ -49,6 +52,7 @@ class Handle(KeepsCheckpoints):
         self._make = make
         self._reasons: list[str] = []
         self._is_over = False
+        self._steps_to_retry = _FIRST_RETRY
         self._begin(ready)
 
     def _begin(self, ready: Ready) -> None:
@@ -58,8 +62,25 @@ class Handle(KeepsCheckpoints):
         before: Attachment | None = getattr(self, "_attachment", None)
         self._attachment = Attachment(self._model, ready.finding, before_call=self._before_call)
         self._attachment.num_steps = before.num_steps if before is not None else 0
-        self._attachment.begin(ready.placed, ready.trial)
+        self._load = ForeignLoad()
+        self._attachment.begin(ready.placed, ready.trial, self._measure_again if ready.is_rough else None)
         self._log()
+
+    def _measure_again(self) -> bool:
+        """Profiles and plans anew where other processes used the CPU before, and do not any more."""
+        self._steps_to_retry -= 1
+        if self._steps_to_retry > 0 or self.is_trying or not self._attachment.enabled or on_lane():
+            return False
+        share, self._load, self._steps_to_retry = self._load.share, ForeignLoad(), _LATER_RETRY
+        if share is None or share > COMPARABLE_SHARE:
+            return False
+        assert self._asked is not None
+        try:
+            self._replan(self._asked, ())
+            self._reasons.append("other processes no longer use the CPU")
+        except MosaicError as error:
+            _LOG.warning("the modules could not be profiled again: %s", error)
+        return True
 
     @property
     def plan(self) -> Plan:

@@ -18,9 +18,6 @@ from mosaic.solver.runnable import DATA_PARALLEL, check_method
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend
 
-IfBusy = Literal["plain", "raise"]
-"""What to do where the machine is too busy to profile: run the model as it was written, or raise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
@@ -68,7 +65,9 @@ class Options:
     of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
     bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
-    """How carefully to profile."""
+    """How carefully to profile. What other processes disturb is measured again within ``retry_seconds``; on one rank on
+    the host the modules are profiled again after 100 steps and after each 1,000 from then on, once others use less than
+    a tenth of the CPU."""
     cache: ProfileCache | str | Path | None = "user"
     """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
     ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
@@ -91,11 +90,6 @@ class Options:
     trial: TrialSettings | Literal["auto"] | None = "auto"
     """How to try plans. ``auto``: with default bounds where Mosaic solves the plan, and not at all where it is given or
     made by a method that is named. None: not at all; with settings, those are tried, too."""
-    if_busy: IfBusy = "plain"
-    """What to do where other processes take so much of the machine that measuring means nothing (60 % of its CPU time,
-    ``ProfileSettings.refuse_share``): ``plain`` logs a warning and runs the model as it was (several ranks train
-    data-parallel), with the reason in ``describe()``; ``raise`` raises. A method that is named raises in any case,
-    since nothing else was asked for."""
     progress: ProgressCallback | None = None
     """Told what is being profiled, how much is done, and how much there is; on several ranks, on the first."""
     ranks: RankSettings | None = None
@@ -113,8 +107,6 @@ class Options:
             raise ValueError(f"fine_slots={self.fine_slots!r}; use True or False")
         if self.sm_placement not in get_args(SmPlacement):
             raise ValueError(f"sm_placement={self.sm_placement!r}; use {' or '.join(map(repr, get_args(SmPlacement)))}")
-        if self.if_busy not in ("plain", "raise"):
-            raise ValueError(f'if_busy={self.if_busy!r}; use "plain" or "raise"')
 
     def _check_types(self) -> None:
         for name, kinds, needed in (
@@ -131,8 +123,8 @@ class Options:
 
     @property
     def may_fall_back(self) -> bool:
-        """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs."""
-        return self.if_busy == "plain" and self.method == "auto"
+        """Whether the model stays as it was where it cannot be profiled: where it is left to Mosaic what runs."""
+        return self.method == "auto" and not (self.profiling is not None and self.profiling.strict)
 
     def with_sms(self, backend: Backend) -> Backend:
         """Returns a backend with the SM settings that are asked for.

@@ -1,4 +1,4 @@
-"""Measurements behind a plan, in words: when they were taken, or that the machine was too busy to take any."""
+"""Measurements behind a plan, in words: when they were taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import logging
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
-from mosaic.profile import Profile
+from mosaic.profile import Profile, note_of_others
+from mosaic.profiler import ProfileSettings
 
 _LOG = logging.getLogger("mosaic")
 
@@ -21,7 +22,7 @@ def plan_in_turn(graph: ModuleGraph, device: Device) -> Plan:
     return dataclasses.replace(plan, search=SearchRecord(method="sequential"))
 
 
-def warn_of_busy(who_did_not: str, what_runs: str, error: Exception) -> str:
+def warn_of_no_profile(who_did_not: str, what_runs: str, error: Exception) -> str:
     """Logs a warning that nothing was profiled, and returns it for ``describe()``.
 
     Args:
@@ -32,6 +33,12 @@ def warn_of_busy(who_did_not: str, what_runs: str, error: Exception) -> str:
     sentence = f"{who_did_not}, so {what_runs} until the next start: {error}"
     _LOG.warning("%s", sentence)
     return sentence
+
+
+def load_of_others(profile: Profile, settings: ProfileSettings | None) -> str:
+    """Returns what to know of a profile that other processes disturbed; empty where they did not, by its settings."""
+    share, limit = profile.environment.foreign_cpu_share, (settings or ProfileSettings()).foreign_share
+    return f"while the modules were profiled, {note_of_others(share, profile.device)}" if share > limit else ""
 
 
 def source_of(profile: Profile) -> str:

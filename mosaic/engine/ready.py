@@ -102,6 +102,8 @@ class Ready:
     """Lanes of the plan; None where it is tried first, or does not run."""
     trial: TrialSetup | None = None
     """How plans are to be tried; None where nothing is."""
+    is_rough: bool = False
+    """Whether other processes used the CPU while its modules were profiled."""
     setup_ms: Mapping[str, float] = field(default_factory=dict)
     """What getting it ready took: ``find``, ``profile``, ``solve`` and ``open``, in milliseconds."""
 

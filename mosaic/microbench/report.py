@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosaic.microbench.result import Result, Spread
+from mosaic.profile import note_of_others
 from mosaic.report.charts import Bar, Line, Words, draw_bars, draw_lines, draw_matrix
 from mosaic.report.frame import empty_table, plain
 
@@ -118,7 +119,8 @@ def _where(result: Result) -> str:
     origin = result.origin
     driver = f", driver CUDA {origin.driver_version}" if origin.driver_version else ""
     slots = "host" if origin.device.kind == "host" else f"{origin.device.num_slots} slots"
-    return f"{origin.device.name} ({slots}), torch {origin.torch_version}{driver}, {origin.provenance.created[:10]}"
+    where = f"{origin.device.name} ({slots}), torch {origin.torch_version}{driver}, {origin.provenance.created[:10]}"
+    return "; ".join(filter(None, (where, note_of_others(origin.foreign_cpu_share, origin.device))))
 
 
 def _caption(result: Result) -> list[str]:

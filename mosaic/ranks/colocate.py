@@ -71,8 +71,8 @@ def colocate(
             on several ranks, a module cannot be split over them.
         InvalidPlanError: The plan is for another model, device or number of ranks, or not the same on all of them.
         InvalidProfileError: The profile is of another model or device.
-        UnstableMeasurementError: The machine is too busy to profile, and ``options.if_busy`` or a named method forbids
-            to go on without; on other ranks than the first a MosaicError that names it.
+        UnstableMeasurementError: Other processes used the CPU while modules were profiled, and ``options.profiling`` is
+            strict; on other ranks than the first a MosaicError that names it.
         BackendUnavailableError: The model is on a device that the backend does not run, or ranks differ in device,
             versions or model; names them.
         RankFailedError: Another rank has failed; names it.

@@ -24,7 +24,7 @@ from mosaic.cost import Cost
 from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
-from mosaic.profiler import ProfileSettings, measure_ring, measure_route
+from mosaic.profiler import ForeignLoad, ProfileSettings, measure_ring, measure_route
 from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.meeting.world import World
@@ -88,6 +88,8 @@ class MeasuredMethod:
     """Parameters, gradients and optimizer state, by rank."""
     ddp_held_bytes: tuple[int, ...] = ()
     """The same in data-parallel training."""
+    foreign_cpu_share: float | None = None
+    """Share of the first rank's node's CPU time that processes took that belong to no rank; None where unknown."""
     started_s: float = 0.0
     """From a plan to a model that can train: communicators, lanes, weights from rank 0; of the slowest rank."""
 
@@ -211,15 +213,17 @@ def _measured(
         ours.take(rounds.warm_steps)
         baseline.steps.take(rounds.warm_steps)
         handle.clear_timeline()
+        load = ForeignLoad()
         step_ms: list[list[float]] = []
         ddp_ms: list[list[float]] = []
         for _ in range(rounds.rounds):
             ddp_ms.append(slowest(world, baseline.steps.take(rounds.steps)))
             step_ms.append(slowest(world, ours.take(rounds.steps)))
+        share = load.share
         sent = _sent(handle.metrics(), rounds.rounds * rounds.steps)
     finally:
         handle.remove()
-    told = world.tell((sent, ours.held_bytes, baseline.steps.held_bytes, started_s))
+    told = world.tell((sent, ours.held_bytes, baseline.steps.held_bytes, started_s, share))
     return MeasuredMethod(
         method=method,
         plan=plan,
@@ -229,9 +233,10 @@ def _measured(
             statistics.median(ours) / statistics.median(theirs) for ours, theirs in zip(step_ms, ddp_ms, strict=True)
         ),
         sent_bytes={phase: sum(by_rank[phase] for by_rank, *_ in told) for phase in sent},
-        held_bytes=tuple(held for _, held, _, _ in told),
-        ddp_held_bytes=tuple(held for _, _, held, _ in told),
-        started_s=max(seconds for *_, seconds in told),
+        held_bytes=tuple(held for _, held, *_ in told),
+        ddp_held_bytes=tuple(held for _, _, held, *_ in told),
+        foreign_cpu_share=told[0][-1],
+        started_s=max(seconds for *_, seconds, _ in told),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mosaic.artifact import write_bytes
 from mosaic.errors import MosaicError
-from mosaic.report.palette import FAINT, GLUE, INK, darker, ink_on, lighter
+from mosaic.report.palette import FAINT, GLUE, INK, OUTSIDE, darker, ink_on, lighter
 
 DPI = 200
 _FORMATS = (".png", ".svg")
@@ -171,7 +171,7 @@ def legend_rows(
     meanings: list[tuple[str, tuple[str, ...]]] = [(name, (color, lighter(color))) for name, color in colors.items()]
     meanings.append(("darker: forward, lighter: backward" + (", lightest: for weights" if weights else ""), ()))
     meanings += [("glue", (GLUE,))] if glue else []
-    meanings.append(("white: idle", ("#ffffff",)))
+    meanings += [("white: idle", ("#ffffff",)), ("outside of steps", (OUTSIDE,))]
     rows: list[list[LegendEntry]] = [[]]
     used = 0.0
     for text, swatch in meanings:

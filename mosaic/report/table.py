@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
-from mosaic.profile import Phase, Profile, Sample
+from mosaic.profile import Phase, Profile, Sample, note_of_others
 from mosaic.report.bars import bars_of_plan, ms_text, rows_of_slots, slots_text
 from mosaic.report.frame import Column, empty_table, plain
 from mosaic.report.palette import colors_of, ink_on, lighter
@@ -142,7 +142,8 @@ def _profile_caption(profile: Profile) -> str:
     ]
     lines += [
         f"measured {where.created} with torch {where.torch_version}",
-        f"other processes took {where.foreign_cpu_share:.1%} of the CPU",
+        note_of_others(where.foreign_cpu_share, profile.device)
+        or f"other processes used {where.foreign_cpu_share:.1%} of the CPU",
     ]
     if profile.pairs:
         worst = max(profile.pairs, key=lambda pair: pair.slowdown)

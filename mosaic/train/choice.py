@@ -63,7 +63,7 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
     """Returns why a day has to be planned anew; empty where the plan of the day before runs on."""
     if before is None:
         return "this is the first day"
-    busy = "" if before.is_measured else "the machine was too busy to measure the day before"
+    busy = "" if before.is_measured else "other processes used the CPU when it was measured the day before"
     return key.differences(before.key) or busy or drift
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-from mosaic.errors import UnstableMeasurementError
-
 _MAX_CHARACTERS = 300
 OUT_OF_MEMORY = "out of memory"
 
@@ -27,13 +25,11 @@ class Attempt:
 
 @contextmanager
 def attempt() -> Iterator[Attempt]:
-    """Keeps what the block raises as a reason; a machine that is too busy, and interrupts, go on as errors."""
+    """Keeps what the block raises as a reason; interrupts go on as errors."""
     made = Attempt()
     is_memory = False
     try:
         yield made
-    except UnstableMeasurementError:
-        raise
     except Exception as error:
         made.reason = reason_of(error)
         is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))

@@ -1,4 +1,4 @@
-"""One measurement: repeat on a lane until the numbers agree, the time is up, or the machine is too busy."""
+"""One measurement: repeat on a lane until the numbers agree or the time is up, and again where others took the CPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from mosaic.backends.base import Lane, Mark
-from mosaic.errors import UnstableMeasurementError
-from mosaic.profile import Phase
-from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.device import Device
+from mosaic.profile import Phase, note_of_others
+from mosaic.profiler.machine.noise import CpuTime, ForeignLoad
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
+_Measured = TypeVar("_Measured")
 _TRIES = 3
 _MAX_IN_BATCH = 5
 _BATCH_SHARE = 0.05  # of the time for a sample
@@ -30,52 +32,57 @@ class StepTimes:
     """Backward; zeros for a module without gradients."""
 
 
-def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
+class Retries:
+    """Measures again what was measured while others took the CPU, as long as there is time.
+
+    Args:
+        settings: Has the time, ``retry_seconds``, and what is too much.
+        device: Where it is measured. A GPU's events time its own work, whatever the CPU does.
+
+    Attributes:
+        taken: CPU time over the tries that were kept.
+    """
+
+    def __init__(self, settings: ProfileSettings, device: Device) -> None:
+        self.taken = CpuTime(0.0, 0.0, 0.0)
+        self._settings = settings
+        self._device = device
+        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0
+
+    @property
+    def note(self) -> str:
+        """What to write on the result; empty where others hardly used the CPU.
+
+        Raises:
+            UnstableMeasurementError: They did, and the settings are strict.
+        """
+        share, settings = self.taken.share or 0.0, self._settings
+        return note_of_others(share, self._device, strict=settings.strict) if share > settings.foreign_share else ""
+
+    def quietest(self, take: Callable[[], _Measured]) -> tuple[_Measured, float | None]:
+        """Measures up to three times, until others take little enough of the CPU, and keeps the quietest try.
+
+        Returns:
+            What was measured, and the share that others took; None where unknown, or too short a while to say.
+        """
+        tries: list[tuple[_Measured, CpuTime]] = []
+        while True:
+            began, load = time.perf_counter(), ForeignLoad()
+            tries.append((take(), load.taken or CpuTime(0.0, 0.0, 0.0)))
+            share, took_s = tries[-1][1].share, time.perf_counter() - began
+            if share is None or share <= self._settings.foreign_share or len(tries) == _TRIES or took_s > self._seconds:
+                break
+            self._seconds -= took_s
+        measured, taken = min(tries, key=lambda one: one[1].share or 0.0)
+        self.taken += taken
+        return measured, taken.share
+
+
+def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
     """Times forward and backward of a module on a lane while the others are idle.
 
-    Returns:
-        The times, and the share of the machine that other processes took; None where unknown.
-
-    Raises:
-        UnstableMeasurementError: Others took more of the machine than ``settings.refuse_share``, three times.
+    Repeats in batches, since the calling thread waits for the device once a batch.
     """
-    return quietest(lambda: _repeat(subject, lane, settings), settings, what=subject.name)
-
-
-def quietest(take: Callable[[], StepTimes], settings: ProfileSettings, *, what: str) -> tuple[StepTimes, float | None]:
-    """Measures up to three times, until others take little enough of the machine, and keeps the quietest try."""
-    best: tuple[StepTimes, float | None] | None = None
-    for _ in range(_TRIES):
-        load = ForeignLoad()
-        times = take()
-        share = load.share
-        if best is None or (share is not None and best[1] is not None and share < best[1]):
-            best = (times, share)
-        if share is None or share <= settings.foreign_share:
-            break
-    assert best is not None
-    if best[1] is not None and best[1] > settings.refuse_share:
-        raise UnstableMeasurementError(
-            f"other processes took {best[1]:.0%} of this machine's CPU time while {what!r} was measured, three times; "
-            f"above {settings.refuse_share:.0%} a profile means nothing: stop them, measure later, give a profile or a "
-            "plan, or allow more (ProfileSettings(refuse_share=...), --max-foreign-share)"
-        )
-    return best
-
-
-def run_step(subject: Subject, lane: Lane) -> tuple[Mark, Mark, Mark]:
-    """Runs or launches one forward and backward on a lane, from its work; returns marks around both."""
-    start = lane.mark()
-    outputs = subject.forward()
-    middle = lane.mark()
-    if not outputs:
-        return start, middle, middle
-    subject.backward(outputs)
-    return start, middle, lane.mark()
-
-
-def _repeat(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
-    """Repeats in batches, since the calling thread waits for the device once a batch."""
     _batch(subject, lane, settings.warmup)
     deadline = time.perf_counter() + settings.sample_seconds
     steps = _batch(subject, lane, settings.min_repeats)
@@ -87,6 +94,17 @@ def _repeat(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTime
         steps += _batch(subject, lane, min(few, _MAX_IN_BATCH, settings.max_repeats - len(steps)))
     forward, backward = zip(*steps, strict=True)
     return StepTimes(forward, backward)
+
+
+def run_step(subject: Subject, lane: Lane) -> tuple[Mark, Mark, Mark]:
+    """Runs or launches one forward and backward on a lane, from its work; returns marks around both."""
+    start = lane.mark()
+    outputs = subject.forward()
+    middle = lane.mark()
+    if not outputs:
+        return start, middle, middle
+    subject.backward(outputs)
+    return start, middle, lane.mark()
 
 
 def _batch(subject: Subject, lane: Lane, count: int) -> list[tuple[float, float]]:

@@ -18,7 +18,7 @@ from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.measuring.attempt import OUT_OF_MEMORY, attempt
 from mosaic.profiler.measuring.batch import split_batch
-from mosaic.profiler.measuring.measure import StepTimes, measure_quietly
+from mosaic.profiler.measuring.measure import Retries, StepTimes, measure
 from mosaic.profiler.measuring.peaks import phase_peaks
 from mosaic.profiler.measuring.utilisation import measure_utilisation
 from mosaic.profiler.quotas import Sampling
@@ -41,6 +41,8 @@ class MeasuringSite:
     """Where tensors live."""
     settings: ProfileSettings
     """How carefully."""
+    retries: Retries
+    """Measure again what others disturbed."""
     counters: Counters | None = None
     """Of the device, where they can be read."""
     cache: KeepsMeasurements | None = None
@@ -84,7 +86,7 @@ class ModulePoints:
 
         Raises:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
-            UnstableMeasurementError: The machine is too busy, or memory ran out at each quota.
+            UnstableMeasurementError: Memory ran out at each quota.
         """
         for degree in sampling.degrees:
             found = self._computed[degree] = []
@@ -141,7 +143,8 @@ class ModulePoints:
         settings, counters = self._site.settings, self._site.counters
         wants_counters = counters is not None and not counters.missing
         kept = self._record.at(degree, quota)
-        if kept is None or (kept.foreign_cpu_share or 0.0) > settings.refuse_share:
+        limit = settings.foreign_share if self._site.device.kind == "host" else 1.0
+        if kept is None or (kept.foreign_cpu_share or 0.0) > limit:
             return ()
         good = all(
             len(s.times_ms) >= settings.min_repeats
@@ -156,7 +159,7 @@ class ModulePoints:
             site.lanes.streams.api.release_workspaces()
         share = None
         with attempt() as tried:
-            times, share = measure_quietly(part, lane, site.settings)
+            times, share = site.retries.quietest(lambda: measure(part, lane, site.settings))
             if site.counters is not None:
                 site.clocks_mhz.append(site.counters.clocks_mhz)
             seen = {phase: self._look(part, lane, phase, times) for phase in Phase}

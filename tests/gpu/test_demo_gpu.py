@@ -30,9 +30,7 @@ def test_the_demo_on_a_gpu_leaves_its_files_and_agrees_with_plain_training(
     for module in (demo, plain):
         monkeypatch.setattr(module, "SIZES", {"cuda": small})
     monkeypatch.setattr(mosaic, "Options", partial(mosaic.Options, method=method))
-    settings = demo.DemoSettings(
-        output=tmp_path, cache=tmp_path, rounds=2, steps_per_round=3, equality_steps=3, max_foreign_share=2.0
-    )
+    settings = demo.DemoSettings(output=tmp_path, cache=tmp_path, rounds=2, steps_per_round=3, equality_steps=3)
     demo.run_demo(settings, cuda_backend, Progress(Console(quiet=True)), Console(quiet=True))
     record = artifact.load(RunRecord, tmp_path / "run.json")
     assert record.machine == cuda_backend.device

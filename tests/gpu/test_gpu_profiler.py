@@ -18,9 +18,7 @@ from mosaic.profiler import Counters, ProfileCache, ProfileSettings, Ring, open_
 
 pytestmark = pytest.mark.gpu
 
-QUICK = ProfileSettings(
-    warmup=1, min_repeats=3, max_repeats=5, sample_seconds=0.2, refuse_share=2.0, foreign_share=2.0, bound=0.2
-)
+QUICK = ProfileSettings(warmup=1, min_repeats=3, max_repeats=5, sample_seconds=0.2, foreign_share=2.0, bound=0.2)
 WIDTH, ROWS = 1024, 512
 
 

@@ -42,10 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(demo, "_WARM_STEPS", 1)
         patch.setattr(demo, "ProfileSettings", partial(ProfileSettings, foreign_share=2.0))
         patch.setattr(demo, "DemoSettings", partial(demo.DemoSettings, steps_per_round=2))
-        assert (
-            run(["demo", "--backend", "host", "--output", str(output), "--rounds", "2", "--max-foreign-share", "2"])
-            == 0
-        )
+        assert run(["demo", "--backend", "host", "--output", str(output), "--rounds", "2"]) == 0
     return output
 
 

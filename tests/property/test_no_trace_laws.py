@@ -6,7 +6,6 @@ import itertools
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from torch.nn.modules.module import register_module_forward_hook
 import mosaic
 from mosaic.engine import find_modules
 from mosaic.errors import UnsupportedModelError
-from mosaic.profiler.measuring import measure as measuring
 from mosaic.profiler.preserve import memory
 from mosaic.profiler.preserve import model as preserving
 
@@ -119,14 +117,6 @@ def test_a_module_that_is_profiled_finds_the_attributes_that_the_model_leaves_it
         assert "left" in handle.graph.names
         assert [s.infeasible for s in handle.profile.samples if s.module == "left"].count(None) >= 2
         handle.remove()
-
-
-def test_falling_back_on_a_busy_machine_is_undone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measuring, "ForeignLoad", lambda: SimpleNamespace(share=5.0))
-    model, batch = made(doings_of("large"))
-    model.left.append(Within(model))
-    with no_trace(model, batch):
-        assert "the model runs as it was" in by_profile(model, batch).describe()
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

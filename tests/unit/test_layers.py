@@ -31,6 +31,7 @@ LAYERS = [
     {"retrain"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 ]
 """Packages of one line never import each other; a package may import from any line above its own here."""
 

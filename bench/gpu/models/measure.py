@@ -177,7 +177,6 @@ def _plan(rounds: Rounds, finding: Finding, seconds: float) -> tuple[Plan, str]:
         min_repeats=2,
         max_repeats=3,
         sample_seconds=0.15,
-        refuse_share=2.0,
         pairs=len(finding.graph.names) <= MAX_PAIRS,
     )
     if not settings.pairs:

@@ -82,10 +82,7 @@ class HostBackend(Backend):
         elif not self._pinned:
             found.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
         if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
-            found.append(
-                "OMP_WAIT_POLICY is not PASSIVE: idle OpenMP threads spin and disturb the other lanes; "
-                "set it before torch is imported (the mosaic command does)"
-            )
+            found.append(SPINNING)
         return tuple(found)
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> HostLanes:
@@ -100,6 +97,13 @@ class HostBackend(Backend):
     def read_units(self) -> tuple[int, ...]:
         """Returns the cores that the calling thread may run on; see ``mosaic.backends.base.Backend``."""
         return available_cores() if hasattr(os, "sched_getaffinity") else super().read_units()
+
+
+SPINNING = (
+    "OMP_WAIT_POLICY is not PASSIVE: idle OpenMP threads spin and disturb the other lanes; set it before torch is "
+    "imported (the mosaic command does)"
+)
+"""What to know of a process whose threads wait in torch's own way."""
 
 
 def available_cores() -> tuple[int, ...]:

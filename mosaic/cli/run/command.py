@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mosaic.artifact import load
-from mosaic.cli.options import (
-    DEFAULT_FOREIGN_SHARE,
-    Json,
-    MaxForeignShare,
-    Method,
-    Model,
-    console_beside,
-    write_json,
-)
+from mosaic.cli.options import Json, Method, Model, Strict, console_beside, write_json
 from mosaic.plan import Plan
 
 
@@ -39,7 +31,7 @@ class Run:
     """Steps of each."""
     output: Path | None = None
     """Folder for timeline.png and trace.json."""
-    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    strict: Strict = False
     json: Json = None
 
     def execute(self) -> None:
@@ -62,7 +54,7 @@ class Run:
         from mosaic.report.progress import Progress
 
         console = console_beside(self.json)
-        settings = ProfileSettings(refuse_share=self.max_foreign_share)
+        settings = ProfileSettings(strict=self.strict)
         measured = {}
         for method in methods:
             with Progress() as progress:
@@ -90,7 +82,7 @@ class Run:
 
         if self.output is not None:
             raise ValueError("--output draws what one process ran; leave it out under torchrun")
-        settings = ProfileSettings(refuse_share=self.max_foreign_share)
+        settings = ProfileSettings(strict=self.strict)
         found, is_first = run_on_ranks(self.model, methods, fixed, self.steps, settings)
         if is_first:
             console_beside(self.json).print(measured_table(found))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import mosaic
-from mosaic.child import Child
+from mosaic.child import WAITING, Child, faster_of
 from mosaic.cli.workload import Loop, Workload
 from mosaic.plan import Plan
-from mosaic.profiler import ProfileSettings
+from mosaic.profiler import ProfileSettings, Retries
 from mosaic.report.progress import Progress
 
 _ROUNDS = 4
@@ -28,7 +29,9 @@ class MeasuredInTurn:
     active: bool
     """Whether modules ran on lanes."""
     step_ms_plain: float
-    """Median step of the plain loop at its best: a process of its own, all cores, torch's own threads and waiting."""
+    """Median step of the plain loop at its best: a process of its own with all cores, in the faster way of waiting."""
+    plain_waiting: str
+    """How that loop's threads wait."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float | None
@@ -37,14 +40,22 @@ class MeasuredInTurn:
     """Share of lane time with another lane busy."""
     metrics: dict[str, float]
     """Measured medians by module and phase."""
+    foreign_cpu_share: float | None
+    """Share of the CPU time that other processes took while steps were timed; None where unknown."""
+    note: str
+    """What to know when reading the times; empty where others hardly used the CPU."""
 
     def figures(self) -> dict[str, float | bool | str]:
         """Returns what to print."""
+        speedup: float | str = "none: the model runs as it was" if self.speedup is None else self.speedup
+        if self.note:
+            speedup = f"{speedup if isinstance(speedup, str) else format(speedup, '.3f')} ({self.note})"
         return {
             "active": self.active,
             "step_ms_plain": self.step_ms_plain,
+            "plain_waiting": self.plain_waiting,
             "step_ms_colocated": self.step_ms_colocated,
-            "speedup": "none: the model runs as it was" if self.speedup is None else self.speedup,
+            "speedup": speedup,
             "overlap": self.overlap,
         }
 
@@ -63,40 +74,53 @@ def run_in_turn(
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
     Without a plan Mosaic solves for one and tries it first, as it does in anybody's loop; the steps counted here come
-    after that. The plain loop has a process of its own and is at its best there. The model is changed.
+    after that. The plain loop runs in processes of its own, with both ways of waiting, and the faster one counts. A
+    round is measured again while others use the CPU, as long as ``settings`` allow. The model is changed.
+
+    Raises:
+        UnstableMeasurementError: Others used the CPU, and ``settings`` are strict.
     """
     handle = mosaic.colocate(
         workload.model,
         sample=workload.sample,
         plan=plan,
-        options=mosaic.Options(
-            method=method, profiling=settings, if_busy="raise", progress=progress.follow("profiling the modules")
-        ),
+        options=mosaic.Options(method=method, profiling=settings, progress=progress.follow("profiling the modules")),
     )
     loop = Loop(workload)
     _decide(handle, loop, progress)
     per_round = max(1, round(steps / _ROUNDS))
-    plain: list[float] = []
-    ours: list[float] = []
+    retries = Retries(settings, handle.plan.device)
+    rounds: list[tuple[list[float], ...]] = []
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
-    with Child("mosaic.cli.run.plain_loop", where) as plain_loop:
-        plain_loop.ask({"steps": _WARM_STEPS})
-        loop.steps(_WARM_STEPS)
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child("mosaic.cli.run.plain_loop", where, passive=passive)) for passive in (False, True)
+        ]
+
+        def take(steps: int) -> tuple[list[float], ...]:
+            return (*(child.ask({"steps": steps}) for child in children), loop.steps(steps))
+
+        take(_WARM_STEPS)
         for _ in range(_ROUNDS):
-            plain += plain_loop.ask({"steps": per_round})
-            ours += loop.steps(per_round)
+            rounds.append(retries.quietest(lambda: take(per_round))[0])
             progress.advance()
+    *plain, ours = ([time_ms for times in rounds for time_ms in times[index]] for index in range(len(rounds[0])))
+    faster = faster_of(plain)
+    note = retries.note
     metrics = handle.metrics()
     if output is not None:
-        _leave_pictures(handle, output)
+        _leave_pictures(handle, output, note)
     measured = MeasuredInTurn(
         description=handle.describe(),
         active=handle.active,
-        step_ms_plain=statistics.median(plain),
+        step_ms_plain=statistics.median(plain[faster]),
+        plain_waiting=WAITING[faster],
         step_ms_colocated=statistics.median(ours),
-        speedup=statistics.median(plain) / statistics.median(ours) if handle.active else None,
+        speedup=statistics.median(plain[faster]) / statistics.median(ours) if handle.active else None,
         overlap=metrics["overlap"],
         metrics=metrics,
+        foreign_cpu_share=retries.taken.share,
+        note=note,
     )
     handle.remove()
     return measured
@@ -116,10 +140,10 @@ def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
     handle.clear_timeline()
 
 
-def _leave_pictures(handle: mosaic.Handle, output: Path) -> None:
+def _leave_pictures(handle: mosaic.Handle, output: Path, note: str) -> None:
     from mosaic.report.timeline import draw_timelines
     from mosaic.report.trace import write_trace
 
     timeline = handle.timeline()
-    draw_timelines([timeline], output / "timeline.png", plan=handle.plan)
+    draw_timelines([timeline], output / "timeline.png", plan=handle.plan, subtitle=note)
     write_trace([timeline], output / "trace.json")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mosaic.cli.workload import load_workload
 from mosaic.plan import Plan
+from mosaic.profile import note_of_others
 from mosaic.profiler import ProfileSettings
 from mosaic.ranks.compare import MeasuredMethod, Rounds, compare_launched
 from mosaic.ranks.meeting.world import World
@@ -46,7 +47,11 @@ def run_on_ranks(
         What was measured, the same on every rank, and whether this rank is the one that tells it.
     """
     rounds = Rounds(rounds=_ROUNDS, steps=max(1, round(steps / _ROUNDS)))
-    return compare_launched(lambda: load_workload(where), methods, plan=plan, rounds=rounds, settings=settings)
+    made = compare_launched(lambda: load_workload(where), methods, plan=plan, rounds=rounds, settings=settings)
+    for one in made[0]:
+        if one.plan is not None:
+            note_of_others(one.foreign_cpu_share, one.plan.device, strict=settings.strict)
+    return made
 
 
 def is_launched() -> bool:
@@ -65,6 +70,11 @@ def measured_table(found: Sequence[MeasuredMethod]) -> Table:
 
 def _caption(found: Sequence[MeasuredMethod]) -> str:
     lines = ["medians; a step ends with its slowest rank; held: parameters, gradients, optimizer, most on a rank"]
+    lines += [
+        f"{one.method}: {note}"
+        for one in found
+        if one.plan is not None and (note := note_of_others(one.foreign_cpu_share, one.plan.device))
+    ]
     lines += [f"{one.method}: the same plan as {one.same_as}" for one in found if one.same_as]
     lines += [f"{one.method}: {one.reason}" for one in found if one.plan is None]
     return "\n".join(lines)

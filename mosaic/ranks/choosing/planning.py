@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from mosaic.artifact import parse, to_json
@@ -10,7 +12,7 @@ from mosaic.cost.communication.ranked import RankedCost
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
-from mosaic.engine.profiled import warn_of_busy
+from mosaic.engine.profiled import load_of_others, warn_of_no_profile
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
 from mosaic.files import profile_of
@@ -40,8 +42,7 @@ def plans_of_first(
 ) -> Candidates:
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
-    The links are measured in any case, which takes a fraction of a second: a profile that is given has none. Rank 0
-    alone profiles, so where its machine is too busy all ranks hear the same of it.
+    The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
 
     Args:
         on: The model on this rank.
@@ -54,14 +55,14 @@ def plans_of_first(
     ring = measure_ring(device, group=world.everyone)
     route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
     found = world.together(
-        lambda: _planned_or_not(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
+        lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
     texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 
 
-def _planned_or_not(
+def _planned(
     on: Prepared,
     ring: Ring,
     route: Route | None,
@@ -69,9 +70,9 @@ def _planned_or_not(
     trial: TrialSettings | None,
     kept: KeepsMeasurements | None,
 ) -> Candidates:
-    """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
-    model, finding, backend, world = on.model, on.finding, on.backend, on.world
-    profile, size = profile_of(options.profile), world.size
+    """Profiles and solves; where there is no memory to profile, returns data-parallel training, and says why."""
+    model, finding, backend = on.model, on.finding, on.backend
+    profile, size = profile_of(options.profile), on.world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     if options.method == DATA_PARALLEL:
         plan = data_parallel_plan(finding.graph, backend.device, size, communication_slots=slots)
@@ -84,13 +85,16 @@ def _planned_or_not(
             raise
         plan = data_parallel_plan(finding.graph, backend.device, size, communication_slots=slots)
         what_runs = "each module runs on all ranks, as in data-parallel training,"
-        note = warn_of_busy(f"{world.me} did not profile", what_runs, error)
+        note = warn_of_no_profile(f"{on.world.me} did not profile", what_runs, error)
         return Candidates(plans=(plan,), sentences=(note,))
     cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
     plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
-        return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
-    return rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
+        found = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
+    else:
+        found = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
+    load = load_of_others(profile, options.profiling)
+    return replace(found, sentences=(*found.sentences, load)) if load else found
 
 
 def cost_of_ranks(

@@ -19,7 +19,7 @@ from mosaic.engine import Handle, find_modules
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings
 
-FAST = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=2, max_repeats=3)
+FAST = ProfileSettings(foreign_share=2.0, sample_seconds=0.05, min_repeats=2, max_repeats=3)
 
 Stages = Sequence[dict[str, int]]
 

@@ -22,7 +22,7 @@ MAX_STEPS = 80
 OPTIONS = Options(
     cache=None,
     trial=TrialSettings(max_steps=MAX_STEPS, max_lost_steps=60.0),
-    profiling=ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.2, min_repeats=3, max_repeats=3),
+    profiling=ProfileSettings(foreign_share=2.0, sample_seconds=0.2, min_repeats=3, max_repeats=3),
 )
 """The default way, whatever else runs on the machine."""
 

@@ -16,7 +16,7 @@ from mosaic.profile import Profile
 def profile(tmp_path_factory):
     """Measured once; tests only read it."""
     path = tmp_path_factory.mktemp("profile") / "profile.json"
-    arguments = ["profile", "--model", f"{FILE}:make", "--output", str(path), "--max-foreign-share", "2"]
+    arguments = ["profile", "--model", f"{FILE}:make", "--output", str(path)]
     assert run(arguments) == 0
     return path
 
@@ -65,7 +65,7 @@ def test_a_wrong_model_is_an_error_that_says_why(tmp_path, capsys, where, messag
 def test_a_model_is_profiled_and_planned_in_one_command(tmp_path):
     output, picture = tmp_path / "p.json", tmp_path / "plan.svg"
     arguments = ["plan", "--model", f"{FILE}:make", "--output", str(output), "--picture", str(picture)]
-    assert run([*arguments, "--max-foreign-share", "2"]) == 0
+    assert run(arguments) == 0
     assert {placed.module for placed in artifact.load(Plan, output).placements} == {"left", "right"}
     assert "<svg" in picture.read_text()
 
@@ -94,7 +94,7 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys):
     [
         (["--device", "h99"], "unknown device 'h99'"),
         (["--device", "h100-80g", "--gpus", "0"], "gpus=0"),
-        (["--time-limit", "-1", "--device", "h100-80g"], "seconds=-1"),
+        (["--time-limit", "-1", "--device", "h100-80g"], "effort=-1"),
         (["--dtype", "bfloat16"], "give --model and --device, too"),
     ],
 )

@@ -35,7 +35,7 @@ def of(model: str, low: float, value: float, high: float) -> Figure:
 
 def test_a_model_has_all_its_figures_with_what_ran_and_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")  # put back after the test
-    settings = ProfileSettings(sample_seconds=0.01, refuse_share=2.0, foreign_share=2.0)
+    settings = ProfileSettings(sample_seconds=0.01, foreign_share=2.0)
     work = Workload(model=Sides(), batch={"x": torch.randn(4, 8)}, loss=lambda made: made.square().mean())
     options = mosaic.Options(profiling=settings)
     found = {figure.name: figure for figure in measure("sides", lambda: work, rounds=3, seconds=0.0, options=options)}

@@ -18,7 +18,7 @@ from mosaic.profile import Profile
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     folder = ["--output", str(tmp_path / "profile.json"), "--cache", str(tmp_path / "cache")]
-    return ["profile", "--model", f"{FILE}:make_small", "--max-foreign-share", "2", "--quotas", "1", *folder]
+    return ["profile", "--model", f"{FILE}:make_small", "--quotas", "1", *folder]
 
 
 def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -38,7 +38,7 @@ def test_there_are_at_most_45_options_and_shared_ones_are_declared_once():
         ]
     shared = [hint for hint in SHARED.values() if not is_positional(hint)]
     assert len(own) + len(shared) <= 45
-    assert not {"json", "model", "backend", "method", "max_foreign_share"} & set(own)
+    assert not {"json", "model", "backend", "method", "strict"} & set(own)
 
 
 @pytest.mark.parametrize("name", ["tpu", "host:x", "cuda:-1", ""])

@@ -63,7 +63,7 @@ def cache(tmp_path: Path) -> ProfileCache:
 
 
 def test_a_second_run_measures_nothing_and_says_the_same(cache: ProfileCache):
-    settings = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=2)
+    settings = ProfileSettings(foreign_share=2.0, sample_seconds=0.05, min_repeats=2)
     torch.manual_seed(0)
     first, runs = profiled(unequal(), cache, settings=settings)
     assert runs > 0
@@ -127,7 +127,7 @@ def test_other_inputs_and_too_few_repetitions_are_measured_again(cache: ProfileC
     profiled(unequal(), cache, quotas=[2])
     assert profiled(unequal(), cache, pair_batch(rows=6), quotas=[2])[1] == 0
     assert profiled(unequal(), cache, pair_batch(rows=4), quotas=[2])[1] > 0
-    careful = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=6)
+    careful = ProfileSettings(foreign_share=2.0, sample_seconds=0.05, min_repeats=6)
     assert profiled(unequal(), cache, settings=careful, quotas=[2])[1] > 0
 
 

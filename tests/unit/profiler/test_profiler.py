@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
+from foreign_load import others_use
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
+from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import UnstableMeasurementError
 from mosaic.profile import Phase, Profile
-from mosaic.profiler import ForeignLoad, ProfileSettings, Subject, preserved, profile_modules
-from mosaic.profiler.machine import noise as noises
-from mosaic.profiler.measuring import measure as measuring
+from mosaic.profiler import ProfileSettings, Retries, Subject, preserved, profile_modules
 from mosaic.profiler.measuring.beside import measure_pair
-from mosaic.profiler.measuring.measure import StepTimes, measure_quietly, quietest
+from mosaic.profiler.measuring.measure import StepTimes, measure
 
-
-def stat_file(path: Path, ticks: int) -> Path:
-    path.write_text(f"cpu  {ticks} 0 0 999 0 0 0 0 0 0\ncpu0 1 2 3\n")
-    return path
-
-
-class Clock:
-    """Stands for the time and the machine's own counters."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.own = 0.0
-        monkeypatch.setattr(noises.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(noises.os, "cpu_count", lambda: 4)
-        monkeypatch.setattr(noises.os, "times", lambda: type("T", (), self._times())())
-
-    def _times(self) -> dict[str, float]:
-        return {"user": self.own, "system": 0.0, "children_user": 0.0, "children_system": 0.0, "elapsed": 0.0}
-
-
-def test_the_share_of_others_is_what_is_left_after_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    clock = Clock(monkeypatch)
-    hertz = noises.os.sysconf("SC_CLK_TCK")
-    stat = stat_file(tmp_path / "stat", 1000 * hertz)
-    load = ForeignLoad(stat)
-    clock.now, clock.own = 10.0, 6.0
-    stat_file(stat, 1016 * hertz)
-    assert load.share == pytest.approx((16 - 6) / 40)
-    load.reset()
-    assert load.share == 0.0
-    clock.now = 11.0
-    stat_file(stat, 2000 * hertz)
-    assert load.share == 1.0
-
-
-@pytest.mark.parametrize("content", [None, "", "cpu  1 2", "cpu  a b c d e f g h"])
-def test_a_system_that_does_not_tell_has_no_share(tmp_path: Path, content: str | None):
-    path = tmp_path / "stat"
-    if content is not None:
-        path.write_text(content)
-    assert ForeignLoad(path).share is None
-
-
-class FakeLoad:
-    """Says what it is told, try by try."""
-
-    shares: list[float | None]
-
-    def __init__(self) -> None:
-        self.share = self.shares.pop(0)
+HOST = Device(name="cpu", kind="host", num_slots=2)
+GPU = Device(name="gpu", kind="cuda", num_slots=16, sms_per_slot=8)
 
 
 def times_of(number: int) -> StepTimes:
@@ -84,25 +35,39 @@ def times_of(number: int) -> StepTimes:
 def test_a_busy_machine_is_measured_again_and_the_quietest_try_is_kept(
     shares: list[float | None], kept: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(FakeLoad, "shares", list(shares), raising=False)
-    monkeypatch.setattr(measuring, "ForeignLoad", FakeLoad)
+    others_use(monkeypatch, *shares)
     taken: list[int] = []
 
     def take() -> StepTimes:
         taken.append(len(taken) + 1)
         return times_of(taken[-1])
 
-    times, share = quietest(take, ProfileSettings(), what="vision")
+    retries = Retries(ProfileSettings(), HOST)
+    times, share = retries.quietest(take)
     assert times == times_of(kept)
-    assert share == shares[kept - 1]
+    assert share == retries.taken.share == shares[kept - 1]
     assert len(taken) == tries
 
 
-def test_a_machine_that_stays_busy_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(FakeLoad, "shares", [0.9, 0.75, 0.8], raising=False)
-    monkeypatch.setattr(measuring, "ForeignLoad", FakeLoad)
-    with pytest.raises(UnstableMeasurementError, match=r"took 75% .* while 'vision' .* above 60%"):
-        quietest(lambda: times_of(1), ProfileSettings(), what="vision")
+@pytest.mark.parametrize(("settings", "device"), [({"retry_seconds": 0.0}, HOST), ({}, GPU)])
+def test_nothing_is_measured_again_without_time_for_it_or_on_a_gpu(
+    settings: dict[str, Any], device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    others_use(monkeypatch, 0.5, 0.1)
+    retries = Retries(ProfileSettings(**settings), device)
+    assert retries.quietest(lambda: "first") == ("first", 0.5)
+    assert retries.note.startswith("other processes used 50% of the CPU")
+    assert ("not comparable" in retries.note) == (device is HOST)
+
+
+def test_strict_settings_refuse_what_would_be_marked_but_for_a_gpus_own_times(monkeypatch: pytest.MonkeyPatch):
+    others_use(monkeypatch, 0.75)
+    host, gpu = (Retries(ProfileSettings(strict=True, retry_seconds=0.0), device) for device in (HOST, GPU))
+    host.quietest(lambda: 1)
+    gpu.quietest(lambda: 1)
+    with pytest.raises(UnstableMeasurementError, match="used 75% of the CPU; times are not comparable: stop them"):
+        host.note  # noqa: B018
+    assert gpu.note == "other processes used 75% of the CPU"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +115,7 @@ def test_a_module_without_gradients_has_no_backward():
     frozen = linear()
     frozen.module.requires_grad_(False)
     with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
-        times, _ = measure_quietly(frozen, lanes.lane((0,)), FAST)
+        times = measure(frozen, lanes.lane((0,)), FAST)
     assert all(time == 0 for time in times.backward_ms)
     assert all(time > 0 for time in times.forward_ms)
     assert FAST.min_repeats <= len(times.forward_ms) <= FAST.max_repeats

@@ -28,16 +28,16 @@ class Measured:
         self.seconds = 0
         self.points: list[tuple[str, int]] = []
         self.failing: tuple[str, int] | None = None
-        monkeypatch.setattr(pointing, "measure_quietly", self._measure)
+        monkeypatch.setattr(pointing, "measure", self._measure)
         monkeypatch.setattr(sweeping, "Deadline", lambda seconds: Deadline(seconds, lambda: self.seconds))
 
-    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
+    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> StepTimes:
         quota = len(lane.slots)
         self.seconds += 1
         self.points.append((subject.name, quota))
         if self.points[-1] == self.failing:
             raise ValueError("too narrow")
-        return StepTimes((1 / quota,) * 5, (2 / quota,) * 5), None
+        return StepTimes((1 / quota,) * 5, (2 / quota,) * 5)
 
 
 @pytest.fixture

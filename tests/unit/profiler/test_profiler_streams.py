@@ -19,7 +19,7 @@ from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
 from mosaic.profiler.measuring.beside import measure_pair
-from mosaic.profiler.measuring.measure import measure_quietly
+from mosaic.profiler.measuring.measure import measure
 from mosaic.profiler.measuring.peaks import phase_peaks
 
 
@@ -81,8 +81,8 @@ def test_a_pair_that_one_thread_launches_does_not_lock_up(backend: FakeBackend, 
 def test_one_wait_for_the_device_is_enough_for_a_batch(backend: FakeBackend):
     with backend.open_lanes([(0,)]) as lanes:
         lane = lanes.lane((0,))
-        times, _ = measure_quietly(subject(), lane, FAST)
-        frozen, _ = measure_quietly(subject(trains=False), lane, FAST)
+        times = measure(subject(), lane, FAST)
+        frozen = measure(subject(trains=False), lane, FAST)
     assert all(time > 0 for time in (*times.forward_ms, *times.backward_ms, *frozen.forward_ms))
     assert all(time == 0 for time in frozen.backward_ms)
 

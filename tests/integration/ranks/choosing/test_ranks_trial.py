@@ -36,12 +36,10 @@ def test_nothing_is_tried_where_there_is_no_choice(ended: dict[str, list[Ended]]
     check(ended["untried"])
 
 
-def test_all_ranks_train_data_parallel_where_the_first_is_too_busy_to_profile_and_say_why(
+def test_ranks_plan_from_times_that_others_disturbed_and_say_so_but_for_strict_settings(
     ended: dict[str, list[Ended]],
 ):
     check(ended["busy"])
-    warned = [one.said.count("did not profile, so each module runs on all ranks") for one in ended["busy"]]
-    assert warned == [1, 0]
 
 
 def test_a_rank_that_is_killed_while_plans_are_tried_is_named(ended: dict[str, list[Ended]]):
