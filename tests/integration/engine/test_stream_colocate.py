@@ -52,7 +52,6 @@ def test_graphs_on_the_host_are_refused():
         mosaic.colocate(towers(), sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, at the import of inductor
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_branch_that_is_compiled_with_graphs_of_the_compiler_s_is_refused(in_place: bool):
     model = towers()
