@@ -217,6 +217,10 @@ class PartedModel:
                 drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - given, whole=())
                 self._stand_ins = self._make_stand_ins()
 
+    def renew_stand_ins(self) -> None:
+        """Stands in for weights that were given up since, by another object of this class over the same model."""
+        self._stand_ins = self._make_stand_ins()
+
     def _make_stand_ins(self) -> StandIns:
         """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
         layers = {site.path for site in self.split.sites if site.is_layer and site.layer}

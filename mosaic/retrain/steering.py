@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from mosaic.artifact import write_text
 from mosaic.errors import MosaicError
@@ -99,8 +100,9 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
 
 
 def _rolled_back(folder: Folder, champion: str | None) -> str:
-    """Returns when and in the place of what a person made the champion the champion again; empty where nobody did."""
-    last = next((row for row in reversed([*lines_of(folder.history)]) if row.get("champion") is not None), {})
+    """Returns the rollback that made the champion what it is, as text; empty if there was none."""
+    champions = [row for row in lines_of(folder.history) if row.get("champion") is not None]
+    last: dict[str, Any] = champions[-1] if champions else {}
     if last.get("event") != "rolled back" or last["champion"] != champion:
         return ""
     return f", rolled back from {last.get('instead_of', 'a later one')} at {last['at']}"

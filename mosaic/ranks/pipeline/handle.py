@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,13 @@ class Pipeline(KeepsCheckpoints):
         self.trial = trial
         self._model = candidates.model
         self._ranks = candidates.world
-        self._counted, self._grids = candidates.counted, candidates.grids
+        self._grids = candidates.grids
         self._way, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
         self._runner = candidates.runner(trial.best, keeps_all=False)
+        self._counted = replace(candidates.counted, numbers=self._runner.numbers)
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(candidates.model, candidates.world)
+        self._counted.whole.renew_stand_ins()
         self._schedules = StepSchedules(trial.best, candidates.world)
         self._next: Step | None = None
         self._number = 0

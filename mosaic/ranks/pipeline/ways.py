@@ -223,7 +223,7 @@ class WayRunner:
         self._counted, self._loss = counted, loss
         group = grid.context_group
         self._items = None if group is None else SharedItems(self.parted, group)
-        self._numbers = DrawnNumbers(self.parted)
+        self.numbers = DrawnNumbers(self.parted)
         self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
 
@@ -246,7 +246,7 @@ class WayRunner:
             is_training: Whether gradients are summed; not where schedules are of forwards alone.
         """
         share, schedule = shared.shares[self.grid.replica], shared.schedules[self.grid.replica]
-        states = self._numbers.before_each(microbatches)
+        states = self.numbers.before_each(microbatches)
         if is_training:
             self.sums.begin()
         losses: dict[int, float] = {}
@@ -260,13 +260,13 @@ class WayRunner:
                 layers=self._counted.layers,
                 averaged_over=len(microbatches) / self.grid.num_copies,
                 units_together=self._counted.units_together,
-                items=self._items if not any(map(self._numbers.draw, microbatches)) else None,
+                items=self._items if not any(map(self.numbers.draw, microbatches)) else None,
             )
             work = ChunkWork(
                 self.parted,
                 self._loss,
                 data,
-                numbers=self._numbers,
+                numbers=self.numbers,
                 states=[states[at] for at in share],
                 scale=scale,
                 reduce=self.sums.start,

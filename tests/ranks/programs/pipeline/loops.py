@@ -224,22 +224,37 @@ def with_what_is_not_a_number(rank: int, size: int, place: Path) -> None:
     print("equal")
 
 
+class Scaled(nn.Sequential):
+    """Reads parameters of its own before and behind its layers."""
+
+    def __init__(self) -> None:
+        layers = nn.Linear(4, 6), nn.BatchNorm1d(6).eval(), nn.Linear(6, 6), nn.Dropout(0.1), nn.Linear(6, 2)
+        super().__init__(*layers)
+        self.shift, self.scale = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(()))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input + self.shift) * self.scale
+
+
 def with_normalized_batches(rank: int, size: int, place: Path) -> None:
-    """Frozen normalization over batches is run; in training it is refused, whenever it is switched."""
+    """Frozen normalization over batches is run; in training it is refused, whenever it is switched.
+
+    Later steps have another rate of dropout, and other shapes, which are looked at without other ranks' weights.
+    """
     join(rank, size, place)
-
-    def make() -> nn.Module:
-        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 2)).double()
-        model[1].eval()
-        return model
-
     torch.manual_seed(1)
-    model = make()
+    model = Scaled().double()
     plain = copy.deepcopy(model)
     step = [{"input": torch.randn(3, 4, dtype=torch.float64)} for _ in range(3)]
     pipe = mosaic.pipeline(model, step, loss=lambda output, _: output.square().sum(), trial=False, options=options())
-    losses = pipe.step(step)
-    assert torch.allclose(losses, torch.tensor([plain(**one).square().sum().item() for one in step]))
+    for rate, rows in ((0.1, 3), (0.5, 3), (0.5, 5)):
+        step = [{"input": one["input"].repeat(2, 1)[:rows]} for one in step]
+        for each in (model, plain):
+            each[3].p = rate
+        torch.manual_seed(rows)
+        losses = pipe.step(step)
+        torch.manual_seed(rows)
+        assert torch.allclose(losses, torch.tensor([plain(**one).square().sum().item() for one in step]))
     model.train()
     with pytest.raises(UnsplittableError, match=r"1 is a BatchNorm1d.*eval\(\) after each"):
         pipe.step(step)
