@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.graphs.python_state import PythonState
@@ -73,6 +74,8 @@ class ModuleState:
         if _has_global_hooks():
             return "there are hooks on all modules, which a replay would not call"
         for path, part in self._parts:
+            if parametrize._cache_enabled and parametrize.is_parametrized(part):
+                return "it is called inside parametrize.cached(), and a replay would not compute its cached weights"
             if isinstance(part, nn.RNNBase) and part.dropout and part.num_layers > 1 and part.training:
                 name = repr(path) if path else "it"
                 return f"{name} draws dropout from numbers that cuDNN keeps, which a try would move on"

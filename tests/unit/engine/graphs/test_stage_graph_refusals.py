@@ -379,3 +379,10 @@ def test_dropout_inside_of_an_rnn_is_refused_before_it_is_tried():
             "rnn": "it draws dropout from numbers that cuDNN keeps, which a try would move on"
         }
         assert ours.runtime.launches == []
+
+
+def test_a_weight_that_parametrize_caches_is_refused_before_it_is_tried():
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    with bench() as ours, nn.utils.parametrize.cached():
+        ours.graphs.run("s", [ours.branch("cached", model, torch.ones(2, 8))])
+        assert "inside parametrize.cached()" in ours.graphs.refused["cached"]
