@@ -82,13 +82,13 @@ _READERS = (
 """Methods of modules, and of containers of modules, that find parts, parameters and buffers past ``__getattr__``."""
 
 
-def _reaching(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of the plain class that tells of being called."""
+def _reaching(plain: type, name: str) -> Callable[..., Any]:
+    """Returns a method of the plain class, as it is when it is called, that tells of being called."""
 
-    @functools.wraps(method)
+    @functools.wraps(getattr(plain, name))
     def reaching(self: Any, *args: Any, **kwargs: Any) -> Any:
         type(self)._mosaic_reach()
-        return method(self, *args, **kwargs)
+        return getattr(plain, name)(self, *args, **kwargs)
 
     return reaching
 
@@ -162,7 +162,7 @@ def attach(
             "_mosaic_settle": staticmethod(settle) if settle is not None else None,
             "_mosaic_reach": staticmethod(reach) if reach is not None else None,
             **{
-                name: _reaching(getattr(plain, name)) for name in _READERS if reach is not None and hasattr(plain, name)
+                name: _reaching(plain, name) for name in _READERS if reach is not None and hasattr(plain, name)
             },
         },
     )

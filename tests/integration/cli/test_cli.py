@@ -70,7 +70,8 @@ def test_a_model_is_profiled_and_planned_in_one_command(tmp_path):
     assert "<svg" in picture.read_text()
 
 
-def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys):
+def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     output = tmp_path / "plan.json"
     arguments = ["plan", "--model", f"{FILE}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
     assert run([*arguments, "--compare", "--explain"]) == 0

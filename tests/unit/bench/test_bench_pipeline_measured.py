@@ -105,7 +105,7 @@ def test_the_table_has_a_row_for_each_model_and_says_what_is_missing(tmp_path: P
 
 
 def test_a_pipeline_of_threads_has_the_plain_loops_gradients():
-    bench = open_bench(seconds=20.0, dry_run=True)
+    bench = open_bench(seconds=20.0, dry_run=True, on_host=True)
     figures = list(measure_pipeline_ranks(bench))
     differences = [one.value for one in figures if one.name.startswith("gradients against")]
     assert len(differences) == 2

@@ -98,7 +98,7 @@ def test_profile_table_shows_what_was_measured_by_rising_quota() -> None:
     assert lines[first].split() == ["image", "1", "11.0", "(10.5-12.5)", "21.0", "(20.5-22.5)", "-", "2", "KiB"]
     assert lines[first + 1].split() == ["2", "6.00", "(5.50-6.50)", "-", "3", "MiB"]
     assert "Profile, measured" in text
-    assert "other processes took 3.4% of the CPU" in text
+    assert "other processes used 3.4% of the CPU" in text
     assert "at most 1.50× (image beside audio[0], forward)" in text
     assert "predicted" not in text
 
