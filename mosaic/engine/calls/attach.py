@@ -161,9 +161,7 @@ def attach(
             "_mosaic_intercept": staticmethod(intercept),
             "_mosaic_settle": staticmethod(settle) if settle is not None else None,
             "_mosaic_reach": staticmethod(reach) if reach is not None else None,
-            **{
-                name: _reaching(plain, name) for name in _READERS if reach is not None and hasattr(plain, name)
-            },
+            **{name: _reaching(plain, name) for name in _READERS if reach is not None and hasattr(plain, name)},
         },
     )
     module.__class__ = swapped
