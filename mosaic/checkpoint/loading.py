@@ -75,7 +75,7 @@ class LoadRequest(Belongings):
     new_run: bool = False
     """Whether another run begins from it: settings of optimizers and random generators stay as they are."""
     draws_alike: bool = False
-    """Whether all ranks draw the same random numbers: one that was not there goes on as the first one."""
+    """True if all ranks draw the same random numbers; a new rank then continues from the state of rank 0."""
 
 
 def load(request: LoadRequest, ranks: Ranks) -> Loaded:

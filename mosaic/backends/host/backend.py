@@ -103,7 +103,7 @@ SPINNING = (
     "OMP_WAIT_POLICY is not PASSIVE: idle OpenMP threads spin and disturb the other lanes; set it before torch is "
     "imported (the mosaic command does)"
 )
-"""What to know of a process whose threads wait in torch's own way."""
+"""The note for a process whose OpenMP threads spin while they wait."""
 
 
 def available_cores() -> tuple[int, ...]:

@@ -149,7 +149,7 @@ def _cudnn() -> tuple[Setting, ...]:
 
 @cache
 def accumulation_warning() -> Setting:
-    """Whether torch warns where gradients of one weight come from several streams, as they do by design on lanes."""
+    """The state of torch's warning about gradients of one weight from several streams, which lanes cause by design."""
     warns = torch._C._warn_on_accumulate_grad_stream_mismatch  # type: ignore[attr-defined]
     return Setting(warns, torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch)
 

@@ -43,7 +43,7 @@ class MeasuredInTurn:
     foreign_cpu_share: float | None
     """Share of the CPU time that other processes took while steps were timed; None where unknown."""
     note: str
-    """What to know when reading the times; empty where others hardly used the CPU."""
+    """The note about other processes that used the CPU; empty if they hardly did."""
 
     def figures(self) -> dict[str, float | bool | str]:
         """Returns what to print."""
