@@ -195,7 +195,8 @@ def _validate(kind: type[T], text: str, source: str) -> T:
     from pydantic import ValidationError
 
     try:
-        value: T = _adapter(kind).validate_json(text, strict=True)
+        erased: Any = kind
+        value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
         errors = error.errors()
         first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
