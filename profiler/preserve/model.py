@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
+from mosaic.find.torch_settings import SETTINGS, put_back, read
 from mosaic.profiler.preserve.memory import Memory, WriteWatch
 from mosaic.profiler.preserve.reach import Reach, Seen, Where, path_of
-from mosaic.profiler.preserve.settings import SETTINGS, put_back, read
 from mosaic.profiler.subject import Subject
 
 MAX_COPIED_BYTES = 1 << 22
