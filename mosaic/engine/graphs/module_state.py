@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.graphs.python_state import PythonState
 from mosaic.find.random_numbers import forked
-from mosaic.profiler.preserve.reach import Reach
+from mosaic.find.restore import Objects
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
@@ -145,7 +145,7 @@ class ModuleState:
     @contextmanager
     def without_trace(self) -> Iterator[None]:
         """Gives tensors, random numbers, and what the module keeps in Python, back what they had before the block."""
-        reach = Reach(self._parts[0][1]) if self._parts else None
+        objects = Objects(self._parts[0][1]) if self._parts else None
         kept = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
         with forked(self._device):
             try:
@@ -153,8 +153,8 @@ class ModuleState:
             finally:
                 for tensor, before in kept:
                     tensor.copy_(before)
-                for _, put_back in reach.steps_back() if reach is not None else ():
-                    put_back()
+                if objects is not None:
+                    objects.restore()
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.finding.find import uncompiled
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import python_state
-from mosaic.profiler import Subject, preserved
+from mosaic.find.restore import preserved
+from mosaic.profiler import Subject
 from mosaic.ranks.rows.replayed import Replayed
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
