@@ -21,7 +21,7 @@ from mosaic.engine.calls.random_numbers import (
     may_draw,
 )
 from mosaic.engine.calls.shapes import on_meta
-from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of, version_of
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.find.random_numbers import CPU, count_draws, python_state, torch_state
 
@@ -129,9 +129,9 @@ class Arguments:
         return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
 
     @property
-    def versions(self) -> list[int]:
+    def versions(self) -> list[int | None]:
         """How often each tensor was written to."""
-        return [leaf._version for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return [version_of(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor], *others: Hashable) -> Hashable:
         """Returns what two calls must share to be of one kind.

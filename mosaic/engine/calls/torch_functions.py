@@ -43,10 +43,23 @@ _VALUES = _words(
 """Needs values or memory, or changes what memory a tensor stands for."""
 _SHOWS = _words("__repr__ __str__ __format__")
 """Makes text of values and of the tensor's place in the graph."""
-_VALUES_OF_PENDING = _words(
-    "__get__:data __iter__ quantile nanquantile stft istft nested_tensor as_nested_tensor nested_tensor_from_mask"
+_FOLLOWS = _words(
+    """
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __neg__ __pow__ add sub mul div
+    true_divide neg square pow sqrt rsqrt exp log abs clamp mean sum var std norm vector_norm normalize
+    cosine_similarity linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm conv1d conv2d conv3d max_pool1d
+    max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d layer_norm rms_norm group_norm relu
+    gelu silu sigmoid tanh softmax log_softmax leaky_relu elu softplus mse_loss cross_entropy __getitem__ select
+    narrow chunk split unbind reshape view flatten unflatten transpose permute unsqueeze squeeze expand __get__:T
+    __get__:mT t contiguous clone detach float to cat concat stack grad
+    """
 )
-"""The same for a tensor that has no memory as yet, as those of the host's lanes; some change shapes in place inside."""
+"""Follows the tensors of one host lane that has no values as yet: what connects encoders in practice.
+
+A function that is not listed waits for its inputs and runs on plain tensors, so no composite is entered with tensors
+that have no memory.
+"""
+_PRODUCTS = _words("linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm")
 _VALUES_OF_DEVICE = _words("cpu grad")
 """The same for a tensor that a device's stream is computing."""
 _IN_PLACE = _words(
@@ -76,8 +89,8 @@ class TorchFunction:
     """It sets what belongs to the tensor object."""
     value: bool
     """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
-    value_of_pending: bool
-    """The same of a tensor that has no memory as yet."""
+    listed: bool
+    """It is among the functions that follow a host lane."""
     shows: bool
     """It makes text of a tensor."""
     writes: bool
@@ -102,6 +115,15 @@ class TorchFunction:
         """Whether a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""
         return self.writes or kwargs.get("out") is not None or self.name.startswith("__set__")
 
+    def follows_lane(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call may run on tensors of one host lane that have no values as yet.
+
+        Products of vectors and modes that are chosen by a word, such as the nuclear norm, are composites.
+        """
+        if not self.listed or any(isinstance(value, str) for value in (*args, *kwargs.values())):
+            return False
+        return self.name not in _PRODUCTS or all(tensor.dim() > 1 for tensor in tensors_of(args[:2]))
+
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Whether a call may copy to another device, which the host could take for work of its own stream."""
         if self.name not in _MOVES:
@@ -123,7 +145,7 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         reads=name in _READS,
         sets=sets,
         value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
-        value_of_pending=name in _VALUES or name in _VALUES_OF_PENDING,
+        listed=name in _FOLLOWS,
         shows=name in _SHOWS,
         writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
         writes_any=_schema_writes(func),

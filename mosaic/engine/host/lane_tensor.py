@@ -203,7 +203,7 @@ class LaneTensor(torch.Tensor):
             stands_for = {id(tensor.join()): tensor for tensor in written}
             result = func(*join_all(args), **join_all(kwargs))
             return stands_for.get(id(result), result)
-        if not does.value_of_pending and not does.statistics and _is_one_branch(found):
+        if does.follows_lane(args, kwargs) and not found[0].is_complex() and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.expect_gradient(leaf)
             with torch._C.DisableTorchFunctionSubclass():
@@ -236,6 +236,7 @@ class _Join(torch.autograd.Function):
         executor, lane, module = ctx.branch
         if torch.is_grad_enabled() or isinstance(grad, LaneTensor) or executor.closed:
             return grad
+        grad = grad.resolve_conj().resolve_neg()
         # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
         return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.shapes import ShapeTable
-from mosaic.engine.calls.structure import map_tensors, tensors_of
+from mosaic.engine.calls.structure import map_tensors, tensors_of, version_of
 from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.engine.host.lane_tensor import LaneTensor, lane_of_backward, lane_tensors
 from mosaic.errors import ModuleContractError
@@ -78,7 +78,7 @@ class Operators:
         num_bytes: int,
     ) -> Ticket[list[torch.Tensor]]:
         real = [tensor for tensor in tensors if not isinstance(tensor, LaneTensor)]
-        versions = [value._version for value in real]
+        versions = [version_of(value) for value in real]
         for value in real:
             if value.is_leaf and value.requires_grad:
                 self._gradients.expect(value)
@@ -86,7 +86,7 @@ class Operators:
         def work() -> list[torch.Tensor]:
             with torch.no_grad():
                 result = func(*_values(args), **_values(kwargs))
-            if versions != [value._version for value in real]:
+            if versions != [version_of(value) for value in real]:
                 raise ModuleContractError(
                     f"an input of {func}, which follows {first._module!r} on its lane, was written to before the lane "
                     "had read it; write to a copy"

@@ -27,7 +27,9 @@ class Rewind:
         parts = parts_of(model)
         self._attributes = [(part, dict(vars(part)), dict(part._buffers)) for part in parts.modules]
         self._containers = [kept for part in parts.modules for kept in _containers_of(part)]
-        small = [t for t in parts.tensors[parts.num_parameters :] if t.nbytes <= _MAX_BYTES]
+        small = [
+            t for t in parts.tensors[parts.num_parameters :] if t.layout is torch.strided and t.nbytes <= _MAX_BYTES
+        ]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
         kept = {id(tensor) for tensor in small}
         self._untouched = [(tensor, version_of(tensor)) for tensor in parts.tensors if id(tensor) not in kept]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, TwoTowers, colocate, pair_batch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocate, pair_batch
 from torch.nn import functional
 
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -34,22 +34,38 @@ def test_a_result_shows_its_metadata_without_waiting():
         assert not waits.is_set() or opened.wait(60)
         return self.layers(x)
 
-    model = TwoTowers(Doing(waiting))
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = model.left(x)
+        glued = functional.normalize(result @ model.weight, dim=-1).mean(0)
+        if waits.is_set():
+            assert isinstance(result, LaneTensor)
+            assert (result.shape, result.dtype, result.requires_grad, len(result)) == ((6, 16), torch.float32, True, 6)
+            assert isinstance(glued, LaneTensor)
+            assert glued.shape == (16,)
+            opened.set()
+        return glued + model.right(y)
+
+    model = Glued(glue, Doing(waiting))
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
         model(*pair_batch())
         waits.set()
-        result = model.left(pair_batch()[0])
-        assert isinstance(result, LaneTensor)
-        assert (result.shape, result.dtype, result.requires_grad, len(result)) == ((6, 16), torch.float32, True, 6)
-        glued = functional.normalize(result @ model.weight, dim=-1).mean(0)
-        assert isinstance(glued, LaneTensor)
-        assert glued.shape == (16,)
-        opened.set()
-        assert type(glued.join()) is torch.Tensor
+        assert type(model(*pair_batch())) is torch.Tensor
     finally:
         opened.set()
         handle.remove()
+
+
+@pytest.mark.parametrize("function", [torch.prod, torch.linalg.svdvals, torch.conj, torch.linalg.norm])
+def test_a_function_that_is_not_listed_waits_and_runs_on_plain_tensors(pending: Any, function: Any):
+    _, left, _ = pending
+    assert type(function(left)) is torch.Tensor
+
+
+def test_a_product_of_a_vector_waits(pending: Any):
+    model, left, _ = pending
+    assert type(model.weight[0] @ left.T) is torch.Tensor
+    assert type(model.weight @ left.T) is LaneTensor
 
 
 def test_a_result_joins_to_one_plain_tensor(pending: Any):
@@ -72,27 +88,50 @@ def test_writing_after_a_view_was_used_elsewhere_is_refused(pending: Any):
         left.mul_(2)
 
 
-def test_writing_to_an_input_before_the_lane_has_read_it_is_an_error():
-    opened = threading.Event()
+@pytest.mark.parametrize("through", ["a module", "glue"])
+def test_writing_to_an_input_before_the_lane_has_read_it_is_an_error(through: str):
+    opened, written = threading.Event(), torch.ones(6, 16)
+    held: list[Any] = []
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for lane in held:
+            lane.submit(lambda: opened.wait(60))
+        result = model.left(x) * (written if through == "glue" else 1)
+        if held:
+            (written if through == "glue" else x).zero_()
+            opened.set()
+        return result + model.right(y)
+
+    model = Glued(glue)
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    try:
+        model(*pair_batch())
+        held.append(handle._executor.lanes.lane((0,)))
+        with pytest.raises(ModuleContractError, match=r"written to"):
+            model(*pair_batch())
+    finally:
+        opened.set()
+        handle.remove()
+
+
+def test_a_module_that_the_loop_calls_itself_has_read_its_inputs_and_weights_when_it_returns():
     model = TwoTowers()
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
         model(*pair_batch())
-        lane = handle._executor.lanes.lane((0,))
-        lane.submit(lambda: opened.wait(60))
-        x = pair_batch()[0]
-        result = model.left(x)
-        mask = torch.ones(6, 16)
-        glued = model.left(pair_batch()[0]) * mask
-        x.zero_()
-        mask.zero_()
-        opened.set()
-        with pytest.raises(ModuleContractError, match="an input of 'left' was written to"):
-            result.join()
-        with pytest.raises(ModuleContractError, match="written to before the lane had read it"):
-            glued.join()
+        x, weights = pair_batch()[0], {name: value.clone() for name, value in model.left.state_dict().items()}
+        with torch.no_grad():
+            results = []
+            for step in range(4):
+                x.fill_(step)
+                results.append((model.left(x), x.clone()))
+                for parameter in model.left.parameters():
+                    parameter.data.add_(1.0)
+                model.left.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
+        handle.remove()
+        with torch.no_grad():
+            assert all(torch.equal(model.left(x), result) for result, x in results)
     finally:
-        opened.set()
         handle.remove()
 
 
