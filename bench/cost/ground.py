@@ -16,9 +16,7 @@ from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Profile, Sample
-from mosaic.profiler import ProfileSettings, open_counters, profile_modules
-from mosaic.profiler.counting import hardware_of
-from mosaic.profiler.quotas import default_quotas
+from mosaic.profiler import ProfileSettings, default_quotas, open_counters, profile_modules
 
 FIT_DEGREES = (1, 2, 8)
 HELD_DEGREE = 4

@@ -15,8 +15,8 @@ from bench.cost.ground import Ground
 from bench.cost.truth import SAME, Group, Member, Placed, Truth, draw_groups
 from bench.record import Figure
 from mosaic.profile import Phase
-from mosaic.profiler.measuring.beside import measure_beside
-from mosaic.profiler.measuring.pairs import lay_out
+from mosaic.profiler import measure_beside
+from mosaic.profiler.sweep import lay_out
 
 CHOSEN = "the form chosen by groups of its own"
 ALL_SIZES = "all sizes"

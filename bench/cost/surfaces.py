@@ -18,7 +18,7 @@ from mosaic.cost import ShapedSurface
 from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
-from mosaic.profiler.quotas import default_quotas
+from mosaic.profiler import default_quotas
 from mosaic.shape import ModuleShape
 
 AT_QUOTAS, AT_DEGREES = "surface error at held-out quotas", "surface error at a held-out degree"

@@ -231,7 +231,7 @@ class Objects:
 
 
 @functools.lru_cache(maxsize=1000)
-def _is_plain(kind: type) -> bool:
+def _is_plain(kind: Any) -> bool:
     return not issubclass(kind, (type, Enum)) and kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
