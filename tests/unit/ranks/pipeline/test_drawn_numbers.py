@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mosaic.find.random_numbers import random_state
 from mosaic.graph import Part
 from mosaic.find.random_numbers import random_state
 from mosaic.parts.finding.find import find_split
