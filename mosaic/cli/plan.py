@@ -325,7 +325,7 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
     from mosaic.cost.degrees import degrees_to_look_at
-    from mosaic.cost.interference.protocol import NoInterference
+    from mosaic.cost.interference import NoInterference
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)

@@ -3,7 +3,7 @@
 from mosaic.hardware.catalogue import HARDWARE_NAMES
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Efficiency, Hardware
-from mosaic.hardware.find import find_cluster, find_hardware, load_cluster, load_hardware
+from mosaic.hardware.find import find_cluster, find_hardware, hardware_of, load_cluster, load_hardware
 from mosaic.hardware.link import Link, Message
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Message",
     "find_cluster",
     "find_hardware",
+    "hardware_of",
     "load_cluster",
     "load_hardware",
 ]

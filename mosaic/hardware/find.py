@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, load
-from mosaic.device import FORBID_EXTRA
+from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware.catalogue import DEVICES
 from mosaic.hardware.cluster import Cluster
@@ -44,6 +44,14 @@ def find_hardware(where: str) -> Hardware:
     if where not in DEVICES:
         raise ValueError(f"{unknown('device', where, DEVICES)}, or a description in a .json file")
     return DEVICES[where].describe()
+
+
+def hardware_of(device: Device) -> Hardware | None:
+    """Returns the description of a device by its product name; None for a device without a description."""
+    if device.kind == "host":
+        return find_hardware("host")
+    words = device.name.lower().replace("-", " ").split()
+    return next((find_hardware(name) for name in DEVICES if name.split("-")[0] in words), None)
 
 
 def find_cluster(where: str, gpus: int | None = None) -> Cluster:

@@ -16,7 +16,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 CORE = {
     *("artifact", "cache_folder", "child", "device", "errors", "files", "graph", "lines", "placement", "plan"),
-    *("profile", "provenance", "rank_trace", "schedule", "search_extension", "shape", "timeline", "user_file"),
+    *("profile", "provenance", "rank_trace", "search_extension", "timeline", "user_file"),
 }
 """The files beside the packages."""
 
@@ -137,6 +137,7 @@ def test_public_names_are_frozen():
         "MosaicError",
         "Options",
         "Plan",
+        "PlannerOptions",
         "Profile",
         "RankSettings",
         "TrialSettings",

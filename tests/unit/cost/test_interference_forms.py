@@ -1,4 +1,4 @@
-"""Interference computed from bandwidth: the paper's Eq. 8 and ours, and the bandwidths that they stand on."""
+"""Interference computed from bandwidth: Eq. 8, the pairwise form, and the bandwidths that they stand on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from planning_cases import sample
 
-from mosaic.cost import Bandwidths, Eq8, FullInterference, SharedBandwidth, Sharing
-from mosaic.cost.interference.pairwise import AssumedSharing
+from mosaic.cost import Bandwidths, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.cost.interference import AssumedSharing
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -38,8 +38,8 @@ def test_eq8_as_written_is_the_paper_s_and_not_zero_for_a_module_alone() -> None
     assert eq8.as_written_ms([0.1]) == pytest.approx(0.4)
 
 
-def test_full_interference_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
-    form = FullInterference({F: Eq8(e1=-1.0, e2=4.0, e3=10.0)}, bandwidths(a=0.5, b=0.4))
+def test_the_form_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
+    form = Eq8Interference({F: Eq8(e1=-1.0, e2=4.0, e3=10.0)}, bandwidths(a=0.5, b=0.4))
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 2)]) == pytest.approx(4.6)
     assert form.extra_ms("a", F, quota=1, alone_ms=70.0, beside=[("b", 2)]) == pytest.approx(4.6)
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[]) == 0
@@ -49,18 +49,18 @@ def test_full_interference_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
 
 
 def test_an_eq8_that_never_exceeds_nothing_is_zero() -> None:
-    assert FullInterference({F: Eq8(e1=0.0)}, bandwidths()).is_zero
-    assert FullInterference({F: Eq8(e1=-100.0, e2=1.0, e3=1.0)}, bandwidths()).is_zero
-    assert not FullInterference({F: Eq8(e1=-10.0, e2=1.0)}, bandwidths()).is_zero
+    assert Eq8Interference({F: Eq8(e1=0.0)}, bandwidths()).is_zero
+    assert Eq8Interference({F: Eq8(e1=-100.0, e2=1.0, e3=1.0)}, bandwidths()).is_zero
+    assert not Eq8Interference({F: Eq8(e1=-10.0, e2=1.0)}, bandwidths()).is_zero
 
 
 def test_eq8_without_its_product_is_the_additive_ablation() -> None:
-    form = FullInterference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
+    form = Eq8Interference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
 
 
 def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
-    form = SharedBandwidth({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
+    form = PairwiseInterference({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
     assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == pytest.approx(10 * (0.04 + 0.1))
     both = form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)])
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
@@ -69,7 +69,7 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
 
 
 def test_the_assumed_form_takes_the_geometric_mean_of_the_two_extremes() -> None:
-    form = SharedBandwidth({F: AssumedSharing()}, bandwidths(a=0.25, b=0.4, c=0.2))
+    form = PairwiseInterference({F: AssumedSharing()}, bandwidths(a=0.25, b=0.4, c=0.2))
     assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(10 * 0.5 * 0.6)
     assert form.pair_shares("a", "b", F, quotas=(1,), beside_quotas=(1,)) == [[pytest.approx(0.2)]]
     assert form.pair_shares("a", "b", B, quotas=(1,), beside_quotas=(1,)) == ()

@@ -6,6 +6,7 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
+from mosaic.cost.surfaces import held_out_errors
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -106,8 +107,11 @@ def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
 @pytest.mark.parametrize(
     ("samples", "says"),
     [
-        ([], "found no samples"),
-        ([sample(1, 1.0), sample(1, 1.0, phase=Phase.BACKWARD)], "one module and phase; found m backward, m forward"),
+        ([], "the samples are of no samples"),
+        (
+            [sample(1, 1.0), sample(1, 1.0, phase=Phase.BACKWARD)],
+            "the samples are of m backward, m forward",
+        ),
         ([sample(2, 1.0), sample(2, 1.1)], "two samples at degree 1, quota 2; keep one"),
         ([failed(1), failed(2)], "'m' forward ran at no quota: OutOfMemoryError"),
     ],
@@ -115,3 +119,18 @@ def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
 def test_what_makes_no_surface_is_refused(samples: list[Sample], says: str) -> None:
     with pytest.raises(InvalidProfileError, match=says):
         ScalingSurface(samples)
+
+
+def test_held_out_errors_are_zero_where_the_law_is_that_of_the_surface() -> None:
+    errors = held_out_errors([sample(q, 2 + 24 / q, degree=d) for q in (1, 4, 8, 16) for d in (1, 2)])
+    assert errors is not None
+    assert errors.count == 4
+    assert errors.largest == pytest.approx(0.0, abs=1e-9)
+
+
+def test_held_out_errors_name_the_largest_and_the_median() -> None:
+    errors = held_out_errors([sample(1, 8.0), sample(2, 4.0), sample(4, 3.0), sample(8, 1.0)])
+    assert errors is not None
+    assert (errors.subject, errors.phase, errors.count) == ("m", Phase.FORWARD, 2)
+    assert 0 < errors.median < errors.largest
+    assert held_out_errors([sample(1, 2.0), sample(2, 1.0), failed(4)]) is None
