@@ -139,9 +139,7 @@ def repeat_batch(subject: Subject, times: int) -> Subject:
     if times == 1:
         return subject
     batch = batch_of(subject, f"repeated {times} times")
-    return _with_batch(
-        subject, batch, times * batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1))
-    )
+    return _with_batch(subject, batch, times * batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)))
 
 
 def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Subject:

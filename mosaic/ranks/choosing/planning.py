@@ -22,8 +22,8 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import (
     ProfileCache,
-    ProgressCallback,
     ProfileSettings,
+    ProgressCallback,
     Ring,
     Route,
     measure_ring,

@@ -19,8 +19,8 @@ from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import Counters, ProfileCache, Subject, Utilisation, profile_modules
-from mosaic.profiler.machine import counters as counting
-from mosaic.profiler.measuring.utilisation import measure_utilisation
+from mosaic.profiler import counters as counting
+from mosaic.profiler.counters import measure_utilisation
 
 
 class FakeError(Exception):

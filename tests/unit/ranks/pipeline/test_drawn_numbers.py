@@ -7,7 +7,6 @@ from torch import nn
 
 from mosaic.find.random_numbers import random_state
 from mosaic.graph import Part
-from mosaic.find.random_numbers import random_state
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
