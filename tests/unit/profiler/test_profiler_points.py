@@ -192,7 +192,7 @@ def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
 )
 def test_choices_that_cannot_be_are_refused(quotas: Any, degrees: list[int], error: type[Exception]):
     with pytest.raises(error):
-        Sampling.choose(quotas, degrees, device(8), bound=0.05)
+        Sampling.choose(quotas, degrees, device(8))
 
 
 def subject(*args: Any, **kwargs: Any) -> Subject:
