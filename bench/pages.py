@@ -13,7 +13,7 @@ from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
 from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.cost.interference import FORMS
-from mosaic.hardware.catalogue import DEVICES
+from mosaic.hardware import HARDWARE_NAMES
 from mosaic.models import MODELS
 from mosaic.pipelining.baselines.methods import BASELINES
 from mosaic.pipelining.partition.methods import PARTITION_METHODS
@@ -147,7 +147,7 @@ def choices_table() -> str:
         ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
         ("a model", "`mosaic/models/catalogue.py`", MODELS),
-        ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
+        ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
         ("a form of interference", "`mosaic/cost/interference.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
         ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),

@@ -29,7 +29,7 @@ from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from bench.record import MAX_SAMPLES, Figure, missing_figure, one_line
 from mosaic.cost import Bandwidths, ScalingSurface
-from mosaic.cost.analytic import count_module
+from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError

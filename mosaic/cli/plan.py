@@ -338,8 +338,6 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
         f"counted in {counted.dtype}: {counted.says}",
         "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
     ]
-    if cost.uncounted:
-        notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
     basis = Basis(
         graph=counted.graph,
         cost=cost,

@@ -10,7 +10,7 @@ from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference import AssumedSharing, Interference, PairwiseInterference
 from mosaic.cost.protocol import TimedBeside
-from mosaic.cost.roofline import Clocks, clocks_of, phase_bandwidth, phase_ms
+from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
@@ -66,12 +66,6 @@ class AnalyticCost(TimedBeside):
         """Modules that it knows."""
         return tuple(self._counts)
 
-    @property
-    def uncounted(self) -> dict[str, tuple[str, ...]]:
-        """For each module, operators whose arithmetic is not known and therefore missing in its times."""
-        found = {name: next(iter(by_degree.values())).uncounted for name, by_degree in self._counts.items()}
-        return {name: operators for name, operators in found.items() if operators}
-
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
         return tuple(d for d in degrees_between(tuple(self._of(module))) if d <= self.cluster.num_devices)
@@ -115,11 +109,6 @@ class AnalyticCost(TimedBeside):
         """
         counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
-
-    def clocks(self, module: str, phase: Phase, degree: int, quota: int) -> Clocks:
-        """Returns the two clocks of a phase, at a degree that was counted or at the next lower one."""
-        counts = self._at(module, degree).phase(phase)
-        return clocks_of(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         known = self._of(module)

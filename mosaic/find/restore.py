@@ -230,8 +230,7 @@ class Objects:
                 self._push((attributes,), depth + 1)  # a thread of its own would change them meanwhile
 
 
-@functools.lru_cache(maxsize=1000)
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: type) -> bool:
     return not issubclass(kind, (type, Enum)) and kind.__module__.partition(".")[0] not in _LIBRARIES
 
 

@@ -123,8 +123,8 @@ def _waits(plan: Plan, graph: ModuleGraph) -> Mapping[Work, Mapping[Work, Edge |
         parts.setdefault(placement.module, []).append(placement.part)
     inputs: dict[Part, dict[Part, Edge | None]] = {part: {} for own in parts.values() for part in own}
     for own in parts.values():
-        for before, after in pairwise(own):
-            inputs[after][before] = None
+        for earlier, later in pairwise(own):
+            inputs[later][earlier] = None
     for edge in graph.edges:
         inputs[parts[edge.target][0]][parts[edge.source][-1]] = edge
     outputs: dict[Part, dict[Part, Edge | None]] = {part: {} for part in inputs}

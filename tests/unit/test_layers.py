@@ -36,7 +36,7 @@ LAYERS = [
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "find", "glue", "models", "parts", "profiler", "ranks", "train"),
-        *("cost/analytic", "context/attention", "demo", "microbench"),
+        *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },
     "ortools": {"solver", "pipelining/proof.py", "context/exact.py"},

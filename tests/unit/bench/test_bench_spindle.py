@@ -23,7 +23,7 @@ from bench.spindle.steps import BASE, METHODS, held_gb, steps_of
 from bench.spindle.workload import TASKS, Layers, Scale, workload
 from mosaic.artifact import save
 from mosaic.cli.workload import load_workload
-from mosaic.cost.analytic import count_degrees
+from mosaic.cost.counting import count_degrees
 from mosaic.errors import MosaicError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.models.multitask_clip import TASKS as CLIP_TASKS

@@ -11,9 +11,9 @@ from planning_cases import graph_of, pair
 from torch import nn
 
 from mosaic.artifact import load, save
-from mosaic.cost.analytic import count_degrees
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
+from mosaic.cost.counting import count_degrees
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.interference import MeasuredInterference, NoInterference
 from mosaic.cost.roofline import phase_ms
@@ -130,12 +130,6 @@ def test_what_was_not_counted_is_refused(cost):
         cost.time_ms("image", Phase.FORWARD, 1, 17)
     with pytest.raises(ValueError, match="no counts of image"):
         AnalyticCost({"image": {}}, POD)
-
-
-def test_unknown_arithmetic_is_reported(counts):
-    strange = dataclasses.replace(counts["fusion"][1], uncounted=("my.op",))
-    assert AnalyticCost(counts, POD).uncounted == {}
-    assert AnalyticCost({"fusion": {1: strange}}, POD).uncounted == {"fusion": ("my.op",)}
 
 
 def test_a_plan_needs_only_the_file_of_counts(counts, tmp_path):

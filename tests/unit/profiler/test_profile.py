@@ -116,7 +116,7 @@ def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_file_of_an_older_schema_is_refused_with_the_way_out(version):
     text = artifact.to_json(profile(sample())).replace('"schema_version": 4', f'"schema_version": {version}')
-    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 3; .*: make the file again"):
+    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 4; .*: make the file again"):
         artifact.parse(Profile, text, source="profile.json")
 
 

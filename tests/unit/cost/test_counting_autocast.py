@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from analytic_cases import ATTENTION, MATMUL, encoder
 from torch import nn
 
-from mosaic.cost.analytic import CudaAutocast, count_module
+from mosaic.cost.counting import CudaFunctions, count_module
 from mosaic.cost.counts import main_dtype
 
 BF16 = torch.bfloat16
@@ -55,7 +55,7 @@ def test_what_functions_of_torch_call_inside_is_cast_too():
 
 
 def test_norms_and_losses_run_in_float32():
-    with CudaAutocast():
+    with CudaFunctions(BF16):
         x = F.linear(torch.randn(2, 8), torch.randn(8, 8))
         assert x.dtype == BF16
         assert F.layer_norm(x, (8,)).dtype == torch.float32
@@ -67,7 +67,7 @@ def test_norms_and_losses_run_in_float32():
 def test_on_meta_tensors_it_casts_where_torchs_own_does_not():
     with torch.device("meta"):
         module, given = nn.Linear(8, 4), torch.randn(3, 8)
-    with torch.autocast("cuda", BF16, enabled=False), CudaAutocast():
+    with torch.autocast("cuda", BF16, enabled=False), CudaFunctions(BF16):
         assert module(given).dtype == BF16
     assert module(given).dtype == torch.float32
 

@@ -7,7 +7,7 @@ from analytic_cases import ATTENTION, encoder, flops_of, names_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.cost.analytic import count_module
+from mosaic.cost.counting import count_module
 
 
 def blocks(*, recompute: bool) -> nn.Module:
