@@ -30,7 +30,7 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import Generator, generator_state, random_state, set_generator_state
 from mosaic.find.torch_settings import SETTINGS, put_back, read
 
-MAX_COPIED_BYTES = 1 << 28
+MAX_COPIED_BYTES = 1 << 26
 """Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written."""
 MAX_ARRAY_BYTES = 1 << 26
 """A larger array of numpy's is taken for a table that is only read."""
