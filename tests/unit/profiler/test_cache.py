@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -195,13 +196,9 @@ def test_a_killed_run_goes_on_where_it_was_since_digests_are_equal_in_every_proc
     subjects = find_modules(model, pair_batch()).subjects
     records = {s.name: cache.module(key_of(s, backend, environment), s.name) for s in subjects}
     assert {name: len(record.points) for name, record in records.items()} == {"left": 2, "right": 1}
-    profile, runs = profiled(model, cache, settings=ProfileSettings(**{**_fields(FAST), "pairs": False}))
+    profile, runs = profiled(model, cache, settings=dataclasses.replace(FAST, pairs=False))
     assert set(runs) == {"right"}
     assert len(profile.samples) == 8
-
-
-def _fields(settings: ProfileSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
 
 
 def test_a_broken_file_is_measured_again_and_said(cache: ProfileCache):
