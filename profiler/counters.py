@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from mosaic.backends.base import Backend, Lane, Mark
+from mosaic.backends.base import Backend, Lane, Mark, Ticket
 from mosaic.backends.cuda.driver import describe_devices
 from mosaic.device import Device
 from mosaic.profile import Phase
@@ -218,33 +218,27 @@ def measure_utilisation(
         return None
     calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS / max(1e-3, call_ms))))
 
-    def launch() -> Callable[[], float]:
-        ticket = lane.submit(partial(_batch, lane, call, calls))
+    def batch() -> tuple[Mark, Mark]:
+        start = lane.mark()
+        for _ in range(calls):
+            call()
+        return start, lane.mark()
 
-        def finish() -> float:
-            start, end = ticket.wait()
-            return start.ms_until(end)
-
-        return finish
+    def wait(ticket: Ticket[tuple[Mark, Mark]]) -> None:
+        start, end = ticket.wait()
+        start.ms_until(end)
 
     # One batch is always queued behind the one that runs: the device never waits for the calling thread.
-    running = launch()
+    running = lane.submit(batch)
     with counters.window(seconds) as window:
         while not window.is_long_enough:
-            behind = launch()
-            running()
+            behind = lane.submit(batch)
+            wait(running)
             running = behind
-    running()
+    wait(running)
     total = device.num_slots * device.sms_per_slot + device.remainder_sms
     granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
     return window.found.on_partition(granted, total) if window.found is not None else None
-
-
-def _batch(lane: Lane, call: Callable[[], object], calls: int) -> tuple[Mark, Mark]:
-    start = lane.mark()
-    for _ in range(calls):
-        call()
-    return start, lane.mark()
 
 
 def _find_nvml() -> tuple[Any, str]:
