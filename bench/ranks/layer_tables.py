@@ -1,26 +1,18 @@
-"""Analytic profiles of the zoo's models on H100s: times of modules at every degree and quota, counted once and kept.
-
-``python -m bench.ranks.layer_tables [NAME ...]`` counts operators on tensors without data (minutes) and writes
-``bench/analytic/NAME.json``; the simulated part of ``bench_ranks`` reads these. Nothing in them is measured.
-"""
+"""Analytic profiles of the zoo's models on H100s: times of modules at every degree and quota, from counted work."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
-from mosaic.artifact import load, save
 from mosaic.cost.communication.ranked import ModuleTraffic
 from mosaic.cost.degrees import degrees_to_look_at
-from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
 
-FOLDER = Path(__file__).resolve().parents[1] / "analytic"
 DEVICE = "h100-80g"
 BATCH = 32
 QWEN_BATCH = 256
@@ -32,8 +24,6 @@ QWEN_MODULES = ("embed_tokens", "visual", "audio", "language_model", "lm_head")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTable:
     """One module."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     module: str
     """Name in the graph."""
@@ -53,11 +43,6 @@ class ModuleTable:
 class ModelTable:
     """One model."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    schema_version: int = 1
-    """Version of this file's layout."""
     model: str
     """Its name in the zoo, and what was changed."""
     batch: int
@@ -72,14 +57,10 @@ class ModelTable:
     """In the graph's order."""
 
 
-def path_of(name: str) -> Path:
-    """Returns where a model's table is kept."""
-    return FOLDER / f"{name}.json"
-
-
+@cache
 def load_table(name: str) -> ModelTable:
-    """Reads a kept table."""
-    return load(ModelTable, path_of(name))
+    """Counts a model of ``TABLES``, once a process."""
+    return TABLES[name]()
 
 
 def count(
@@ -218,17 +199,4 @@ TABLES: Mapping[str, Callable[[], ModelTable]] = MappingProxyType(
         **{f"{name}-table1": _zoo(name, "table1") for name in ("ofasys", "imagebind", "qwen3-vl", "unified-io-2")},
     }
 )
-"""By name of the file."""
-
-
-def main() -> None:
-    """Counts and keeps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(TABLES)}; all by default")
-    for name in parser.parse_args().names or TABLES:
-        save(TABLES[name](), path_of(name))
-        print(f"wrote {path_of(name).name}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+"""By name."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.pipeline_proof import prove
 from pipeline_cases import chain, images, models, steps, two_encoders
 from pipeline_oracle import simulated
 
@@ -14,8 +15,7 @@ from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import MAX_PROVEN, WEIGHTS, PlannerOptions, plan_step
-from mosaic.pipelining.proof import prove
+from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
@@ -135,6 +135,4 @@ def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
     request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
     options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=1.0))
     planned = plan_step(request, images(*counts), options=options)
-    assert len(planned.graph.tasks) <= MAX_PROVEN
     assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns
-    assert planned.gap == 0
