@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # pip compiles to bytecode on one core, one package after the other, and their own tests too; this on all cores.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/'
 
-.PHONY: demo test lint types unit tables gpu-bundle tools clean
+.PHONY: demo test lint types unit tables sizes gpu-bundle tools clean
 
 demo: $(STAMP)
 	$(BIN)/mosaic demo --output mosaic-demo
@@ -42,6 +42,10 @@ unit: $(STAMP)
 # The tables of README and docs/; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
+
+# Lines of each part beside its budget.
+sizes:
+	@$(PYTHON) -m bench.sizes
 
 # Wheels for a GPU machine without a network; needs pip alone.
 gpu-bundle:
