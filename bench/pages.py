@@ -147,7 +147,7 @@ def choices_table() -> str:
     rows = [
         ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
-        ("a model", "`mosaic/models/catalogue.py`", MODELS),
+        ("a model", "`mosaic/models/rows.py`", MODELS),
         ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
         ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),

@@ -17,14 +17,13 @@ from bench.ranks import layer_tables as ranks_tables
 from bench.ranks import pictures as ranks_pictures
 from bench.ranks.launch import on_ranks
 from bench.ranks.measured import links, moved, one, peak
-from bench.ranks.simulated import ModelCost, large_cluster, scaling
+from bench.ranks.simulated import large_cluster, scaling
 from bench.ranks.tape import Tape
 from bench.record import Figure, Study
 from bench.study_parts import StudyPart
 from mosaic.artifact import load
 from mosaic.cost.communication.ranked import ModuleTraffic
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
-from mosaic.profile import Phase
 
 
 def summed(rank: int, size: int) -> Iterator[Figure]:
@@ -131,27 +130,6 @@ def test_simulated_figures_are_labelled_and_have_the_papers_numbers_beside():
     assert found["auto: step over auto's, ofasys, 8 GPUs, ratio"].value == 1.0
     large = {f.name: f for f in large_cluster(name="qwen-val-30b", num_devices=8, seconds=2)}
     assert large["spindle: speed-up over megatron, qwen-val-30b, 8 GPUs"].labels["paper"] == "1.34"
-
-
-@pytest.mark.usefixtures("made_up_table")
-def test_layers_are_extrapolated_from_what_one_more_adds():
-    first = ranks_tables.load_table("ofasys")
-    doubled = [
-        ranks_tables.replace(
-            module,
-            forward_ms=tuple(tuple(2 * ms for ms in row) for row in module.forward_ms),
-            memory_bytes=(25,) * 4,
-        )
-        for module in first.modules
-    ]
-    second = ranks_tables.replace(first, modules=tuple(doubled))
-    made = ranks_tables.with_layers(first, second, {"a": 10}, "ten layers")
-    cost, before = ModelCost(made), ModelCost(first)
-    assert cost.time_ms("a", Phase.FORWARD, 2, 3) == pytest.approx(
-        10 * before.time_ms("a", Phase.FORWARD, 2, 3), rel=1e-3
-    )
-    assert cost.memory_bytes("a", 1) == 10 + 9 * 15
-    assert cost.time_ms("b", Phase.FORWARD, 2, 3) == before.time_ms("b", Phase.FORWARD, 2, 3)
 
 
 @pytest.mark.usefixtures("made_up_table")
