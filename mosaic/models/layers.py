@@ -94,7 +94,8 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_width))
+        return heads.transpose(1, 2)
 
 
 class Perceptron(nn.Module):
@@ -140,14 +141,9 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks one after the other and a norm at the end; LLaMA's kind turns queries and keys by their positions."""
 
-    inverse: Tensor
-
     def __init__(self, shape: Blocks, context_width: int | None = None) -> None:
         super().__init__()
-        self.llama = shape.llama
-        pairs = (shape.head_width or shape.width // shape.heads) // 2
-        inverse = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float32) / pairs)
-        self.register_buffer("inverse", inverse.repeat(2), persistent=False)
+        self.head_width = (shape.head_width or shape.width // shape.heads) if shape.llama else 0
         self.blocks = nn.ModuleList(Block(shape, context_width) for _ in range(shape.layers))
         self.norm = shape.norm() if shape.layers else nn.Identity()
 
@@ -163,10 +159,7 @@ class Stack(nn.Module):
         """Takes and returns (batch, tokens, width); masks as in ``Attention``."""
         if causal:
             mask = x.new_empty(0)
-        angles = None
-        if self.llama:
-            turned = torch.arange(x.shape[1], device=x.device).unsqueeze(1) * self.inverse
-            angles = torch.stack((turned.cos(), turned.sin()))
+        angles = _angles(x.shape[1], self.head_width, x.device) if self.head_width else None
         for block in self.blocks:
             x = block(x, context, angles, mask, context_mask)
         return self.norm(x)  # type: ignore[no-any-return]
@@ -308,7 +301,9 @@ class Tower(nn.Module):
                 hidden = hidden.unflatten(1, (-1, config.merged))
                 hidden = hidden.flatten(2) if config.projector else hidden.mean(2)
             hidden = self.project(hidden)
-        return hidden.unflatten(0, (-1, config.count)).flatten(1, 2) if config.count > 1 else hidden
+        if config.count > 1:
+            hidden = hidden.unflatten(0, (-1, config.count)).flatten(1, 2)
+        return hidden  # type: ignore[no-any-return]
 
 
 class Patches(nn.Module):
@@ -362,6 +357,13 @@ def _tokens(config: Encoder) -> nn.Module:
     if config.patch:
         return Patches(config)
     return embedding(config.vocabulary, config.blocks.width) if config.vocabulary else nn.Identity()
+
+
+def _angles(tokens: int, width: int, device: torch.device) -> Tensor:
+    """Returns cosines and sines of positions (RoFormer), (2, tokens, width)."""
+    inverse = 10_000.0 ** (torch.arange(0, -width, -2, device=device) / width)
+    turned = torch.arange(tokens, device=device).unsqueeze(1) * inverse.repeat(2)
+    return torch.stack((turned.cos(), turned.sin()))
 
 
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ _QWEN_VAL = _qwen_val(_llama(32, 4096, 32, 11_008), 448, 14, 3000)
 def _unified(*, text: int, image_codes: int, audio_codes: int, latents: tuple[int, int], merged: int) -> Config:
     blocks = _llama(24, 3072, 24, 8192, head_width=128)
     resampler = Blocks(layers=2, width=1024, heads=16)
-    history = {"count": 4, "resampler": resampler, "patch": (16, 16)}
+    history: dict[str, Any] = {"count": 4, "resampler": resampler, "patch": (16, 16)}
     return Config(
         encoders={
             "text": _words(0, 3072, 24, text),
