@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.errors import unknown
-from mosaic.pipelining.baselines import BASELINES, draw_baseline
+from mosaic.pipelining.baselines import BASELINES, Baseline, draw_baseline
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
