@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from mosaic.errors import unknown
 from mosaic.pipelining.baselines import BASELINES, Baseline, draw_baseline
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 STRATEGIES = ("keep", "recompute")
 """Of all layers, in the order in which a baseline tries them until its memory holds."""

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.semu.rank_hardware import Collective, RankHardware
 from mosaic.pipelining.semu.step import gradient_sums_ns, rank_timelines
 from mosaic.pipelining.tasks import Task, TaskGraph, Timed, Wait
 from mosaic.pipelining.workload.known_models import find_known_model
-from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
