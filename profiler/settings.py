@@ -1,12 +1,41 @@
-"""Bounds of a profiling run: its time, its repetitions, its tolerance of noise."""
+"""Bounds of a profiling run: its quotas, its time, its repetitions, its tolerance of noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Literal
 
+from mosaic.device import Device
 from mosaic.profile import COMPARABLE_SHARE
+
+QuotaChoice = Literal["tenths", "all"]
+"""The slots nearest to tenths of the device, or every slot."""
+
+
+def default_quotas(device: Device) -> tuple[int, ...]:
+    """Returns the slots nearest to tenths of a device, paper section 3.3; all of them up to ten slots."""
+    return tuple(sorted({max(1, round(tenth * device.num_slots / 10)) for tenth in range(1, 11)}))
+
+
+def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[int, ...]:
+    """Returns the quotas of a choice in slots, rising.
+
+    Raises:
+        InvalidPlanError: A quota is below one slot or above the device.
+        ValueError: The choice is unknown or empty.
+    """
+    if choice == "tenths":
+        return default_quotas(device)
+    if choice == "all":
+        return tuple(range(1, device.num_slots + 1))
+    quotas = () if isinstance(choice, str) else tuple(sorted(set(choice)))
+    if not quotas:
+        raise ValueError(f"quotas={choice!r}; use tenths, all, or numbers of slots")
+    for quota in quotas:
+        device.check_quota(quota, of="profiling")
+    return quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +65,6 @@ class ProfileSettings:
     are those of its own events, and are marked at most."""
     pairs: bool = True
     """Whether to measure modules side by side, two at a time."""
-    bound: float = 0.05
-    """Adaptive sampling stops where measurements that are left out are predicted with less than this relative error."""
     max_seconds: float | None = None
     """Time for all measurements; once it is over, what is left is left out (``Profile.left_out`` says what). Two quotas
     of each module, the largest and the smallest, are measured however long it takes: nothing is predicted outside of
@@ -49,8 +76,6 @@ class ProfileSettings:
                 f"warmup={self.warmup}, min_repeats={self.min_repeats}, max_repeats={self.max_repeats}; use a warm-up "
                 "of 0 or more and 1 <= min_repeats <= max_repeats"
             )
-        if not 0 < self.bound < 1:
-            raise ValueError(f"bound={self.bound}; use a bound between 0 and 1")
         if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.retry_seconds >= 0):
             raise ValueError("spread, sample_seconds and foreign_share are positive, and retry_seconds is 0 or more")
         if self.max_seconds is not None and not self.max_seconds >= 0:
@@ -58,14 +83,14 @@ class ProfileSettings:
 
 
 class Deadline:
-    """The end of a profiling run's time, and what it left out; begins when it is made.
+    """The end of a profiling run's time, which begins when this is made.
 
     Args:
         seconds: Until it is over; None for never.
-        clock: Tells seconds.
+        clock: Returns seconds.
 
     Attributes:
-        left_out: What was not measured for want of time, in words.
+        left_out: Names of the measurements for which no time was left.
     """
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = monotonic) -> None:
@@ -73,9 +98,9 @@ class Deadline:
         self._clock = clock
         self._ends = None if seconds is None else clock() + seconds
 
-    def leaves_out(self, what: str) -> bool:
-        """Returns whether the time is over; notes what is therefore not measured."""
+    def leaves_out(self, name: str) -> bool:
+        """Returns whether the time is over, and then notes the measurement."""
         if self._ends is None or self._clock() < self._ends:
             return False
-        self.left_out.append(what)
+        self.left_out.append(name)
         return True

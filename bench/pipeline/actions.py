@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.pipeline.in_process import InProcess
 from bench.pipeline.steps import Job
 from bench.record import Figure
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import roll_out
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.schedule.action import TaskName
@@ -25,9 +27,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.program import program_of
 from mosaic.ranks.pipeline.executing.work import Edge
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
-from mosaic.schedule import ActionKind
 
 LAYERS, MICROBATCHES, ROWS, WIDTH = 4, 32, 4, 8
 ACTIONS = 2 * LAYERS * MICROBATCHES

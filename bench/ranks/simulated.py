@@ -1,8 +1,8 @@
-"""Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
+"""Many GPUs, simulated from counted operators: every planner's plan of one model under one cost model, links included.
 
 A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
 inputs are there and its slots are free. Its time has the rows that travel to its ranks and back (``RankedCost``);
-gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.sums``). Planners
+gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.step``). Planners
 know nothing of that sharing; ``auto`` chooses its plan by this very step (``mosaic.solver.shared_network``), so that no
 planner of whole modules should have a shorter one. Spindle's slices, which cannot be run, may. Papers' numbers stand in
 a label of their own; they are of other hardware and details.
@@ -15,14 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.figures.papers.read import printed
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
-from mosaic.artifact import fingerprint
 from mosaic.cost.communication import RankedCost
 from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import COMPARED_PLANNERS
 from mosaic.solver.exact.search import SearchLimits
@@ -41,10 +40,10 @@ TABLE_2 = printed("spindle", "Table 2")
 
 
 class ModelCost:
-    """The cost model of a kept table."""
+    """The cost model of a counted model."""
 
     def __init__(self, table: ModelTable) -> None:
-        self.profile_fingerprint: str | None = fingerprint(table)
+        self.profile_fingerprint: str | None = None
         self.interference: Interference = NoInterference()
         self._degrees = {degree: place for place, degree in enumerate(table.degrees)}
         self._modules = {module.module: module for module in table.modules}
@@ -88,7 +87,7 @@ def simulated_steps(
     """Returns each method's plan with its simulated step in milliseconds, or why there is none.
 
     Args:
-        name: A kept table.
+        name: A counted model.
         num_devices: GPUs.
         seconds: When an exact search ends.
         methods: Who plans.
@@ -108,7 +107,7 @@ def simulated_steps(
     for method in methods:
         try:
             plan = plan_to_run(method, table.graph, cost, device, num_devices=num_devices, search=search)
-            step = simulate(plan, table.graph, StepModel(sums=cost.summed))
+            step = simulate(plan, table.graph, sums=cost.summed)
             found[method] = plan, step.makespan_ms
         except (MosaicError, ValueError) as error:
             found[method] = str(error)
@@ -127,7 +126,7 @@ def scaling(
     """A model on 8, 16, 32 GPUs: simulated steps, and others' over ``auto``'s.
 
     Args:
-        name: A kept table.
+        name: A counted model.
         num_devices: Numbers of GPUs.
         seconds: When an exact search ends.
         paper: ``14a`` or ``9``: whose numbers stand beside.

@@ -9,8 +9,17 @@ import math
 import pytest
 
 from mosaic.artifact import save, to_json
+from mosaic.device import Device
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.hardware import HARDWARE_NAMES, Hardware, Message, find_cluster, find_hardware, load_hardware
+from mosaic.hardware import (
+    HARDWARE_NAMES,
+    Hardware,
+    Message,
+    find_cluster,
+    find_hardware,
+    hardware_of,
+    load_hardware,
+)
 
 H100 = find_hardware("h100-80g")
 
@@ -59,7 +68,7 @@ def test_a_figure_that_cannot_be_is_refused_by_name(field: str, value: float):
         dataclasses.replace(H100, **{field: value})
 
 
-@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"])
+@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "graph_launch_us", "graph_kernel_us"])
 def test_launches_may_be_free_but_not_negative_or_nan(field: str):
     assert getattr(dataclasses.replace(H100, **{field: 0.0}), field) == 0
     for value in (-1.0, math.nan, math.inf):
@@ -69,7 +78,7 @@ def test_launches_may_be_free_but_not_negative_or_nan(field: str):
 
 def test_a_file_from_before_has_no_times_of_kernels_and_is_read(tmp_path):
     raw = json.loads(to_json(H100))
-    for field in ("kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"):
+    for field in ("kernel_us", "graph_launch_us", "graph_kernel_us"):
         del raw[field]
     (tmp_path / "old.json").write_text(json.dumps(raw))
     assert load_hardware(tmp_path / "old.json").kernel_us == 0
@@ -220,3 +229,17 @@ def test_the_host_has_the_cores_of_this_machine():
     assert host.kind == "host"
     assert host.num_slots == host.num_sms
     assert host.memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-80g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_a_gpu_is_found_by_its_product_name(product: str, name: str | None):
+    hardware = hardware_of(Device(name=product, kind="cuda", num_slots=16))
+    assert (hardware.name if hardware is not None else None) == name
