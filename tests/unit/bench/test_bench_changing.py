@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from bench.changing.__main__ import study
-from bench.changing.phases import PARTS, Passed, go_through
-from bench.changing.ways import NewStart, Plain, PlannedAnew
-from bench.changing.workload import PHASES, TINY, modalities_of
+from bench.changing.phases import PARTS
+from bench.changing.workload import TINY
 from bench.pages import HIGHLIGHTS, study_table
 from bench.record import Study
 from mosaic import artifact
-from mosaic.errors import MosaicError
 
 
 def test_every_way_goes_through_all_phases_and_every_change_is_taken_apart(tmp_path: Path):
@@ -36,28 +32,3 @@ def test_every_way_goes_through_all_phases_and_every_change_is_taken_apart(tmp_p
     for pattern in HIGHLIGHTS["bench_changing"]:
         assert any(re.fullmatch(pattern, name) for name in found), pattern
     assert "replan: lost at change 1, in plain steps" in study_table("bench_changing", tmp_path)
-
-
-def test_a_way_that_trains_another_model_is_no_result(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bench.changing.phases.WAYS", (Plain, type("Other", (Plain,), {"name": "other", "loss": 1.0})))
-    plain = Plain.step_ms
-
-    def step_ms(way: Plain, batch: object) -> float:
-        took_ms = plain(way, batch)
-        way.loss += way.name == "other"
-        return took_ms
-
-    monkeypatch.setattr(Plain, "step_ms", step_ms)
-    with pytest.raises(MosaicError, match=r"other has a loss of .* they have to be equal but for rounding"):
-        go_through(TINY)
-
-
-def test_getting_ready_is_no_part_of_the_whole():
-    passed = Passed(rounds=[[[1.0, 2.0]], [[3.0]]], changes=[{"find": 100.0}, {"in all": 4.0, "find": 3.0}])
-    assert passed.whole_ms == 10.0
-    assert passed.steps_ms(0) == [1.0, 2.0]
-
-
-def test_tasks_come_and_go():
-    assert len({modalities_of(tasks) for tasks in PHASES}) == len(PHASES) == 5
-    assert (PlannedAnew.name, NewStart.name) == ("replan", "a new start")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench import bundle, tables
-from bench.gpu import preflight
 
 BLOCK = """
 import sys
@@ -42,37 +41,6 @@ def test_a_bundle_installs_offline_into_a_folder_of_its_own(tmp_path: Path):
     wheel(tmp_path, "one")
     bundle.install(tmp_path, tmp_path / "site")
     assert (tmp_path / "site" / "made_one.py").exists()
-
-
-def test_a_bundle_for_another_python_says_how_to_pack_the_right_one(tmp_path: Path):
-    wheel(tmp_path, "two", "cp27-cp27m-manylinux1_x86_64")
-    with pytest.raises(bundle.BundleError, match=r"make gpu-bundle GPU_PYTHON=3\.\d+"):
-        bundle.install(tmp_path, tmp_path / "site")
-    with pytest.raises(bundle.BundleError, match="there is no bundle"):
-        bundle.install(tmp_path / "nothing", tmp_path / "site")
-
-
-def test_what_a_machine_lacks_is_brought_from_the_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    lacking = preflight.Package("one", "made_one", "nothing works")
-    monkeypatch.setattr(preflight, "PACKAGES", (lacking,))
-    monkeypatch.setattr(bundle, "WHEELS", tmp_path)
-    monkeypatch.setattr(bundle, "SITE", tmp_path / "site")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    monkeypatch.setattr(bundle.install, "__defaults__", (tmp_path, tmp_path / "site"))
-    assert preflight.bring_bundle() == ""
-    assert preflight.missing_packages() == (lacking,)
-    wheel(tmp_path, "one")
-    assert preflight.bring_bundle() == "installed from the bundle: one and what they need"
-    assert preflight.missing_packages() == ()
-    assert preflight.bring_bundle() == "", "a second run finds it installed"
-    assert os.environ["PYTHONPATH"] == f"{tmp_path / 'site'}{os.pathsep}elsewhere"
-
-
-def test_a_package_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch):
-    packages = [preflight.Package("pytest", "pytest", "", at_least) for at_least in [(8,), (9999,)]]
-    monkeypatch.setattr(preflight, "PACKAGES", tuple(packages))
-    assert preflight.missing_packages() == (packages[1],)
 
 
 @pytest.fixture
