@@ -125,7 +125,7 @@ class PipelinedModel(KeptModel):
 
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
-        self._pipe.remove()
+        self._pipe.remove(gather=False)
 
     def _plan_name(self) -> str:
         return "pipeline"
@@ -167,7 +167,7 @@ class PipelinedScores:
     def remove(self) -> None:
         """Leaves the other ranks."""
         if self._pipe is not None:
-            self._pipe.remove()
+            self._pipe.remove(gather=False)
 
     def _begin(self, batches: Sequence[Any]) -> None:
         for parameter in self.model.parameters():
