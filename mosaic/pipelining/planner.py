@@ -1,7 +1,7 @@
 """A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
 
-Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what time
-is left is for the best one again. Small steps are shown to CP-SAT in the end.
+Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what
+effort is left is for the best one again. Small steps are shown to CP-SAT in the end.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
 """Ways to treat backward for weights: for each whether it is a task of its own."""
 MAX_PROVEN = 60
-"""Tasks of a step that CP-SAT looks at, with half of the time."""
+"""Tasks of a step that CP-SAT looks at, with half of the effort."""
 _TRIAL_SHARE = 0.6
-"""Of the time, for all ways together; the rest is for the best one again."""
+"""Of the effort, for all ways together; the rest is for the best one again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,15 +197,12 @@ class _Job:
     began: float
 
     def is_over(self, limits: OrderLimits) -> bool:
-        is_late = limits.seconds is not None and time.monotonic() - self.began >= limits.seconds
+        is_late = limits.is_counted_out or time.monotonic() - self.began >= limits.seconds
         return is_late or (limits.should_stop is not None and limits.should_stop())
 
     def left(self, limits: OrderLimits) -> OrderLimits:
-        limits = limits.share(1 - _TRIAL_SHARE)
-        if limits.seconds is None:
-            return limits
-        whole = limits.seconds / (1 - _TRIAL_SHARE)
-        return replace(limits, seconds=max(0.0, whole - (time.monotonic() - self.began)))
+        left_s = max(0.0, limits.seconds - (time.monotonic() - self.began))
+        return replace(limits.share(1 - _TRIAL_SHARE), seconds=left_s)
 
     def ways(self, options: PlannerOptions, given: Partition | None) -> list[_Way]:
         """All ways to look at; where time is short the first one alone.
@@ -275,13 +272,13 @@ class _Job:
         )
 
     def proven(self, planned: PlannedStep, options: PlannerOptions) -> PlannedStep:
-        """Has CP-SAT look for shorter orders of a small step in the time that is left; counted limits leave none."""
-        seconds = options.limits.seconds
+        """Has CP-SAT look for shorter orders of a small step with half of the effort; counted roll-outs leave none."""
+        limits = options.limits
         is_small = len(planned.graph.tasks) <= MAX_PROVEN and planned.makespan_ns > planned.bound_ns
-        if seconds is None or not is_small or options.method != DEFAULT_METHOD or self.is_over(options.limits):
+        if limits.rollouts is not None or not is_small or options.method != DEFAULT_METHOD or self.is_over(limits):
             return planned
-        left_s = seconds - (time.monotonic() - self.began)
-        found = prove(planned.graph, hint=planned.timed.start_ns, seconds=left_s)
+        left_s = limits.seconds - (time.monotonic() - self.began)
+        found = prove(planned.graph, hint=planned.timed.start_ns, seconds=left_s, effort=0.5 * limits.effort)
         if found.is_optimal and planned.strategies == "keep" and not self.space.limit_bytes:
             planned = replace(planned, bound_ns=max(planned.bound_ns, found.bound_ns))
         timed = simulate(planned.graph, found.orders) if found.orders else None

@@ -23,9 +23,9 @@ from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.train.data.seeds import generators_of
 
-COUNTED = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=1000))
+COUNTED = PlannerOptions(limits=OrderLimits(rollouts=1000))
 """How steps are planned: by counts, so that a start after a kill finds the same orders."""
-ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(seconds=0.0))
+ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(effort=0.0))
 """How scoring is planned: whole micro-batches, one after the other."""
 DRAW = "ranks run its layers in other orders and would draw other numbers: draw from torch's default generator"
 _REST = "rest of the batch"

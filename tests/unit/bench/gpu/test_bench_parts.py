@@ -75,19 +75,6 @@ def test_the_process_that_starts_measurements_never_loads_torch():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_server_that_measurements_are_forked_from_leaves_the_driver_alone():
-    code = (
-        "import importlib, sys, torch\n"
-        "from bench.gpu.parts import PRELOADED\n"
-        "asked = []\n"
-        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = lambda *_: asked.append(1)\n"
-        "[importlib.import_module(name) for name in PRELOADED]\n"
-        "print(asked, 'mosaic._C' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] False"
-
-
 def test_every_measurement_can_be_resolved_and_asks_a_question():
     for measurement in MEASUREMENTS.values():
         assert callable(measurement.resolve())
