@@ -12,7 +12,7 @@ from bench.solver.runs import figure
 from bench.solver.table_1 import POD
 from mosaic.cost import Cost
 from mosaic.plan import Plan
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.instance import Instance
@@ -69,7 +69,7 @@ def _over(plan: Plan, best: Plan) -> float:
 def _moving(instance: Instance, plan: Plan) -> float:
     graph = replace(instance.graph, edges=tuple(replace(edge, num_bytes=EDGE_BYTES) for edge in instance.graph.edges))
     still = simulate(plan, graph)
-    moved = simulate(plan, graph, StepModel(network=POD))
+    moved = simulate(plan, graph, network=POD)
     return moved.makespan_ms / still.makespan_ms - 1
 
 

@@ -27,7 +27,7 @@ from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedErr
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver.exact.search import Countdown, SearchHint, why_not_exact
 from mosaic.solver.predict import retimed, with_communication
 from mosaic.solver.solve import find_solution
@@ -158,5 +158,5 @@ class _Choice:
             plan = retimed(plan, self.cost)
             record = replace(record, method="auto", status="feasible")
         plan = with_communication(plan, self.cost)
-        step = simulate(plan, self.graph, StepModel(sums=self.cost.summed))
+        step = simulate(plan, self.graph, sums=self.cost.summed)
         return replace(plan, search=replace(record, simulated_ms=step.makespan_ms))

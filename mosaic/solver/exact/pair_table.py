@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mosaic.cost import Cost, Interference
-from mosaic.cost.interference.launcher import without_launcher
-from mosaic.cost.interference.protocol import PairShares
+from mosaic.cost.interference import PairShares
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.stage import Machine
@@ -16,7 +15,7 @@ def pair_table(
     names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
 ) -> list[list[list[int]]]:
     """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
-    width, form = machine.num_slots + 1, without_launcher(cost.interference)
+    width, form = machine.num_slots + 1, cost.interference
     quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
     tables = []
     for name in names:

@@ -21,7 +21,6 @@ from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.simulate.order import staged_schedule
 from mosaic.simulate.step import simulate
 from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
@@ -100,7 +99,7 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
 @BOUNDED
 def test_every_layer_runs_once_in_order_and_after_what_its_module_waits_for(name: str, instance: Instance) -> None:
     found, graph = instance.plan(name), instance.profile.graph
-    step = simulate(found.plan, graph, schedule=staged_schedule(found.plan))
+    step = simulate(found.plan, graph)
     forward, backward = defaultdict(list), defaultdict(list)
     for span in step.spans:
         (forward if span.phase is Phase.FORWARD else backward)[span.module].append(span)

@@ -10,11 +10,10 @@ from planning_cases import device_of, flat, graph_of, linear, profile_of
 
 from bench.solver.generate import Recipe, generate
 from bench.solver.parts import without
-from mosaic.cost import CostModel, NoInterference
-from mosaic.cost.interference.launcher import OneLauncher
+from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import plan_from_quotas
-from mosaic.profile import ModuleMemory, Phase
+from mosaic.profile import ModuleMemory
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
 from mosaic.solver.instances.checker import check_plan
@@ -61,33 +60,6 @@ def test_what_is_known_answers_without_evaluating_a_stage_again() -> None:
     other = replace(machine, num_slots=4, num_devices=2)
     elsewhere = search_exactly(profile.graph, options, cost=cost, machine=other, hint=SearchHint(known=cold.known))
     assert elsewhere.record.num_evaluations > 0
-
-
-def test_what_is_known_of_a_module_holds_while_it_is_launched_in_the_same_time() -> None:
-    class Launches:
-        def __init__(self, **times_ms: float) -> None:
-            self.times_ms = times_ms
-
-        def launch_ms(self, module: str, phase: Phase) -> float:
-            return self.times_ms.get(module, 0.0)
-
-    profile = profile_of(TIMES, num_slots=4)
-    cost = CostModel.from_profile(profile)
-    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=1)
-    machine = Machine(num_devices=1, num_slots=4, memory_bytes=0)
-    known = None
-    for times_ms in ({}, {"b": 30.0}, {"b": 30.0}, {"b": 2.0}):
-        cost.interference = OneLauncher(NoInterference(), Launches(**times_ms))
-        cold = search_exactly(profile.graph, options, cost=cost, machine=machine)
-        warm = search_exactly(profile.graph, options, cost=cost, machine=machine, hint=SearchHint(known=known))
-        assert warm.cost_ms == cold.cost_ms
-        known = warm.known
-    assert (
-        search_exactly(
-            profile.graph, options, cost=cost, machine=machine, hint=SearchHint(known=known)
-        ).record.num_evaluations
-        == 0
-    )
 
 
 def test_a_start_that_is_no_partition_is_refused() -> None:
