@@ -22,7 +22,7 @@ from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.solver import solve
-from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import QuotaGrid
 from mosaic.solver.task import SearchOptions
 

@@ -17,7 +17,7 @@ from bench.solver.gains import gains
 from bench.solver.goals import table, with_missing
 from bench.solver.models import gains_of_models
 from bench.solver.paper import figure_13, figure_14a, figure_14b
-from bench.solver.parts import held_memory, replanning, worth_of_parts
+from bench.solver.parts import held_memory, worth_of_parts
 from bench.solver.pictures import draw
 from bench.solver.proofs import ten_modules, twenty_modules
 from bench.solver.zoo_ratios import ROWS, table_1_beside_the_zoo
@@ -40,9 +40,6 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("10 modules with interference", 10, lambda: ten_modules(seeds=1, seconds=0.5, disturbed=True)),
     StudyPart.alone("20 modules", 30, lambda: twenty_modules(seeds=1)),
     StudyPart.alone("memory across stages", 10, lambda: held_memory(seeds=1, sizes=(6,), seconds=1)),
-    StudyPart.alone(
-        "re-planning", 10, lambda: replanning(problems=((10, 8),), seeds=1, seconds=(0.05,), is_whole=False)
-    ),
     StudyPart.alone("Fig. 13", 10, lambda: figure_13(sizes=(3, 4), seeds=2, ablated=1, seconds=5)),
     StudyPart.alone("Fig. 14a", 10, lambda: figure_14a(seeds=2, seconds=2)),
     StudyPart.alone("Fig. 14b", 10, lambda: figure_14b(num_modules=4, seeds=1, seconds=1)),
@@ -56,7 +53,6 @@ FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("10 modules with interference", 120, lambda: ten_modules(seeds=4, seconds=2, disturbed=True)),
     StudyPart.alone("20 modules", 150, lambda: twenty_modules(seeds=5)),
     StudyPart.alone("memory across stages", 300, lambda: held_memory(seeds=5, sizes=(6, 7, 8, 9), seconds=10)),
-    StudyPart.alone("re-planning", 400, lambda: replanning(problems=((14, 8), (20, 8)), seeds=1, seconds=(0.05, 0.5))),
     StudyPart.alone(
         "Fig. 13", 600, lambda: figure_13(sizes=(3, 4, 5, 6, 8, 10, 12, 16, 20), seeds=10, ablated=2, seconds=30)
     ),

@@ -12,8 +12,7 @@ from bench.record import Figure
 from bench.solver.generate import Recipe, build, generate
 from bench.solver.runs import figure, predicted_steps
 from bench.solver.table_1 import BACKBONES, ENCODERS
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instance import Instance, TableCost
 
 PAPER = printed("mosaic", "Fig. 9")
 """Over all of the paper's models, as they trained on GPUs."""

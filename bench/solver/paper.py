@@ -13,10 +13,8 @@ from bench.solver.gains import model, ratios
 from bench.solver.generate import ofasys
 from bench.solver.runs import figure, limits_of, search
 from mosaic.solver import QuotaGrid, SearchOptions, solve
-from mosaic.solver.exact.brute_force import MAX_DEVICES, MAX_MODULES
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instance import Instance, TableCost
+from mosaic.solver.limits import SearchLimits
 
 ABLATIONS = MappingProxyType(
     {
@@ -56,7 +54,7 @@ def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
 
 
 def figure_13(*, sizes: Sequence[int], seeds: int, ablated: int, seconds: float) -> Iterator[Figure]:
-    """Search time of Algorithm 1 with and without its savings, of brute force and of exact search; optimality.
+    """Search time of Algorithm 1 with and without its savings, and of exact search; optimality.
 
     Args:
         sizes: Modules of OFASys; the paper goes to 20 for times, and to 10 for optimality.
@@ -76,7 +74,6 @@ def figure_13(*, sizes: Sequence[int], seeds: int, ablated: int, seconds: float)
             times = [one.seconds for one in found[name]]
             yield figure(f"Fig. 13a: {name}, {size} modules, median, s", times, "measured")
         yield figure(f"Fig. 13a: exact, {size} modules, median, s", [one.seconds for one in exact], "measured")
-        yield _brute_force(size)
         pairs = [(best, one) for best, one in zip(exact, found[ALGORITHM_1], strict=True) if best.is_proven]
         yield figure(
             f"Fig. 13b: optimality of the Mosaic mapping-solver, {size} modules, median, %",
@@ -85,14 +82,6 @@ def figure_13(*, sizes: Sequence[int], seeds: int, ablated: int, seconds: float)
             paper=printed("mosaic", "Fig. 13b").get(str(size), ""),
             reason="" if pairs else f"no optimum was proven within {seconds:g} s",
         )
-
-
-def _brute_force(size: int) -> Figure:
-    name = f"Fig. 13a: brute force, {size} modules on {MAX_DEVICES} GPUs, s"
-    if size > MAX_MODULES:
-        return figure(name, [], "measured", reason=f"ours takes at most {MAX_MODULES} modules")
-    instance = ofasys(size, num_devices=MAX_DEVICES, num_slots=4 if size > 4 else 10, disturbed=False)
-    return figure(name, [_solve(instance, "brute_force", SearchOptions()).seconds], "measured")
 
 
 def figure_14a(*, seeds: int, seconds: float) -> list[Figure]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
@@ -14,16 +14,12 @@ from mosaic.cost import Cost
 from mosaic.plan import Plan
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.replan.replanner import Replanner
+from mosaic.solver.instance import Instance, TableCost
+from mosaic.solver.limits import SearchLimits
 
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
 EDGE_BYTES = 32 * 512 * 4096 * 2
 """Of a batch between two modules: 32 samples of 512 tokens of 4096 bf16 numbers."""
-FIRST_SECONDS = 2.0
-"""For the plan before a change."""
 TENTHS = QuotaGrid(percents=tuple(range(10, 101, 10)))
 
 
@@ -96,72 +92,3 @@ def held_memory(*, seeds: int, sizes: Sequence[int], seconds: float) -> Iterator
 
 def _gap(plan: Plan) -> float:
     return 100 * (plan.predicted_ms / plan.search.bound_ms - 1)
-
-
-def replanning(
-    *,
-    problems: Iterable[tuple[int, int]],
-    seeds: int,
-    seconds: Sequence[float],
-    shapes: Sequence[Shape] = SHAPES,
-    is_whole: bool = True,
-) -> Iterator[Figure]:
-    """One module comes or goes: a re-plan and a first plan of the same problem in the same time, and how sure each is.
-
-    How long a re-plan takes is no figure: ``Replanner`` gives it a share of the first search's time.
-
-    Args:
-        problems: Numbers of modules and of GPUs.
-        seeds: Instances of each shape.
-        seconds: What each of both may take.
-        shapes: Of the graphs.
-        is_whole: Whether the first, a middle and the last module come and go, or a middle one only.
-    """
-    for size, num_devices in problems:
-        made = [
-            generate(Recipe(shape=shape, num_modules=size, num_devices=num_devices, num_slots=16, seed=seed))
-            for shape in shapes
-            for seed in range(seeds)
-        ]
-        places = (0, size // 2, size - 1) if is_whole else (size // 2,)
-        changes = [(whole, without(whole, whole.modules[at].name)) for whole in made for at in places]
-        changes += [(after, before) for before, after in changes]
-        for limit in seconds:
-            of = f"one of {size} modules comes or goes, {num_devices} GPUs, {limit:g} s"
-            yield from _of_changes(of, changes, limit)
-
-
-def _of_changes(of: str, changes: Iterable[tuple[Instance, Instance]], seconds: float) -> Iterator[Figure]:
-    over: list[float] = []
-    plans: dict[str, list[Plan]] = {"re-plan": [], "first plan": []}
-    for before, after in changes:
-        plans["first plan"].append(plan_of(after, seconds=seconds))
-        plans["re-plan"].append(_replanned(before, after, seconds))
-        over.append(100 * _over(plans["re-plan"][-1], plans["first plan"][-1]))
-    yield figure(f"{of}: re-plan's step over the first plan's, mean, %", over, "simulated", statistic=mean)
-    yield figure(f"{of}: re-plan's step over the first plan's, worst, %", over, "simulated", statistic=max)
-    for kind, found in plans.items():
-        proven = [float(one.search.status == "optimal") for one in found]
-        yield figure(f"{of}: {kind}s proven optimal, share", proven, "measured", statistic=mean)
-        yield figure(f"{of}: {kind}'s step over its bound, median, %", [_gap(one) for one in found], "simulated")
-
-
-def without(instance: Instance, name: str) -> Instance:
-    """An instance without one module; what waited for it waits for what it waited for."""
-    (gone,) = [module for module in instance.modules if module.name == name]
-    modules = []
-    for module in instance.modules:
-        if module.name == name:
-            continue
-        if name in module.after:
-            after = dict.fromkeys([*(other for other in module.after if other != name), *gone.after])
-            module = replace(module, after=tuple(after))
-        modules.append(module)
-    kept = tuple(one for one in instance.disturbances if name not in (one.module, one.beside))
-    return replace(instance, modules=tuple(modules), disturbances=kept)
-
-
-def _replanned(before: Instance, after: Instance, seconds: float) -> Plan:
-    planner = Replanner(device=before.device, num_devices=before.num_devices)
-    planner.update(before.graph, TableCost(before), limits=SearchLimits(effort=FIRST_SECONDS))
-    return planner.update(after.graph, TableCost(after), limits=SearchLimits(effort=seconds))

@@ -15,9 +15,8 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
-from mosaic.solver.exact.search import SearchLimits, search_exactly
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.exact import SearchLimits, search_exactly
+from mosaic.solver.instance import Instance, TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 

@@ -1,0 +1,1 @@
+"""Planners, workloads and figures of papers that the product does not need."""
