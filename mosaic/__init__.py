@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mosaic.errors import MosaicError
     from mosaic.files import load
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
+    from mosaic.pipelining.planner import PlannerOptions
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
     from mosaic.ranks.colocate import colocate
@@ -35,6 +36,7 @@ _HOME = {
     "MosaicError": "mosaic.errors",
     "Options": "mosaic.engine",
     "Plan": "mosaic.plan",
+    "PlannerOptions": "mosaic.pipelining.planner",
     "Profile": "mosaic.profile",
     "RankSettings": "mosaic.engine",
     "TrialSettings": "mosaic.engine",
@@ -54,6 +56,7 @@ __all__ = [
     "MosaicError",
     "Options",
     "Plan",
+    "PlannerOptions",
     "Profile",
     "RankSettings",
     "TrialSettings",

@@ -19,7 +19,6 @@ from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.batch import repeat_batch
 from mosaic.profiler.measuring.measure import Retries
-from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice
 from mosaic.profiler.session import SessionCache
 from mosaic.profiler.settings import ProfileSettings
@@ -53,7 +52,6 @@ __all__ = [
     "measure_route",
     "open_cache",
     "open_counters",
-    "preserved",
     "profile_modules",
     "repeat_batch",
     "structures_of",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.profiler.preserve.reach import Seen
+from mosaic.find.restore import Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Subject:
     """Keyword arguments."""
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
-    seen: Seen | None = None
-    """What a run of its whole model was seen to change; None where nobody looked."""
+    changes: Changes | None = None
+    """The changes that a run of its whole model made; None where unknown."""
     batch: int | None = None
     """Samples of its batch, where that was tried out; None for the leading dimension that all tensors have."""
 

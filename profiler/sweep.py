@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.cost.surfaces import held_out_errors, shaped_without
+from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.profile import HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import KeepsMeasurements
@@ -22,7 +23,6 @@ from mosaic.profiler.measuring.measure import Retries
 from mosaic.profiler.measuring.pairs import Pairs, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
-from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of

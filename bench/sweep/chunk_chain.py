@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import State, random_state, set_random_state
 from mosaic.parts.split import ModelSplit
 from mosaic.ranks.pipeline.late_weights import LateWeights
 
@@ -61,7 +61,7 @@ class ChunkChain:
             received = {name: tuple(map(_leaf, made[name])) for name in self._split.entries(chunk)}
             tape += [(senders[name], made[name], leaves) for name, leaves in received.items()]
             _draw_elsewhere(index)
-            set_random_state(state)
+            state.restore()
             layers = sum(part.count for part in chunk)
             collecting = late[index].collecting if apart else nullcontext
             with collecting():
@@ -81,7 +81,7 @@ class ChunkChain:
             one.run()
         return result.detach()
 
-    def state_after(self, kwargs: Mapping[str, Any]) -> State:
+    def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:
         """Returns the generators' state that each rank sees behind a microbatch, from the present one on.
 
         Raises:
@@ -91,10 +91,10 @@ class ChunkChain:
         states = []
         for index, rank in enumerate(self._ranks):
             _draw_elsewhere(index)
-            set_random_state(before)
+            before.restore()
             rank.skip_random_numbers(kwargs)
             states.append(random_state(_CPU))
-        assert all(str(state) == str(states[0]) for state in states), "ranks draw different numbers"
+        assert all(state.is_same(states[0]) for state in states), "ranks draw different numbers"
         return states[0]
 
     def gradients(self) -> dict[str, Tensor]:

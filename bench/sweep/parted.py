@@ -22,9 +22,9 @@ from bench.sweep.partitions import partitions_of
 from bench.sweep.session import CatchingSession, CaughtModel
 from bench.sweep.verdict import Case, without_folders
 from mosaic.errors import MosaicError
+from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.parts.random_state import random_state
 from mosaic.parts.strategies import STRATEGIES
 from mosaic.ranks.pipeline.counting import count_model
 
@@ -41,7 +41,7 @@ class _Plain:
     precision: torch.dtype
     loss: Tensor
     gradients: dict[str, Tensor]
-    state: str
+    state: RandomState
     """Of the generators behind its forward."""
 
 
@@ -91,7 +91,7 @@ def _in_precision(model: nn.Module, kwargs: dict[str, Any], precision: torch.dty
         one.zero_grad()
         _seed()
         output = one(**copy.deepcopy(kwargs))
-        state = str(random_state(torch.device("cpu")))
+        state = random_state(torch.device("cpu"))
         loss = loss_of(output)
         loss.backward()
         runs.append((loss.detach(), _gradients(one), state))
@@ -126,7 +126,7 @@ def _compare(plain: _Plain) -> tuple[str, str, str]:
     for number, (name, chunks) in enumerate(partitions_of(split).items()):
         chain = ChunkChain(plain.model, split, chunks)
         _seed()
-        if str(chain.state_after(plain.kwargs)) != plain.state:
+        if not chain.state_after(plain.kwargs).is_same(plain.state):
             return DIFFERENT, f"{name}: other random numbers are drawn", modules
         for apart in (False, True):
             _seed()

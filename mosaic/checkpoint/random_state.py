@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from mosaic.find import random_numbers
+
 
 def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
     """Returns the states of this process's default generators, and of others by name."""
-    numpy_kind, words, *rest = np.random.get_state()
-    uses_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    state = random_numbers.random_state()
+    (_, cpu), *gpus = state.torch
+    numpy_kind, words, *rest = state.numpy
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if uses_cuda else None,
-        "all_cuda": torch.cuda.get_rng_state_all() if uses_cuda else [],
-        "python": random.getstate(),
-        "numpy": [numpy_kind, [int(word) for word in np.asarray(words)], *rest],
-        "generators": {name: each.get_state() for name, each in (generators or {}).items()},
+        "torch": cpu,
+        "cuda": gpus[torch.cuda.current_device()][1] if gpus else None,
+        "all_cuda": [gpu for _, gpu in gpus],
+        "python": state.python,
+        "numpy": [numpy_kind, [int(word) for word in words], *rest],
+        "generators": {name: random_numbers.generator_state(each) for name, each in (generators or {}).items()},
     }
 
 
@@ -30,15 +32,17 @@ def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Ge
     Where there are as many GPUs as there were, each goes on; otherwise the current one goes on as the one that was
     current.
     """
-    torch.set_rng_state(state["torch"])
+    kind, words, *rest = state["numpy"]
+    random_numbers.RandomState(
+        torch=((torch.default_generator, state["torch"]),),
+        python=state["python"],
+        numpy=(kind, np.array(words, dtype=np.uint32), *rest),
+    ).restore()
     if state["cuda"] is not None and torch.cuda.is_available():
         if len(all_cuda := state.get("all_cuda", [])) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(all_cuda)
         else:
             torch.cuda.set_rng_state(state["cuda"])
-    random.setstate(state["python"])
-    kind, words, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(words, dtype=np.uint32), *rest))
     saved = state.get("generators", {})
     for name, each in (generators or {}).items():
         if name in saved:

@@ -17,7 +17,7 @@ from mosaic.engine.colocate import wrapped_parts
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import UnsupportedModelError
-from mosaic.profiler import preserved
+from mosaic.find.restore import preserved
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,10 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError, said_by
+from mosaic.find.random_numbers import forked, python_state
 from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
 from mosaic.parts.hooked import HookedCall, recorded_hooked_calls, without_data
-from mosaic.parts.random_state import (
-    is_same_python_state,
-    kept_random_state,
-    kept_torch_state,
-    python_state,
-    set_python_state,
-)
 from mosaic.parts.split import copied
 from mosaic.parts.strategies import is_cache, without_cache
 
@@ -144,7 +138,7 @@ class BlankResults:
         key = (id(module), module.training, cast, str(tree), *map(_key, given))
         if key in self._known:
             return self._known[key]
-        with self._alone(), kept_random_state(self._device):
+        with self._alone(), forked(self._device):
             blank = self._run(module, forward, given, tree)
         if id(module) not in self.by_values:
             self._known[key] = blank
@@ -159,12 +153,12 @@ class BlankResults:
                     return _look(module, forward, list(map(self._empty, given)), tree, self._empty)
             except Exception:  # of any kind: it reads values, or an operator of it is not known without data
                 self.by_values.add(id(module))
-        with kept_torch_state(self._device):
+        with forked(self._device, python=False):
             try:
-                set_python_state(before)
+                before.restore()
                 return _look(module, forward, copied(given), tree, self._zero)
             except Exception:  # of any kind: some operators want memory of usual strides
-                set_python_state(before)
+                before.restore()
             try:
                 return _look(module, forward, copied(given), tree, partial(self._zero, with_memory=True))
             except Exception as error:  # of any kind: it is the user's code that runs
@@ -195,7 +189,7 @@ def _look(
     before, versions, hooked = python_state(), _versions([*given, *buffers.values()]), list[HookedCall]()
     with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
         result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(given, tree))
-    draws_in_python = not is_same_python_state(before, python_state())
+    draws_in_python = not before.is_same(python_state())
     leaves, spec = pytree.tree_flatten(result)
     memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
     return _Blank(

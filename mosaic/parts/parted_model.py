@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
@@ -20,7 +21,6 @@ from mosaic.parts.doors import Forward, replaced_forwards
 from mosaic.parts.finding.module_state import kept_state
 from mosaic.parts.hooked import HookedResults, watching
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
-from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again
 from mosaic.parts.ways_seen import WaysSeen, is_alike
@@ -272,7 +272,7 @@ class PartedModel:
             lent = {value: tensor.clone() for value, tensor in given.items()}  # it may be written into
             through = self._through(plan, own=plan.own, received=lent)
             through.added = added
-            with torch.no_grad(), kept_random_state(self.device), kept_state(self.model):
+            with torch.no_grad(), forked(self.device), kept_state(self.model):
                 try:
                     found.append(self._made(plan, through, kwargs))
                 except Exception:  # of any kind: a run that counts raises it again, and other values may be impossible

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward
 from mosaic.parts.hooked import HookedResults, tensors_seen
-from mosaic.parts.random_state import TorchState, set_torch_state, torch_state
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again, repeatable, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
@@ -65,7 +65,7 @@ class PassThrough:
     """What is handed over, once it is made."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
-    _paused: TorchState | None = None
+    _paused: RandomState | None = None
 
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
@@ -162,7 +162,7 @@ class PassThrough:
     def resume_random_numbers(self) -> None:
         """From here on they are: they go on where the chunk's ended."""
         if self._paused is not None:
-            set_torch_state(self._paused)
+            self._paused.restore()
             self._paused = None
 
     def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:

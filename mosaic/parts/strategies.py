@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.parts.random_state import PythonState, python_state, set_python_state
+from mosaic.find.random_numbers import RandomState, python_state
 
 Layer = Callable[..., Any]
 Again = Callable[[], AbstractContextManager[Any]]
@@ -37,7 +37,7 @@ def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
         layer: To be called twice at most.
         buffers: Its own. The second run leaves them as they are, and numpy's and Python's generators too.
     """
-    first: list[tuple[list[torch.Tensor], PythonState]] = []
+    first: list[tuple[list[torch.Tensor], RandomState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
@@ -55,10 +55,10 @@ def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
 
 
 @torch.no_grad()
-def _put_back(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], PythonState]) -> None:
+def _put_back(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
     for buffer, value in zip(buffers, state[0], strict=True):
         buffer.copy_(value)
-    set_python_state(state[1])
+    state[1].restore()
 
 
 STRATEGIES = ("keep", "recompute")

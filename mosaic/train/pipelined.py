@@ -6,12 +6,10 @@ the model nor ``loss(model, batch)`` has to know of pipelines, and names in chec
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -19,7 +17,7 @@ from torch.utils import _pytree as pytree
 import mosaic
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
-from mosaic.parts.random_state import kept_random_state
+from mosaic.find.random_numbers import forked, python_state
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
@@ -119,9 +117,9 @@ class PipelinedModel(KeptModel):
 
     def add_gradients(self, batches: Sequence[Any], scaler: torch.amp.GradScaler | None) -> list[Tensor]:
         """Goes forward and backward with the micro-batches of a step; returns the loss of each, on every rank."""
-        before = _other_numbers()
+        before = python_state()
         losses = self._pipe.step(_microbatches(batches), scaler=scaler)
-        if _other_numbers() != before:
+        if not before.is_same(python_state()):
             raise MosaicError(f"the model or its loss draws random numbers from Python or NumPy; {DRAW}")
         return list(losses)
 
@@ -175,7 +173,7 @@ class PipelinedScores:
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)  # a rank needs room for weights alone
         first = max(batches, key=_num_tensors)
-        with torch.no_grad(), kept_random_state(next(self.model.parameters()).device):
+        with torch.no_grad(), forked(next(self.model.parameters()).device):
             expected = _as_lists(self._score(self.model, first))
         self._pipe = mosaic.pipeline(
             _Called(self._score, self.model),
@@ -209,12 +207,6 @@ def _checked(loss: Any, microbatch: Mapping[str, Any]) -> Tensor:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
         raise MosaicError(f"loss returned a {type(loss).__name__}{shape}; return a scalar, the mean over the rows")
     return loss
-
-
-def _other_numbers() -> tuple[Any, ...]:
-    """Returns the states of Python's and NumPy's generators."""
-    state: Any = np.random.get_state()
-    return random.getstate(), state[1].tobytes(), state[2]
 
 
 def _microbatches(batches: Sequence[Any]) -> list[dict[str, Any]]:

@@ -137,6 +137,7 @@ def test_public_names_are_frozen():
         "MosaicError",
         "Options",
         "Plan",
+        "PlannerOptions",
         "Profile",
         "RankSettings",
         "TrialSettings",

@@ -8,25 +8,21 @@ on by as many draws as the module is known to make. What a module draws is count
 from __future__ import annotations
 
 import functools
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.thread_state import saved_tensor_hooks
+from mosaic.find.random_numbers import CPU, torch_state
 
 DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
-_STATE_WORDS = 624
-_WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a legacy state keeps a spare normal number
-_LONGEST_SEARCH = 200_000_000
 
 OVERLOADS = {
     "aten.rand.default": "generator",
@@ -143,10 +139,10 @@ class RandomnessWatch(TorchDispatchMode):
             self.obstacle = Obstacle(
                 "it draws random numbers from a generator of its own, which others may use too", todo=DRAW_WITH_TORCH
             )
-        before = torch.get_rng_state()
+        before = torch_state(CPU)
         result = func(*args, **(kwargs or {}))
         part = self._inside[-1] if self._inside else None
-        drew = not torch.equal(before, torch.get_rng_state())  # attention without dropout, say, may draw and does not
+        drew = not before.is_same(torch_state(CPU))  # attention without dropout, say, may draw and does not
         if drew and not any(part is known for known in self.parts):
             self.parts.append(part)
         if drew and _taking_generator(func) is None:
@@ -196,59 +192,6 @@ def _random_names(kind: Any) -> frozenset[str]:
                 if isinstance(value, FunctionType):
                     found.update(_NAMES & frozenset(value.__code__.co_names))
     return frozenset(found)
-
-
-def other_random_state() -> tuple[Any, ...]:
-    """Returns the states of Python's and numpy's own random numbers, which belong to all threads."""
-    name, keys, *rest = np.random.get_state()
-    return (random.getstate(), name, keys.tobytes(), *rest)  # type: ignore[attr-defined, union-attr]
-
-
-def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:
-    """Returns how many 32-bit draws lead from one generator state to another; None if draws alone do not.
-
-    Args:
-        before: ``torch.get_rng_state()`` at the start.
-        after: The same at the end.
-    """
-    if torch.equal(before, after):
-        return 0
-    if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
-        return None  # half of a pair of normal numbers was kept for later
-    for offset in range(_STATE_WORDS + 1):  # one more for a state that was seeded and has not drawn
-        generator = torch.Generator()
-        generator.set_state(before)
-        _advance(generator, offset)
-        state = generator.get_state()
-        if torch.equal(_position(state), _position(after)):
-            return _count_blocks(generator, after, offset)
-    return None
-
-
-def _count_blocks(generator: torch.Generator, after: torch.Tensor, count: int) -> int | None:
-    """Goes on block by block from a generator that stands at the right place of its block."""
-    while count < _LONGEST_SEARCH:
-        if torch.equal(generator.get_state(), after):
-            return count
-        _advance(generator, _STATE_WORDS)
-        count += _STATE_WORDS
-    return None
-
-
-def advance_default(draws: int) -> None:
-    """Moves the default generator on, as the module running elsewhere would have."""
-    _advance(torch.default_generator, draws)
-
-
-def _advance(generator: torch.Generator, draws: int) -> None:
-    if draws:
-        torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
-        torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
-
-
-def _position(state: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a Mersenne twister's state that say how far into its block it is."""
-    return state[8:24]
 
 
 def _draws(func: Any) -> bool:

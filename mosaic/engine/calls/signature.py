@@ -18,13 +18,12 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.random_numbers import (
     DRAW_WITH_TORCH,
     RandomnessWatch,
-    count_draws,
     may_draw,
-    other_random_state,
 )
 from mosaic.engine.calls.shapes import on_meta
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
 from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.find.random_numbers import CPU, count_draws, python_state, torch_state
 
 _WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
 _DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", todo=DRAW_WITH_TORCH)
@@ -167,13 +166,13 @@ def learn(
         parted: Ids of the module's parameters that only others are known to use.
     """
     versions = arguments.versions
-    before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
+    before, kept, others = torch_state(CPU), _kept_tensors(module), python_state()
     buffers = buffer_versions(module)
     context = copy_context()
     with SettingsWatch() as settings, RandomnessWatch(module) as watch:
         result = run()
     settings.look()
-    draws = count_draws(before, torch.get_rng_state())
+    draws = count_draws(before, torch_state(CPU))
     leaves, spec = flatten(result)
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
     came = {id(leaf) for leaf in arguments.leaves}
@@ -185,7 +184,7 @@ def learn(
         _WRITES if versions != arguments.versions else None,
         watch.obstacle,
         _DRAWS if draws is None else None,
-        _DRAWS_OTHERWISE if others != other_random_state() else None,
+        _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
         _keeps(kept, _kept_tensors(module)),
         _foreign(found, module),
         _SHARES if parted & found.leaves.keys() else None,

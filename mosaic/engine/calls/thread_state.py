@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from mosaic.profiler.preserve.settings import put_back, read, settings_of
+from mosaic.find.torch_settings import put_back, read, settings_of
 
 _OF_CALL = settings_of("call")
 _NAMES = tuple(setting.name for setting in _OF_CALL)

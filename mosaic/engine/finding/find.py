@@ -19,8 +19,9 @@ from mosaic.engine.finding.escapes import Escapes
 from mosaic.engine.finding.follow import follow
 from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
+from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, ModuleNode
-from mosaic.profiler import Subject, preserved
+from mosaic.profiler import Subject
 
 _LARGE = 0.1
 """Share of the work from which a module is missed when it is not placed."""
@@ -65,8 +66,8 @@ class Finding:
     def forget_run(self) -> None:
         """Lets go of what the run left in the model, once no module is run alone any more."""
         for subject in self.subjects:
-            if subject.seen is not None:
-                subject.seen.forget()
+            if subject.changes is not None:
+                subject.changes.forget()
 
 
 def find_modules(
@@ -90,7 +91,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as seen, uncompiled(model):
+    with preserved(model, sample) as changes, uncompiled(model):
         course, escaped = _watch(model, run)
         choice = Choice(model, course) if include is None else None
         candidates = Candidates(model, course.obstacles, choice, exclude)
@@ -121,7 +122,7 @@ def find_modules(
     )
     return Finding(
         graph,
-        tuple(replace(call, seen=seen) for call in calls.values()),
+        tuple(replace(call, changes=changes) for call in calls.values()),
         left_out,
         followed.exchanges.found,
         followed.parted,

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.find import Sample, runner_of, uncompiled
-from mosaic.profiler import Subject, preserved
+from mosaic.find.restore import preserved
+from mosaic.profiler import Subject
 
 
 def users_of(model: nn.Module, subjects: Sequence[Subject], sample: Sample) -> dict[int, frozenset[str | None]]:

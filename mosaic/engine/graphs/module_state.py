@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.graphs.python_state import PythonState
-from mosaic.profiler.preserve.reach import Reach
+from mosaic.find.random_numbers import forked
+from mosaic.find.restore import Objects
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
@@ -146,21 +145,16 @@ class ModuleState:
     @contextmanager
     def without_trace(self) -> Iterator[None]:
         """Gives tensors, random numbers, and what the module keeps in Python, back what they had before the block."""
-        reach = Reach(self._parts[0][1]) if self._parts else None
+        objects = Objects(self._parts[0][1]) if self._parts else None
         kept = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
-        with ExitStack() as undo:
-            undo.callback(random.setstate, random.getstate())
-            undo.callback(np.random.set_state, np.random.get_state())
-            undo.callback(torch.set_rng_state, torch.get_rng_state())
-            if self._device.type == "cuda":
-                undo.callback(torch.cuda.set_rng_state, random_state(self._device), self._device)
+        with forked(self._device):
             try:
                 yield
             finally:
                 for tensor, before in kept:
                     tensor.copy_(before)
-                for _, put_back in reach.steps_back() if reach is not None else ():
-                    put_back()
+                if objects is not None:
+                    objects.restore()
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -171,8 +165,3 @@ def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _has_global_hooks() -> bool:
     return any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS)
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    """Returns the state of a device's default generator; of one on a GPU, its seed and how many it has drawn."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.branch_graph import survey
-from mosaic.engine.calls.random_numbers import other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import as_lane, saved_tensor_hooks
 from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.engine.graphs.branches import RefusalError, TakenCall
-from mosaic.engine.graphs.module_state import ModuleState, random_state
+from mosaic.engine.graphs.module_state import ModuleState
+from mosaic.find.random_numbers import CPU, python_state, torch_state
 
 NUM_TRIALS = 3
 """As in ``torch.cuda.make_graphed_callables``."""
@@ -44,7 +44,7 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
     """
     device = api.device
     leaves = [*static, *state.aliases.values()]
-    others, on_host, on_device = other_random_state(), torch.get_rng_state(), random_state(device)
+    others, on_host, on_device = python_state(), torch_state(CPU), torch_state(device)
     for trial in range(NUM_TRIALS):
         watch = CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
         with as_captured(state), watch or nullcontext():
@@ -64,11 +64,11 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
         change = state.change()
         if change is not None:
             raise RefusalError(f"{change.text} in the call itself", lasting=not change.is_inside)
-    if others != other_random_state():
+    if not others.is_same(python_state()):
         raise RefusalError("it draws from Python's or numpy's random numbers")
-    if device.type != "cpu" and not torch.equal(on_host, torch.get_rng_state()):
+    if device.type != "cpu" and not on_host.is_same(torch_state(CPU)):
         raise RefusalError("it draws random numbers on the CPU")
-    if not api.draws_apart and not torch.equal(on_device, random_state(device)):
+    if not api.draws_apart and not on_device.is_same(torch_state(device)):
         raise RefusalError(
             "it draws random numbers, whose seed and offset all graphs of a device read from one place before torch "
             f"2.13 (this is {torch.__version__}), so that one replay may overwrite them under another"

@@ -16,8 +16,9 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.graphs.branches import TakenCall
-from mosaic.engine.graphs.module_state import ModuleChange, ModuleState, random_state
+from mosaic.engine.graphs.module_state import ModuleChange, ModuleState
 from mosaic.errors import MosaicError
+from mosaic.find.random_numbers import torch_state
 
 
 class Pass:
@@ -156,9 +157,9 @@ class CapturedBranch:
                 tensors[place] = source
         context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
         with self.state.without_trace(), context, as_lane():
-            before = random_state(device)
+            before = torch_state(device)
             leaves = flatten(self.call.run_on(tensors))[0]
-            if not torch.equal(before, random_state(device)):
+            if not before.is_same(torch_state(device)):
                 raise MosaicError(
                     f"{self.call.branch.name!r} draws random numbers in a CUDA graph, which has no gradients of "
                     "gradients (create_graph=True); colocate with Options(cuda_graphs=False)"

@@ -29,7 +29,7 @@ from mosaic.engine.calls.hidden.hidden_state import HiddenState, Parts, parts_of
 from mosaic.engine.calls.hidden.process_settings import Settings, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries
-from mosaic.engine.calls.random_numbers import advance_default, draw_here
+from mosaic.engine.calls.random_numbers import draw_here
 from mosaic.engine.calls.shapes import other_inputs, shapes_of
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors, tensors_in, unflatten
@@ -41,6 +41,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, lane
 from mosaic.engine.host.lane_work import LaneWork
 from mosaic.engine.host.layouts import LayoutWatch
 from mosaic.engine.host.operators import Operators
+from mosaic.find.random_numbers import advance
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -267,7 +268,7 @@ class Executor(LaneWork):
         """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
-        advance_default(draws)
+        advance(torch.default_generator, draws)
         return generator, torch.get_rng_state()
 
     # 4. Operations between modules follow their branch. In backward they run on the lane of their forward.

@@ -24,7 +24,7 @@ from mosaic.engine.graphs import StageBranch, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.held_state import HeldState
 from mosaic.engine.streams.order import ModelCall, Orders
-from mosaic.engine.streams.tensor import join_tensor, on_user_stream
+from mosaic.engine.streams.tensor import join_tensor, make_dlpack_wait, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class StreamExecutor:
         self.in_order = dict(in_order or {})
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
         self.orders = Orders(lanes)
+        make_dlpack_wait()
         self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
         self._alone: StreamMark | None = None

@@ -9,7 +9,8 @@ from torch import nn
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import run_aside
-from mosaic.profiler import Subject, preserved
+from mosaic.find.restore import preserved
+from mosaic.profiler import Subject
 
 
 def warm_up(model: nn.Module, subjects: Iterable[Subject], api: StreamApi) -> float:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 from torch import nn
 from torch._compile import _disable_dynamo
 
@@ -286,6 +288,21 @@ def _has_history(tensor: torch.Tensor) -> bool:
 def join_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor plain, ordered before what the current stream does next."""
     return tensor.join() if type(tensor) is StreamTensor else tensor
+
+
+@cache
+def make_dlpack_wait() -> None:
+    """Makes ``torch.to_dlpack`` and ``torch.utils.dlpack.to_dlpack`` join a lane's tensor, from now on.
+
+    They are no torch functions, so a tensor does not see them. A name that was imported before keeps torch's own.
+    """
+    to_dlpack = torch.utils.dlpack.to_dlpack
+
+    @wraps(to_dlpack)
+    def joining(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return to_dlpack(join_tensor(tensor), *args, **kwargs)
+
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = joining  # type: ignore[assignment]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

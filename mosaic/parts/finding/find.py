@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import forked
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.finding.describe import describe
 from mosaic.parts.finding.follow import Followed, follow
@@ -23,7 +24,6 @@ from mosaic.parts.finding.layer_lists import (
     layer_name,
 )
 from mosaic.parts.finding.module_state import kept_state
-from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
@@ -90,7 +90,7 @@ def _split(
         _check_buffers(model, sites)
 
     def look(blank: BlankResults | None) -> Followed:
-        with kept_state(model) as states, kept_random_state(device), stand_ins.placed():
+        with kept_state(model) as states, forked(device), stand_ins.placed():
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             tensors = copied(dict(sample))
             seen = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)

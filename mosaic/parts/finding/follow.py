@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mosaic.errors import MosaicError, UnsplittableError, said_by
+from mosaic.find.random_numbers import python_state
 from mosaic.parts.blank import BlankResults
 from mosaic.parts.doors import Forward, hidden_of, replaced_forwards
 from mosaic.parts.finding.provenance import NumbersRead, Provenance
 from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of
-from mosaic.parts.random_state import is_same_python_state, python_state
 from mosaic.parts.split import Value
 
 
@@ -104,7 +104,7 @@ class _Run:
         if self._blank is None:
             before = python_state()
             result = forward(*args, **kwargs)
-            call.has_effects |= not is_same_python_state(before, python_state())
+            call.has_effects |= not before.is_same(python_state())
             return result
         self.provenance.note_read((args, kwargs))
         with _disable_current_modes():

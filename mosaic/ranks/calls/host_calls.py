@@ -19,7 +19,7 @@ from mosaic.engine.calls.attach import guard_attributes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.random_numbers import count_draws, drawing_from
+from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.structure import flatten
@@ -28,6 +28,7 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
+from mosaic.find.random_numbers import CPU, count_draws, torch_state
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -214,7 +215,7 @@ class HostCalls(InStep):
             drawn_from = executor.lane_generator(draws)
             assert drawn_from is not None
             run = partial(_drawing, run, drawn_from[0], everywhere)
-        before = torch.get_rng_state()
+        before = torch_state(CPU)
         signature = signature_of(ranked, arguments)
         going = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes)
         call = RoutedCall(self, ranked, site, going, arguments, signature, hidden)
@@ -223,7 +224,7 @@ class HostCalls(InStep):
         assert site.last_forward is not None
         if draws is None:
             executor.wait(site.last_forward)
-            found = count_draws(before, torch.get_rng_state())
+            found = count_draws(before, torch_state(CPU))
             self._draws[key] = found or 0
             if found is None:
                 site.obstacle = "it draws random numbers in a way that cannot be foreseen"

@@ -16,6 +16,7 @@ from mosaic.engine.profiled import load_of_others, warn_of_no_profile
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
 from mosaic.files import profile_of
+from mosaic.find.restore import preserved
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -25,7 +26,6 @@ from mosaic.profiler import (
     Route,
     measure_ring,
     measure_route,
-    preserved,
     profile_modules,
     repeat_batch,
     traffic_of,

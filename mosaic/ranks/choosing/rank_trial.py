@@ -30,8 +30,8 @@ from mosaic.engine.trial.race import Decision, Race, Turn
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.errors import RankFailedError
+from mosaic.find.restore import preserved
 from mosaic.plan import Plan
-from mosaic.profiler import preserved
 from mosaic.ranks.meeting.alarm import Alarm
 from mosaic.ranks.running.activate import Activated, open_runs, place
 from mosaic.ranks.running.prepare import Prepared

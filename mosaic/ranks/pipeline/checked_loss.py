@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import torch_state
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import is_same_torch_state, torch_state
 
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's output and the microbatch to one number."""
@@ -23,7 +23,7 @@ def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: Part
         UnsplittableError: It draws random numbers, or trains something that is no parameter of the model.
     """
     before, found = torch_state(model.device), loss(output, kwargs)
-    if not is_same_torch_state(before, torch_state(model.device)):
+    if not before.is_same(torch_state(model.device)):
         raise UnsplittableError(
             "the loss draws random numbers, which ranks without the last layer do not; draw them in the model, or in "
             "the loop, and give them with the microbatch"

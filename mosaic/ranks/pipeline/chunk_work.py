@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mosaic.find.random_numbers import RandomState
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
-from mosaic.parts.random_state import State
 from mosaic.parts.strategies import Again
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.checked_loss import Loss, checked_loss
@@ -63,7 +63,7 @@ class ChunkWork:
         data: StepData,
         *,
         numbers: DrawnNumbers | None = None,
-        states: Sequence[State] = (),
+        states: Sequence[RandomState] = (),
         scale: Scale | None = None,
         reduce: Callable[[int], None] | None = None,
         turn: AbstractContextManager[Any] | None = None,

@@ -15,11 +15,11 @@ from mosaic.cost.analytic.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.errors import UnsupportedModelError
+from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
 from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
-from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.parts.strategies import is_cache, without_cache
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
@@ -144,7 +144,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
             for handle in handles:
                 handle.remove()
 
-    with torch.no_grad(), watching(), kept_random_state(whole.device):
+    with torch.no_grad(), watching(), forked(whole.device):
         if any(one.is_meta for one in whole.model.parameters()):
             whole.skip_random_numbers(sample)  # all modules are called, and none runs
         else:

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mosaic.find.random_numbers import RandomState, forked, random_state
 from mosaic.parts.modes import Modes
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import State, is_same_state, kept_random_state, random_state, set_random_state
 from mosaic.parts.ways_seen import kind_of
 
 MAX_KINDS = 1024
@@ -23,7 +23,7 @@ class DrawnNumbers:
         self._modes_before: Hashable = ()
         self._draws: dict[Hashable, bool] = {}
 
-    def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[State, ...]:
+    def before_each(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[RandomState, ...]:
         """Returns the generators' states before each microbatch of the plain loop, and leaves them as it would."""
         states = []
         for kwargs in microbatches:
@@ -41,18 +41,18 @@ class DrawnNumbers:
             self._model.forget_results()
         key = kind_of(kwargs)
         if key not in self._draws:
-            with kept_random_state(self._model.device):
+            with forked(self._model.device):
                 before = random_state(self._model.device)
                 self._model.skip_random_numbers(kwargs)
-                self._draws[key] = not is_same_state(before, random_state(self._model.device))
+                self._draws[key] = not before.is_same(random_state(self._model.device))
         return self._draws[key]
 
     @contextmanager
-    def numbers_of(self, state: State) -> Iterator[None]:
+    def numbers_of(self, state: RandomState) -> Iterator[None]:
         """Gives a forward the numbers of its microbatch, whose state before it is given."""
         after = random_state(self._model.device)
-        set_random_state(state)
+        state.restore()
         try:
             yield
         finally:
-            set_random_state(after)
+            after.restore()

@@ -7,8 +7,6 @@ them would pass; where the sample's do not, as in a sample of one row, others ar
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,7 +19,9 @@ from torch import nn
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.finding.find import uncompiled
 from mosaic.errors import UnsupportedModelError
-from mosaic.profiler import Subject, preserved
+from mosaic.find.random_numbers import python_state
+from mosaic.find.restore import preserved
+from mosaic.profiler import Subject
 from mosaic.ranks.rows.replayed import Replayed
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -93,10 +93,10 @@ class _Runs:
             if self._subject.settings is not None:
                 stack.enter_context(self._subject.settings())
             stack.enter_context(uncompiled(module))
-            before, versions = _drawn_outside_of_torch(), {id(buffer): buffer._version for buffer in module.buffers()}
+            before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
             with self._replayed:
                 made = flatten(module(*args, **kwargs))[0]
-            if _drawn_outside_of_torch() != before:
+            if not before.is_same(python_state()):
                 self._replayed.is_exact = False
             after = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
             self.kept = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
@@ -215,15 +215,6 @@ def _in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-def _drawn_outside_of_torch() -> tuple[Any, ...]:
-    """Returns what changes when anybody draws random numbers of Python or numpy."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    _, words, *rest = numpy.random.get_state()
-    return random.getstate(), words.tobytes(), *rest
 
 
 def _shapes(leaves: Sequence[Any]) -> str:

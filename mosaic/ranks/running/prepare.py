@@ -20,7 +20,8 @@ from mosaic.engine.colocate import refuse_graphs_of_compiler
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.users import users_of
 from mosaic.errors import UnsupportedModelError
-from mosaic.profiler import Subject, preserved
+from mosaic.find.restore import preserved
+from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Template
 from mosaic.ranks.meeting.devices import check_place, own_gpu
 from mosaic.ranks.meeting.world import World

@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from mosaic.find.random_numbers import CPU, Generator, generator_state, random_state, set_generator_state
 from mosaic.train.data.permutation import Words, words_at, words_of
 
 WORDS = 4
@@ -20,9 +20,6 @@ _MAX_ITEMS = 64
 """Of a container, beyond which it holds data and no generators."""
 _MAX_DEPTH = 4
 """Of objects within objects, such as a list of transforms within a transform within a data set."""
-
-Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
-"""A generator of a user's own, which knows nothing of seeds and positions."""
 
 _NOT_SEARCHED = (torch.Tensor, np.ndarray, type, ModuleType, FunctionType)
 
@@ -54,19 +51,17 @@ def put_back(generators: Sequence[Generator] = ()) -> Iterator[None]:
 
     A worker of a loader has one thread too: a sum over a long sample depends on it.
     """
-    states = torch.default_generator.get_state(), np.random.get_state(legacy=False), random.getstate()
-    own = [_state(generator) for generator in generators]
+    before = random_state(CPU)
+    own = [generator_state(generator) for generator in generators]
     threads = torch.get_num_threads()
     try:
         if threads > 1:
             torch.set_num_threads(1)
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        before.restore()
         for generator, state in zip(generators, own, strict=True):
-            _set_state(generator, state)
+            set_generator_state(generator, state)
         if threads > 1:
             torch.set_num_threads(threads)
 
@@ -147,18 +142,3 @@ def _seed_each(generators: Sequence[Generator], word: int) -> None:
             generator.seed(own)
         else:
             generator.seed(own & 0xFFFFFFFF)
-
-
-def _state(generator: Generator) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: Generator, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)

@@ -32,46 +32,8 @@ class Log:
         self.lines: list[Any] = [[1], {"a": 2}]
 
 
-class Slotted:
-    """The same with slots."""
-
-    __slots__ = ("total",)
-
-    def __init__(self) -> None:
-        self.total = 0
-
-
-CALLS, TABLE, SCALE = 0, {"rows": [1]}, torch.ones(2)
-
-
-def enclosing() -> type[nn.Module]:
-    """Returns a class whose methods share variables, as those do that are made in a function or a notebook's cell."""
-    calls, table, scale, dice = 0, {"rows": [1]}, torch.ones(2), torch.Generator()
-
-    class Counting(nn.Module):
-        def forward(self) -> None:
-            nonlocal calls
-            calls += 1
-            table["rows"].append(calls)
-            scale.mul_(2)
-            torch.rand(2, generator=dice)
-
-        @staticmethod
-        def shown() -> Any:
-            return calls, str(table), scale.tolist(), dice.get_state().tolist()
-
-    return Counting
-
-
-def globals_shown() -> Any:
-    return CALLS, str(TABLE), SCALE.tolist()
-
-
 class Restless(nn.Module):
     """Two towers and all that a forward may change; what it does change is up to ``doings``."""
-
-    calls = 0
-    table: dict[int, int] = {}  # noqa: RUF012
 
     def __init__(self, doings: list[Doing]) -> None:
         super().__init__()
@@ -79,12 +41,12 @@ class Restless(nn.Module):
         self.left, self.right = tower(), tower(8, 16, nn.BatchNorm1d(16))
         self.teacher, self.words, self.spare = nn.Linear(8, 8), nn.Embedding(4, 8, max_norm=0.1), nn.Dropout()
         self.teacher.requires_grad_(False)
-        self.norm, self.counting = nn.BatchNorm1d(8), enclosing()()
+        self.norm = nn.BatchNorm1d(8)
         self.alone = nn.Parameter(torch.randn(3))
         self.register_buffer("held", torch.randn(2, 3))
         self.register_buffer("wide", torch.zeros(1, 1).expand(4, 4))
         self.queue, self.hidden = torch.randn(5, 2), [nn.Linear(2, 2)]
-        self.log, self.slotted = Log(), Slotted()
+        self.log = Log()
         self.count, self.seen, self.cache = 0, [1, [2]], OrderedDict(a=torch.zeros(2), b=1)
         self.last, self.names = deque([1, 2], maxlen=2), {"a"}
         self.generator, self.dice, self.array = torch.Generator(), random.Random(3), np.zeros(3)
@@ -126,10 +88,6 @@ def replace_parts(model: Restless, x: torch.Tensor) -> None:
 def keep_numbers(model: Restless, x: torch.Tensor) -> None:
     model.count += 1
     model.log.total = getattr(model.log, "total", 0) + 1
-    model.slotted.total += 1
-    Restless.calls += 1
-    Restless.table[len(Restless.table)] = 1
-    model.teacher.weight.note = "seen"
 
 
 def keep_things(model: Restless, x: torch.Tensor) -> None:
@@ -167,18 +125,6 @@ def set_thread(model: Restless, x: torch.Tensor) -> None:
     torch.set_autocast_cache_enabled(False)
 
 
-def write_globals(model: Restless, x: torch.Tensor) -> None:
-    global CALLS, ADDED
-    CALLS += 1
-    ADDED = x
-    add_to_table()
-
-
-def add_to_table() -> None:
-    TABLE["rows"].append(CALLS)
-    SCALE.mul_(2)
-
-
 def set_newer_settings(model: Restless, x: torch.Tensor) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
@@ -205,8 +151,6 @@ DOINGS: dict[str, Doing] = {
     "global settings": set_globals,
     "newer settings": set_newer_settings,
     "settings of the thread": set_thread,
-    "what methods enclose": lambda model, x: model.counting(),
-    "globals": write_globals,
     "draws": lambda model, x: (torch.rand(3), torch.rand(3, device=x.device), random.random(), np.random.rand()),
     "own draws": lambda model, x: (torch.rand(3, generator=model.generator), model.dice.random()),
     "numpy's own draws": lambda model, x: (model.numpy_dice.random(), model.old_dice.rand()),
@@ -240,8 +184,6 @@ def seen_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield f"{path} length", len(value)
         for index, item in enumerate(value):
             yield from seen_in(item, f"{path}[{index}]", seen)
-    elif isinstance(value, Slotted):
-        yield f"{path} total", value.total
     if isinstance(value, torch.Tensor):
         yield f"{path} place", (value.data_ptr(), value.stride(), value.dtype, value.requires_grad)
         yield from seen_in(value.grad, f"{path} gradient", seen)
@@ -255,10 +197,6 @@ def state_of(model: Restless, batch: Any) -> dict[str, Any]:
         **dict(seen_in(model, "model", seen)),
         **dict(seen_in(batch, "batch", seen)),
         "type": type(model),
-        "enclosed": model.counting.shown(),
-        "globals": (globals_shown(), "ADDED" in globals()),
-        "calls": Restless.calls,
-        "table": Restless.table.copy(),
         "torch's random numbers": torch.get_rng_state().tolist(),
         "the device's": torch.cuda.get_rng_state().tolist() if device().type == "cuda" else None,
         "Python's": random.getstate(),

@@ -116,10 +116,9 @@ def test_generators_of_all_devices_go_on_and_the_current_one_where_there_are_oth
     devices = [torch.Generator().manual_seed(device) for device in range(3)]
     fakes = {
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
+        "default_generators": devices,
+        "current_device": lambda: len(devices) - 1,
         "device_count": lambda: len(devices),
-        "get_rng_state": lambda: devices[-1].get_state(),
-        "get_rng_state_all": lambda: [device.get_state() for device in devices],
         "set_rng_state": lambda state: devices[-1].set_state(state),
         "set_rng_state_all": lambda states: [
             device.set_state(state) for device, state in zip(devices, states, strict=True)

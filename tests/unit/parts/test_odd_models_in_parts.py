@@ -16,9 +16,9 @@ from part_models import DECODERS, WIDTH, PartedCase, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
 
+from mosaic.find.random_numbers import forked, random_state
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.random_state import is_same_state, kept_random_state, random_state, set_random_state
 from mosaic.parts.weights import drop_weights
 
 CPU = torch.device("cpu")
@@ -195,34 +195,34 @@ class Masks(nn.Module):
 
 def test_numbers_of_numpy_and_of_python_are_the_plain_loops():
     model, x = Masks(), torch.randn(2, 4)
-    with kept_random_state(CPU):
+    with forked(CPU):
         before = random_state(CPU)
         wanted, after = model(x), random_state(CPU)
         split = find_split(model, {"x": x})
         ranks = [PartedModel(copy.deepcopy(model), split, chunks_of(*THIRDS), own=[index]) for index in range(3)]
         sent = {}
         for index, rank in enumerate(ranks):
-            set_random_state(before)
+            before.restore()
             rank.skip_random_numbers({"x": x})
-            assert is_same_state(random_state(CPU), after)
-            set_random_state(before)
+            assert random_state(CPU).is_same(after)
+            before.restore()
             sent = rank.forward(index, {"x": x}, sent, draws="all")
         assert torch.equal(sent, wanted)
 
 
 def test_layers_that_are_made_again_draw_the_same_numbers_of_numpy():
-    with kept_random_state(CPU):
+    with forked(CPU):
         model, x = Masks(), torch.randn(2, 4)
         rank = PartedModel(model, find_split(model, {"x": x}), chunks_of("model[0:3/3]"))
         before, found = random_state(CPU), []
         for strategy in ("keep", "recompute"):
-            set_random_state(before)
+            before.restore()
             rank.forward(0, {"x": x}, strategies=[strategy] * 3).sum().backward()
             after = random_state(CPU)
             found.append([one.grad for one in model.parameters()])
             model.zero_grad()
         assert all(map(torch.equal, *found))
-        assert not is_same_state(before, after)
+        assert not before.is_same(after)
 
 
 class Pair(nn.Module):

@@ -15,8 +15,9 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import UnstableMeasurementError
+from mosaic.find.restore import preserved
 from mosaic.profile import Phase, Profile
-from mosaic.profiler import ProfileSettings, Retries, Subject, preserved, profile_modules
+from mosaic.profiler import ProfileSettings, Retries, Subject, profile_modules
 from mosaic.profiler.measuring.beside import measure_pair
 from mosaic.profiler.measuring.measure import StepTimes, measure
 

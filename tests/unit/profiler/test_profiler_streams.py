@@ -16,8 +16,9 @@ from torch import nn
 
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
+from mosaic.find.restore import preserved
 from mosaic.profile import Phase
-from mosaic.profiler import Subject, preserved, profile_modules
+from mosaic.profiler import Subject, profile_modules
 from mosaic.profiler.measuring.beside import measure_pair
 from mosaic.profiler.measuring.measure import measure
 from mosaic.profiler.measuring.peaks import phase_peaks

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.profiler.preserve.settings import read, settings_of
+from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
 

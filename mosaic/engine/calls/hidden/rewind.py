@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.structure import version_of
+from mosaic.find.random_numbers import CPU, random_state
 
 _MAX_BYTES = 1 << 16
 _NUM_OF_TORCH = len(vars(nn.Module()))
@@ -24,7 +23,7 @@ class Rewind:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._random = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+        self._random = random_state(CPU)
         parts = parts_of(model)
         self._attributes = [(part, dict(vars(part)), dict(part._buffers)) for part in parts.modules]
         self._containers = [kept for part in parts.modules for kept in _containers_of(part)]
@@ -52,9 +51,7 @@ class Rewind:
             for tensor, before in self._buffers:
                 if not torch.equal(tensor, before):  # a write in vain would spoil what earlier graphs have saved
                     tensor.copy_(before)
-        torch.set_rng_state(self._random[0])
-        random.setstate(self._random[1])
-        np.random.set_state(self._random[2])
+        self._random.restore()
         return True
 
 

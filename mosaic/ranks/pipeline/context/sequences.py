@@ -25,7 +25,7 @@ from mosaic.context.attention.hugging_face import check_config, use_attention
 from mosaic.context.plan import ContextPlan
 from mosaic.context.settings import ContextSettings
 from mosaic.errors import UnsplittableError, said_by
-from mosaic.parts.random_state import TorchState, is_same_torch_state, kept_random_state, torch_state
+from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.parts.split import ModelSplit
 
 MAX_DIFFERENCE = 1e-3
@@ -93,7 +93,7 @@ class Sequences:
             self._text.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._text.register_forward_hook(self._leave),
         )
-        self._state: TorchState | None = None
+        self._state: RandomState | None = None
         self._ahead: dict[int, tuple[Microbatch, Future[Attend]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mosaic-context")
 
@@ -137,7 +137,7 @@ class Sequences:
         attend: Attend = own["context"]
         before = attend.num_calls
         try:
-            with torch.no_grad(), kept_random_state(self._device):
+            with torch.no_grad(), forked(self._device):
                 output = self._model(**own)
         except (RuntimeError, IndexError, TypeError) as error:  # of shapes and arguments
             raise UnsplittableError(
@@ -211,7 +211,7 @@ class Sequences:
 
     def _leave(self, text: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Looks whether random numbers were drawn, as before the first step of each mode all are."""
-        if self._state is not None and not is_same_torch_state(self._state, torch_state(self._device)):
+        if self._state is not None and not self._state.is_same(torch_state(self._device)):
             raise UnsplittableError(
                 f"{type(text).__name__} draws random numbers, as dropout does, and ranks that share a sequence would "
                 "draw others than one rank does: set dropout in the language model to 0, or use no context="

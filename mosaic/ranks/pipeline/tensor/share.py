@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
-from mosaic.parts.random_state import kept_random_state
 from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
@@ -67,7 +67,7 @@ def share_layers(
 
 def _outputs(model: nn.Module, sample: Mapping[str, Any]) -> list[Tensor]:
     device = next(model.parameters()).device
-    with torch.no_grad(), kept_random_state(device):
+    with torch.no_grad(), forked(device):
         leaves = pytree.tree_leaves(model(**sample))
     return [one for one in leaves if isinstance(one, Tensor) and one.is_floating_point()]
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import forked
 from mosaic.parts.draws import DrawsSeen
-from mosaic.parts.random_state import kept_random_state
 from mosaic.parts.split import ModelSplit
 
 COLWISE, ROWWISE, SUMMED = "colwise", "rowwise", "replicated_with_grad_allreduce"
@@ -65,7 +65,7 @@ def check_draws(model: nn.Module, split: ModelSplit, styles: Mapping[str, str], 
     """Raises UnsplittableError if a layer that is split draws random numbers: each rank would draw others."""
     layers = dict.fromkeys(site.path for site in split.sites if site.is_layer)
     shared = [path for path in layers if any(name.startswith(f"{path}.") for name in styles)]
-    with torch.no_grad(), kept_random_state(next(model.parameters()).device), ExitStack() as hooks, DrawsSeen() as seen:
+    with torch.no_grad(), forked(next(model.parameters()).device), ExitStack() as hooks, DrawsSeen() as seen:
         before: dict[nn.Module, int] = {}
         drawing: dict[nn.Module, bool] = {}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mosaic.errors import InfeasibleError
-from mosaic.parts.random_state import kept_random_state
+from mosaic.find.random_numbers import forked
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.ranks.pipeline.trying.candidates import Candidates
@@ -52,7 +52,7 @@ def try_ways(candidates: Candidates, step: Sequence[Mapping[str, Any]]) -> Pipel
         InfeasibleError: No way fits in memory.
         RankFailedError: Another rank has failed; names it.
     """
-    with kept_random_state(candidates.world.device):
+    with forked(candidates.world.device):
         own = fit_candidates(candidates, step)
         lanes = replace(own.options, partition="colocated") if _may_have_lanes(own) else None
         if lanes is not None and isinstance(way := own.make(COLOCATED, options=lanes), Way):

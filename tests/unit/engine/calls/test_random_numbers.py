@@ -18,10 +18,8 @@ from mosaic.engine.calls.random_numbers import (
     OVERLOADS,
     LaneRandomness,
     RandomnessWatch,
-    advance_default,
-    count_draws,
-    other_random_state,
 )
+from mosaic.find.random_numbers import CPU, advance, count_draws, python_state, torch_state
 
 X = torch.ones(37, 5)
 DRAWING: dict[str, Callable[[], torch.Tensor]] = {
@@ -71,22 +69,22 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     draw = DRAWING[name]
     torch.manual_seed(3)
     torch.rand(5)
-    before = torch.get_rng_state()
+    before = torch_state(CPU)
     with RandomnessWatch(None) as watch:
         plain = draw()
-    after = torch.get_rng_state()
+    after = torch_state(CPU)
     draws = count_draws(before, after)
     assert watch.obstacle is None
     assert draws
-    torch.set_rng_state(before)
+    before.restore()
     generator = torch.Generator()
-    generator.set_state(before)
-    advance_default(draws)
+    generator.set_state(torch.get_rng_state())
+    advance(torch.default_generator, draws)
     with LaneRandomness(generator):
         elsewhere = draw()
     assert torch.equal(plain, elsewhere)
-    assert torch.equal(torch.get_rng_state(), after)
-    assert torch.equal(generator.get_state(), after)
+    assert after.is_same(torch_state(CPU))
+    assert torch.equal(generator.get_state(), torch.get_rng_state())
 
 
 def test_every_overload_of_the_table_is_there_and_was_tried():
@@ -113,26 +111,26 @@ def test_an_operator_that_takes_no_generator_stays_in_place():
 
 
 def test_half_a_pair_of_normal_numbers_has_no_count():
-    before = torch.get_rng_state()
+    before = torch_state(CPU)
     torch.randn(3)
-    assert count_draws(before, torch.get_rng_state()) is None
+    assert count_draws(before, torch_state(CPU)) is None
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625, 1248, 5001])
 def test_draws_are_counted_across_blocks(draws: int):
     torch.manual_seed(1)
-    before = torch.get_rng_state()
+    before = torch_state(CPU)
     torch.empty(draws, dtype=torch.int32).random_()
-    assert count_draws(before, torch.get_rng_state()) == draws
+    assert count_draws(before, torch_state(CPU)) == draws
 
 
 def test_states_that_draws_do_not_connect_have_no_count():
     torch.manual_seed(1)
     torch.rand(3)
-    before = torch.get_rng_state()
+    before = torch_state(CPU)
     with torch.random.fork_rng():
         torch.manual_seed(2)
-        assert count_draws(before, torch.get_rng_state()) is None
+        assert count_draws(before, torch_state(CPU)) is None
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -153,10 +151,10 @@ def test_a_generator_of_one_s_own_is_seen():
 
 
 def test_python_s_and_numpy_s_random_numbers_are_seen():
-    before = other_random_state()
-    assert before == other_random_state()
+    before = python_state()
+    assert before.is_same(python_state())
     random.random()
-    middle = other_random_state()
-    assert before != middle
+    middle = python_state()
+    assert not before.is_same(middle)
     np.random.rand()
-    assert middle != other_random_state()
+    assert not middle.is_same(python_state())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.utils.dlpack
 from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
 from stream_cases import colocated
 from torch import nn
@@ -45,6 +47,16 @@ def test_running_statistics_are_ordered_though_torch_counts_no_write():
         assert norm.running_mean is not None
         norm.running_mean.sum()
         assert backend.api.launches[-1].is_after(backend.launches_of(handle, "right")[-1])
+
+
+@pytest.mark.parametrize("home", [torch, torch.utils.dlpack])
+def test_a_capsule_of_a_lane_s_tensor_joins_the_lane(home: Any):
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend), torch.no_grad():
+        left, _ = results(model)
+        torch.from_dlpack(home.to_dlpack(left)) + 1
+        assert backend.api.launches[-1].stream == 0
+        assert backend.api.launches[-1].is_after(backend.launches_of(handle, "left")[-1])
 
 
 def test_metadata_costs_no_wait_and_no_launch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mosaic.find.random_numbers import random_state
 from mosaic.graph import Part
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
@@ -31,7 +32,7 @@ def test_flags_modes_and_rates_that_change_draw_what_the_plain_loop_draws():
             behind = torch.get_rng_state()
             torch.manual_seed(1)
             for one, state in zip(step, states, strict=True):
-                assert torch.equal(state[0][0], torch.get_rng_state())
+                assert state.is_same(random_state(torch.device("cpu")))
                 model(**one)
             assert torch.equal(behind, torch.get_rng_state())
             assert numbers.draw(step[-1]) == (step[-1] is not given or (model[1].training and model[1].p > 0))

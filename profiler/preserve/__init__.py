@@ -1,1 +1,0 @@
-"""Leaving a model and its process as they were found, whatever is run in between."""
