@@ -12,11 +12,8 @@ import hashlib
 import json
 import math
 import os
-import re
-import sys
 import tempfile
 import tomllib
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -154,7 +151,7 @@ def load(kind: type[T], path: Path) -> T:
 
     Raises:
         InvalidFileError: The file is missing, empty, truncated, of a newer schema, or has a field that is
-            missing, unknown, or of the wrong type or range. The message has the line and the reason.
+            missing, unknown, or of the wrong type or range. The message has the field and the reason.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -166,128 +163,72 @@ def load(kind: type[T], path: Path) -> T:
 
 def parse(kind: type[T], text: str, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
-    from pydantic import ValidationError
+    from pydantic_core import from_json
 
     if not text.strip():
         raise InvalidFileError(f"{source} is empty; {_a(kind)} in JSON was expected")
-    raw = _read_json(kind, text, source)
+    try:
+        raw = from_json(text)
+    except ValueError as error:
+        cause = "; the file may have been cut short" if "EOF while parsing" in str(error) else ""
+        raise InvalidFileError(f"{source}: not valid JSON: {error}{cause}") from error
     _check_schema(kind, raw, source)
-    try:
-        erased: Any = kind
-        value: T = _adapter(erased).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        location = [part for part in first["loc"] if isinstance(part, str | int)]
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidFileError(
-            f"{source}, line {_line_of(text, location)}: {'.'.join(map(str, location)) or 'the whole file'}: "
-            f"{_said(first)}{more}"
-        ) from error
-    except MosaicError as error:  # a rule of the dataclass itself
-        raise type(error)(f"{source}: {error}") from error
-    return value
-
-
-def _read_json(kind: Any, text: str, source: str) -> Any:
-    if text.startswith("\ufeff"):
-        raise InvalidFileError(f"{source} begins with a byte-order mark; save it as UTF-8 without one")
-    try:
-        return json.loads(text, object_pairs_hook=_each_once)
-    except RecursionError as error:
-        raise InvalidFileError(f"{source}: lists in lists without end; this is not {_a(kind)}") from error
-    except _GivenTwiceError as error:
-        raise InvalidFileError(f"{source}: {error}; give each field once") from error
-    except json.JSONDecodeError as error:
-        at = f"{source}, line {error.lineno}"
-        if error.msg == "Extra data":
-            raise InvalidFileError(
-                f"{at}: something follows the end of {_a(kind)}; keep one JSON value in the file"
-            ) from error
-        is_at_end = error.msg.startswith("Unterminated string") or re.fullmatch(r"\s*[\w.+-]*\s*", text[error.pos :])
-        cause = "the file may have been cut short" if is_at_end else f"column {error.colno} is where reading stopped"
-        raise InvalidFileError(f"{at}: not valid JSON ({error.msg}); {cause}") from error
-    except ValueError as error:  # Python reads no number of thousands of digits
-        found = re.search(rf"-?\d{{{sys.get_int_max_str_digits() + 1},}}", text)
-        if found is None:
-            raise InvalidFileError(f"{source}: {error}") from error
-        line = text.count("\n", 0, found.start()) + 1
-        raise InvalidFileError(
-            f"{source}, line {line}: a number of {len(found[0].lstrip('-')):,} digits; no field takes more than 20"
-        ) from error
+    return _validate(kind, text, source)
 
 
 def parse_toml(kind: type[T], text: str, *, source: str) -> T:
     """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``.
 
     Raises:
-        InvalidFileError: It is no TOML, or a key is missing, unknown, or of the wrong type or range. The message has
-            the line, the rule and the way out.
+        InvalidFileError: It is not TOML, or a key is missing, unknown, or of the wrong type or range. The message has
+            the key, the rule and the way out.
     """
-    from pydantic import ValidationError
-
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidFileError(f"{source}: not valid TOML: {error}") from error
-    _check_keys(kind, raw, text, source, ())
+    return _validate(kind, json.dumps(raw, default=str), source)
+
+
+def _validate(kind: type[T], text: str, source: str) -> T:
+    """Returns the dataclass that JSON describes; an error names the field, the rule and how many more there are."""
+    from pydantic import ValidationError
+
     try:
         erased: Any = kind
-        value: T = _adapter(erased).validate_json(json.dumps(raw, default=str), strict=True)
+        value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        location = tuple(part for part in first["loc"] if isinstance(part, str))
-        line = _toml_line(text, location)
-        raise InvalidFileError(f"{source}, line {line}: {'.'.join(location)}: {_said(first)}") from error
-    except MosaicError as error:
+        errors = error.errors()
+        first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
+        location = [part for part in first["loc"] if isinstance(part, str | int)]
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidFileError(f"{source}: {_rule_broken(kind, location, first)}{more}") from error
+    except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
 
 
-def _check_keys(kind: Any, raw: dict[str, Any], text: str, source: str, above: tuple[str, ...]) -> None:
-    """Raises InvalidFileError for a key that a dataclass does not have; names those that it has."""
-    known = {field.name: field for field in fields(kind)}
-    types = get_type_hints(kind)
-    for name, value in raw.items():
-        where = (*above, name)
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            line = _toml_line(text, where)
-            raise InvalidFileError(f"{source}, line {line}: there is no key {'.'.join(where)!r}; {hint}")
-        inner = next((part for part in (types[name], *get_args(types[name])) if is_dataclass(part)), None)
-        if inner is not None and isinstance(value, dict):
-            _check_keys(inner, value, text, source, where)
+def _rule_broken(kind: Any, location: list[str | int], error: Any) -> str:
+    """Returns a field's place and the rule; for a field that is unknown, those that there are."""
+    place = ".".join(map(str, location)) or "the whole file"
+    if error["type"] == "unexpected_keyword_argument":
+        known = _names_at(kind, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        return f"there is no key {place!r}; " + (
+            f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+        )
+    rule = error.get("ctx", {}).get("error")  # the dataclass's own words
+    return f"{place}: {rule if isinstance(rule, ValueError) else error['msg']}"
 
 
-def _toml_line(text: str, location: tuple[str, ...]) -> int:
-    """Finds the line of a key in TOML text, or of the last table above it that is there."""
-    lines = text.splitlines()
-    here: tuple[str, ...] = ()
-    found = 1
-    for number, line in enumerate(lines, start=1):
-        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
-            here = tuple(part.strip().strip("\"'") for part in header[1].split("."))
-            if here == location[: len(here)]:
-                found = number
-        elif key := re.match(r"\s*([\w\"'.-]+)\s*=", line):
-            whole = (*here, *(part.strip("\"'") for part in key[1].split(".")))
-            if whole == location[: len(whole)]:
-                found = number
-                if whole == location:
-                    return number
-    return found
-
-
-class _GivenTwiceError(ValueError):
-    """An object has one name twice: JSON says nothing about which value counts."""
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise _GivenTwiceError(f"the field {twice!r} is there twice in one object")
-    return found
+def _names_at(kind: Any, location: list[str | int]) -> list[str]:
+    """Returns the fields of the dataclass that lies at a place inside of another."""
+    for part in location:
+        if isinstance(part, str) and is_dataclass(kind):
+            kind = get_type_hints(kind).get(part)
+        if not is_dataclass(kind):
+            kind = next((inner for inner in get_args(kind) if is_dataclass(inner)), kind)
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
 
 
 def _a(kind: type[Any]) -> str:
@@ -295,64 +236,20 @@ def _a(kind: type[Any]) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _said(error: Any) -> str:
-    """A rule's own words, where a rule of the dataclass was broken."""
-    own = error.get("ctx", {}).get("error")
-    return str(own) if isinstance(own, ValueError) else str(error["msg"])
-
-
 def _check_schema(kind: type[Any], raw: object, source: str) -> None:
     known = getattr(kind, "SCHEMA_VERSION", None)
     if known is None:
         return
     if not isinstance(raw, dict):
-        raise InvalidFileError(f"{source}, line 1: expected a JSON object, found {type(raw).__name__}")
-    found = raw.get("schema_version")
-    if isinstance(found, int) and found > known:
+        raise InvalidFileError(f"{source}: expected a JSON object, got {type(raw).__name__}")
+    version = raw.get("schema_version")
+    if isinstance(version, int) and version > known:
         raise InvalidFileError(
-            f"{source}: schema_version={found} is newer than {known}, the newest that this Mosaic reads; "
+            f"{source}: schema_version={version} is newer than {known}, the newest that this Mosaic reads; "
             "upgrade mosaic-colocate, or make the file again"
         )
-    if found != known:
+    if version != known:
         raise InvalidFileError(
-            f"{source}: schema_version={found!r} is not {known}; this is not {_a(kind)} "
+            f"{source}: schema_version={version!r} is not {known}; this is not {_a(kind)} "
             "of this version of Mosaic: make the file again"
         )
-
-
-def _line_of(text: str, location: list[str | int]) -> int:
-    """Finds the line at which the value at ``location`` (keys and indices) starts."""
-    decoder = json.JSONDecoder()
-    position = _skip(text, 0)
-    for part in location:
-        found = _enter(text, position, part, decoder)
-        if found is None:
-            break
-        position = found
-    return text.count("\n", 0, position) + 1
-
-
-def _skip(text: str, position: int, characters: str = " \t\r\n") -> int:
-    while position < len(text) and text[position] in characters:
-        position += 1
-    return position
-
-
-def _enter(text: str, position: int, part: str | int, decoder: json.JSONDecoder) -> int | None:
-    """Returns where member ``part`` of the object or array at ``position`` starts, or None."""
-    closing = {"{": "}", "[": "]"}.get(text[position])
-    if closing is None:
-        return None
-    index = 0
-    position = _skip(text, position + 1)
-    while text[position] != closing:
-        key: str | int = index
-        if closing == "}":
-            key, position = decoder.raw_decode(text, position)
-            position = _skip(text, position, " \t\r\n:")
-        if key == part:
-            return position
-        _, position = decoder.raw_decode(text, position)
-        position = _skip(text, position, " \t\r\n,")
-        index += 1
-    return None

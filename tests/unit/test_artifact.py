@@ -52,35 +52,27 @@ def test_a_truncated_file_is_refused_with_the_line(share):
     refused(cut, f"line {cut.count(chr(10)) + 1}", "cut short")
 
 
-def test_what_is_wrong_with_a_whole_file_is_not_called_cut_short():
-    for text, *says in (
-        ("\ufeff" + TEXT, "byte-order mark"),
-        (TEXT + "{}", f"line {TEXT.count(chr(10)) + 1}", "something follows"),
-        (TEXT.replace(": 1", ": 1" + "0" * 5000, 1), "5,001 digits"),
-        (TEXT.replace(",", ";", 1), "line 2", "reading stopped"),
-    ):
-        refused(text, *says)
-        with pytest.raises(InvalidFileError) as raised:
-            artifact.parse(Plan, text, source="plan.json")
-        assert "cut short" not in str(raised.value)
+@pytest.mark.parametrize("text", [TEXT + "{}", TEXT.replace(",", ";", 1), "\ufeff" + TEXT])
+def test_what_is_wrong_with_a_whole_file_is_not_called_cut_short(text):
+    with pytest.raises(InvalidFileError, match=r"plan\.json: not valid JSON: .* line") as raised:
+        artifact.parse(Plan, text, source="plan.json")
+    assert "cut short" not in str(raised.value)
 
 
-def test_a_wrong_type_is_refused_with_line_and_place():
-    lines = TEXT.splitlines()
-    index = next(i for i, line in enumerate(lines) if '"num_devices"' in line)
-    lines[index] = '  "num_devices": "1",'
-    refused("\n".join(lines), f"line {index + 1}", "num_devices", "valid integer")
+def test_a_wrong_type_is_refused_with_its_place():
+    refused(TEXT.replace('"num_devices": 1', '"num_devices": "1"'), "num_devices", "valid integer")
 
 
-def test_a_wrong_value_deep_inside_is_refused_with_its_own_line():
-    lines = TEXT.splitlines()
-    indices = [i for i, line in enumerate(lines) if '"forward_ms"' in line]
-    lines[indices[1]] = lines[indices[1]].replace("0.0", "-1.0")
-    refused("\n".join(lines), f"line {indices[1] + 1}", "stages.0.placements.1.forward_ms")
+def test_a_wrong_value_deep_inside_is_refused_with_its_place():
+    first, second, third = TEXT.partition('"forward_ms": 0.0')
+    assert third
+    refused(first + second + third.replace(": 0.0", ": -1.0", 6), "stages.0.placements.0.backward_ms", "(and 5 more)")
 
 
 def test_an_unknown_field_is_refused():
-    refused(TEXT.replace('"num_devices"', '"num_gpus": 4, "num_devices"'), "num_gpus")
+    refused(
+        TEXT.replace('"num_devices"', '"num_devises": 4, "num_devices"'), "'num_devises'", "did you mean 'num_devices'?"
+    )
 
 
 def test_a_newer_schema_is_refused_with_the_way_out():
@@ -92,7 +84,7 @@ def test_a_file_without_a_schema_is_refused():
 
 
 def test_something_else_than_an_object_is_refused():
-    refused("[1, 2]", "expected a JSON object, found list")
+    refused("[1, 2]", "expected a JSON object, got list")
 
 
 def test_a_rule_of_the_plan_itself_names_the_file():
@@ -106,10 +98,6 @@ def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path):
     blocker.write_text("")
     with pytest.raises(MosaicError, match="choose a folder that can be written"):
         artifact.save(PLAN, blocker / "plan.json")
-
-
-def test_a_field_that_is_there_twice_is_refused():
-    refused(TEXT.replace('"num_devices"', '"num_devices": 7,\n  "num_devices"', 1), "'num_devices' is there twice")
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):

@@ -296,13 +296,14 @@ def make_dlpack_wait() -> None:
 
     They are no torch functions, so a tensor does not see them. A name that was imported before keeps torch's own.
     """
-    to_dlpack = torch.utils.dlpack.to_dlpack
+    to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
     @wraps(to_dlpack)
     def joining(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return to_dlpack(join_tensor(tensor), *args, **kwargs)
 
-    torch.to_dlpack = torch.utils.dlpack.to_dlpack = joining  # type: ignore[assignment]
+    for home in (torch, torch.utils.dlpack):
+        home.to_dlpack = joining  # type: ignore[attr-defined]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
