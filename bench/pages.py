@@ -52,7 +52,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"10 modules, 8 GPUs, 10 %.*",
             r"20 modules, \d+ GPUs.*: proven gap within 5 s, (median|worst), %",
             r"\d+ modules, 8 GPUs, memory held across stages .*: (proven|step over) .*",
-            r"lost with .*, mean, %",
         ),
         "bench_ranks": (
             r"(exact|megatron): step over DDP's on the same ranks, .*",

@@ -10,7 +10,7 @@ from bench.changing.workload import PHASES
 from bench.figures.papers.read import printed
 from bench.papers.planners import PiecewiseAlphaBeta, profiled_degrees
 from bench.record import Figure, Source, missing_figure, one_line
-from bench.solver.runs import figure
+from bench.solver.study import figure
 from bench.spindle.sends import sent_ms
 from bench.spindle.steps import (
     BASE,

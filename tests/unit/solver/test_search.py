@@ -8,7 +8,7 @@ import pytest
 from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
-from bench.solver.runs import search
+from bench.solver.study import search
 from mosaic import _search
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.instance import TableCost
