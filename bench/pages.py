@@ -13,7 +13,7 @@ from mosaic.artifact import load
 from mosaic.backends.table import BACKENDS
 from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.cost.interference import FORMS
-from mosaic.hardware.catalogue import DEVICES
+from mosaic.hardware import HARDWARE_NAMES
 from mosaic.models import MODELS
 from mosaic.pipelining.baselines.methods import BASELINES
 from mosaic.pipelining.partition.methods import PARTITION_METHODS
@@ -38,13 +38,12 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"a new process: imports, ms",
         ),
         "bench_cost": (
-            r"simulated chip: (error|slowdown) [io]n .*, all sizes.*",
-            r"simulated chip: (difference of the same groups run twice|step of .*)",
-            r"simulated chip (as described|unlike its description): .*",
-            r"(error|slowdown) [io]n other groups of the fitted modules, all sizes.*",
+            r"slowdown in other groups of the fitted modules, all sizes",
+            r"error on other groups of the fitted modules, all sizes, (unaware|assumed|measured pairs).*",
+            r"error on other groups of the fitted modules, all sizes, (Eq\. 8|pairwise \(2).*",
             r"difference of the same (groups run|points measured) twice",
-            r"surface error at a held-out degree, .*",
-            r"analytic error on other modules, .*",
+            r"surface error at a held-out degree(, interpolated .*)?",
+            r"analytic error on other modules, (as described|one (speed|efficiency)).*",
         ),
         "bench_solver": (
             r"gain of exact over [\w-]+, .* modules, .*, median",
@@ -146,8 +145,8 @@ def choices_table() -> str:
         ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
         ("a model", "`mosaic/models/catalogue.py`", MODELS),
-        ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
-        ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
+        ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
+        ("a form of interference", "`mosaic/cost/interference.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
         ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
         ("a schedule to compare with", "`mosaic/pipelining/baselines/methods.py`", BASELINES),

@@ -14,7 +14,6 @@ from mosaic.artifact import Ge, Le, fingerprint, save
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
-from mosaic.shape import ModuleShape
 
 COMPARABLE_SHARE = 0.10
 """Of the CPU time, what other processes may take before times on the host are not comparable with others."""
@@ -208,8 +207,6 @@ class HeldOutError:
     """Module whose surface it was."""
     phase: Phase
     """Forward or backward."""
-    form: str
-    """Form of surface that predicted: ``smooth`` or ``shaped``."""
     median: float
     """Median relative error of a time; 0.05 is five percent."""
     largest: float
@@ -227,10 +224,10 @@ class Profile:
             two samples describe the same module, phase, degree and quota.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 3
+    SCHEMA_VERSION: ClassVar[int] = 4
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 3
+    schema_version: int = 4
     """Version of this file's layout."""
     device: Device
     """Where it was measured."""
@@ -246,8 +243,6 @@ class Profile:
     """What modules are made of; empty where unknown."""
     held_out: tuple[HeldOutError, ...] = ()
     """How well this profile's samples predict each other."""
-    shapes: tuple[ModuleShape, ...] = ()
-    """What counted operators say of the course of surfaces between samples; empty where they were not counted."""
     left_out: tuple[str, ...] = ()
     """What was not measured because time was up, in words."""
     environment: Environment
@@ -267,7 +262,6 @@ class Profile:
         for pair in self.pairs:
             self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
         self._check_fits("structure", [entry.module for entry in self.structures])
-        self._check_fits("shape", [entry.module for entry in self.shapes])
 
     def save(self, path: str | Path) -> None:
         """Writes this profile to a JSON file, whole or not at all; ``mosaic.load`` reads it.
@@ -298,10 +292,6 @@ class Profile:
         """Samples that an earlier run took and this profile's run found in a cache."""
         began = self.environment.began
         return tuple(sample for sample in self.samples if sample.measured and sample.measured < began)
-
-    def shape_of(self, module: str) -> ModuleShape | None:
-        """Returns the shape of a module; None where it has none."""
-        return next((shape for shape in self.shapes if shape.module == module), None)
 
     def samples_of(self, module: str, phase: Phase, degree: int = 1) -> tuple[Sample, ...]:
         """Returns the samples of one module, phase and degree by rising quota."""

@@ -36,8 +36,6 @@ class ProfileSettings:
     are those of its own events, and are marked at most."""
     pairs: bool = True
     """Whether to measure modules side by side, two at a time."""
-    bound: float = 0.05
-    """Adaptive sampling stops where measurements that are left out are predicted with less than this relative error."""
     max_seconds: float | None = None
     """Time for all measurements; once it is over, what is left is left out (``Profile.left_out`` says what). Two quotas
     of each module, the largest and the smallest, are measured however long it takes: nothing is predicted outside of
@@ -49,8 +47,6 @@ class ProfileSettings:
                 f"warmup={self.warmup}, min_repeats={self.min_repeats}, max_repeats={self.max_repeats}; use a warm-up "
                 "of 0 or more and 1 <= min_repeats <= max_repeats"
             )
-        if not 0 < self.bound < 1:
-            raise ValueError(f"bound={self.bound}; use a bound between 0 and 1")
         if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.retry_seconds >= 0):
             raise ValueError("spread, sample_seconds and foreign_share are positive, and retry_seconds is 0 or more")
         if self.max_seconds is not None and not self.max_seconds >= 0:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.cost.surfaces import held_out_errors, shaped_without
+from mosaic.cost.surfaces import held_out_errors
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.profile import HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import KeepsMeasurements
-from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.measuring.measure import Retries
@@ -28,7 +27,6 @@ from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
-from mosaic.shape import ModuleShape
 
 _LOG = logging.getLogger("mosaic")
 
@@ -81,7 +79,7 @@ def profile_modules(
     if quotas is None:
         quotas = "tenths"
     settings = settings or ProfileSettings()
-    sampling = Sampling.choose(quotas, degrees, backend.device, bound=settings.bound)
+    sampling = Sampling.choose(quotas, degrees, backend.device)
     if len(sampling.degrees) > 1 and network is None:
         raise ValueError(f"degrees {sampling.degrees} need communication; give network, such as a Cluster or a Ring")
     with preserved(model, alone=subjects, elsewhere=True):
@@ -110,21 +108,16 @@ class _Sweep:
         self._steps = _Steps(progress)
         self._deadline = Deadline(settings.max_seconds)
         self._clocks: list[tuple[int, int]] = []
-        self._counted: Counted = {}
 
     def run(self, sampling: Sampling, network: Network | None) -> Profile:
         pairs = choose_pairs(self._graph, self._backend.device) if self._settings.pairs else []
         self._steps.expected = len(self._subjects) * sampling.expected + len(pairs)
         partitions = [tuple(range(quota)) for quota in sampling.quotas]
-        shapes = self._count(sampling)
         with self._site([*partitions, *(slots for pair in pairs for _, slots in pair)]) as site:
             modules = [
                 ModulePoints(subject, self._keys[subject.name], site, self._steps.next) for subject in self._subjects
             ]
-            _take_turns(
-                points.measure(sampling, shapes.get(subject.name))
-                for subject, points in zip(self._subjects, modules, strict=True)
-            )
+            _take_turns(points.measure(sampling) for points in modules)
             memory = [points.memory(sampling.quotas[-1]) for points in modules]
             by_name = {subject.name: subject for subject in self._subjects}
             measured = tuple(Pairs(site, by_name, self._keys, self._steps.next).measured(pairs))
@@ -139,8 +132,6 @@ class _Sweep:
             )
         if note := self._retries.note:
             _LOG.warning("while the modules were profiled, %s", note)
-        if network is not None and len(sampling.degrees) > 1:
-            shapes = self._shapes(network)
         return Profile(
             device=self._backend.device,
             graph=self._graph,
@@ -148,8 +139,7 @@ class _Sweep:
             pairs=measured,
             memory=tuple(memory),
             structures=structures_of(self._subjects),
-            held_out=held_out_of(samples, shapes),
-            shapes=tuple(shapes.values()),
+            held_out=held_out_of(samples),
             left_out=tuple(self._deadline.left_out),
             environment=environment_of(
                 self._backend,
@@ -158,17 +148,6 @@ class _Sweep:
                 began=self._began,
             ),
         )
-
-    def _count(self, sampling: Sampling) -> dict[str, ModuleShape]:
-        """Counts operators first, where this can spare measurements or tell what is between them."""
-        device = self._backend.device
-        if sampling.is_adaptive or len(sampling.quotas) < sampling.quotas[-1] - sampling.quotas[0] + 1:
-            self._counted = count_subjects(self._subjects, device, sampling.degrees)
-        return self._shapes(None)
-
-    def _shapes(self, network: Network | None) -> dict[str, ModuleShape]:
-        sums = {subject.name: subject.gradient_bytes for subject in self._subjects}
-        return shapes_of(self._counted, self._backend.device, network=network, gradient_bytes=sums)
 
     @contextmanager
     def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:
@@ -195,26 +174,18 @@ def _take_turns(modules: Iterable[Iterator[int]]) -> None:
             waiting.append(module)
 
 
-def held_out_of(samples: Sequence[Sample], shapes: Mapping[str, ModuleShape]) -> tuple[HeldOutError, ...]:
+def held_out_of(samples: Sequence[Sample]) -> tuple[HeldOutError, ...]:
     """Returns how well the samples of each module and phase predict each other, where there are enough."""
     by_subject: dict[tuple[str, Phase], list[Sample]] = {}
     for sample in samples:
         if sample.infeasible is None:
             by_subject.setdefault((sample.module, sample.phase), []).append(sample)
-    errors = []
-    for (module, phase), found in by_subject.items():
-        errors.append(held_out_errors(found))
-        if module in shapes:
-            others = [
-                s for (name, of), theirs in by_subject.items() if name == module and of is not phase for s in theirs
-            ]
-            make = shaped_without(shapes[module], others)
-            errors.append(held_out_errors(found, form="shaped", make=make))
+    errors = (held_out_errors(group) for group in by_subject.values())
     return tuple(error for error in errors if error is not None)
 
 
 class _Steps:
-    """Tells how far a run is; adaptive runs learn on the way how many steps there are."""
+    """Tells how far a run is."""
 
     def __init__(self, progress: ProgressCallback | None) -> None:
         self.expected = 0

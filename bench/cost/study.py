@@ -1,122 +1,363 @@
-"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
+"""The measurements of ``bench.cost``: surfaces, groups of modules side by side, and descriptions of the device.
+
+What is fitted and what judges are two sets of points, of groups and of modules. Points that judge are measured after
+all that is fitted.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from bench.cost.calibration import calibration_names, measure_calibration
-from bench.cost.chip_curves import curve_names, simulate_curves
-from bench.cost.estimates import absent
-from bench.cost.ground import GPU, TINY, Ground, Scale
-from bench.cost.groups import fit_forms, group_names, judge_forms, measure_groups, measured_names
-from bench.cost.plans import measure_plans, plan_names
-from bench.cost.simulated import HEAD, chip_plan_names, simulate_plans, simulate_truth
-from bench.cost.surfaces import REPEATED, measure_surface, surface_names
-from bench.cost.truth import OTHER, SAME
+import numpy as np
+
+from bench.cost.fits import (
+    FREEDOMS,
+    STUDIED,
+    CountedTime,
+    Group,
+    Member,
+    calibrate,
+    description_errors,
+    fit_form,
+    signed_errors,
+)
+from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
-from bench.record import Figure, Part, Source, one_line
-from mosaic.microbench import Budget
-from mosaic.profiler import ForeignLoad
+from bench.record import MAX_SAMPLES, Figure, missing_figure, one_line
+from mosaic.cost import Bandwidths, ScalingSurface
+from mosaic.cost.counting import count_module
+from mosaic.cost.counts import ModuleCounts
+from mosaic.engine import find_modules
+from mosaic.errors import InvalidProfileError
+from mosaic.hardware import Hardware, hardware_of
+from mosaic.microbench.kernels import half_type
+from mosaic.profile import Phase, Profile, Sample
+from mosaic.profiler import ProfileSettings, open_counters, profile_modules
+from mosaic.profiler.measuring.beside import measure_beside
+from mosaic.profiler.measuring.pairs import lay_out
+from mosaic.profiler.quotas import default_quotas
+
+FIT_DEGREES, HELD_DEGREE = (1, 2, 8), 4
+SIZES = (2, 3, 4, 6, 8)
+"""Modules side by side."""
+ALL_SIZES = "all sizes"
+AT_QUOTAS, AT_DEGREE = "surface error at held-out quotas", "surface error at a held-out degree"
+POINTS_TWICE = "difference of the same points measured twice"
+GROUPS_TWICE = "difference of the same groups run twice"
 
 
-class StudyPart(NamedTuple):
-    """One part of the study."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much to measure."""
 
-    name: str
-    """Its name."""
-    source: Source
-    """Of all its figures."""
-    share: float
-    """Of the time that is left."""
-    names: tuple[str, ...]
-    """Of its figures."""
-    run: Callable[[], Iterator[Figure]]
-    """Yields them."""
+    size: Size
+    """Of the modules."""
+    num_modules: int
+    settings: ProfileSettings
+    num_groups: int
+    """Most groups of each number of modules in each of two sets."""
 
 
-@dataclass
-class CostStudy:
-    """One run of the study on one backend."""
+def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSettings:
+    # A busy machine is no reason to refuse: the load is recorded with every figure.
+    return ProfileSettings(
+        warmup=1,
+        min_repeats=repeats,
+        max_repeats=4 * repeats,
+        sample_seconds=seconds,
+        foreign_share=foreign_share,
+        pairs=False,
+    )
 
-    bench: Bench
-    """Where."""
-    scale: Scale
-    """How much."""
-    parts: list[Part] = field(default_factory=list)
-    """Those that have run."""
 
-    def all_parts(self) -> tuple[StudyPart, ...]:
-        """Returns every part; nothing has run yet, but the model is made."""
-        ground, chip = Ground(self.bench, self.scale), self.scale.chip
-        return (
-            StudyPart(
-                "interference, simulated",
-                "simulated",
-                0.5,
-                (*group_names(HEAD, (SAME, OTHER), chip.sizes), *chip_plan_names()),
-                lambda: self._simulate_groups(),
-            ),
-            StudyPart(
-                "surfaces and descriptions, simulated",
-                "simulated",
-                0.5,
-                curve_names(),
-                lambda: simulate_curves(chip, self.bench.budget),
-            ),
-            StudyPart("surface", "measured", 0.3, (*surface_names(), REPEATED), lambda: measure_surface(ground)),
-            StudyPart("interference", "measured", 0.5, measured_names(ground), lambda: measure_groups(ground)),
-            StudyPart("plans", "measured", 0.7, plan_names(), lambda: measure_plans(ground)),
-            StudyPart("descriptions", "measured", 1.0, calibration_names(), lambda: measure_calibration(ground)),
-        )
-
-    def run(self, only: Source | None = None) -> Iterator[Figure]:
-        """Yields every figure by name, of one source or of both; a part that fails costs its figures and no others."""
-        for part in self.all_parts():
-            if only in (None, part.source):
-                yield from self._run(part)
-
-    def _simulate_groups(self) -> Iterator[Figure]:
-        if self.bench.budget.allows("modules on the simulated chip"):
-            truth = simulate_truth(self.scale.chip)
-            fits = fit_forms(truth)
-            yield from judge_forms(truth, fits, self.scale.chip.sizes)
-            yield from simulate_plans(truth, fits[0], self.scale.chip)
-
-    def _run(self, part: StudyPart) -> Iterator[Figure]:
-        """Runs one part with a share of the time that is left, and fills in what it did not give."""
-        whole, load, start = self.bench.budget, ForeignLoad(), time.monotonic()
-        self.bench.budget = budget = Budget(part.share * whole.left_s)
-        open_, reason, noted = dict.fromkeys(part.names), "", len(self.bench.notes)
-        try:
-            for figure in part.run():
-                open_.pop(figure.name, None)
-                yield replace(figure, labels={"of": part.name, **figure.labels})
-        except Exception as error:
-            reason = one_line(error)
-        finally:
-            self.bench.budget = whole
-        foreign = "unknown" if load.share is None else f"{load.share:.2f}"
-        status = "failed" if reason else "cut short" if budget.left_out else "done"
-        for figure in absent(open_, reason or "the part did not come to it", source=part.source):
-            yield replace(figure, labels={"of": part.name})
-        self.parts.append(
-            Part(
-                name=part.name,
-                asks=part.name,
-                status=status,
-                seconds=round(time.monotonic() - start, 2),
-                reason=reason,
-                left_out=budget.left_out,
-                notes=(f"CPU taken by other processes: {foreign}", *self.bench.notes[noted:]),
-            )
-        )
+TINY = Scale(size="tiny", num_modules=3, settings=_settings(2, 0.02, 2.0), num_groups=1)
+QUICK = Scale(size="host", num_modules=6, settings=_settings(3, 0.1, 2.0), num_groups=5)
+FULL = Scale(size="host", num_modules=8, settings=_settings(9, 0.6, 0.3), num_groups=10)
+GPU = Scale(size="gpu", num_modules=8, settings=_settings(5, 0.1, 2.0), num_groups=4)
 
 
 def measure_cost(bench: Bench) -> Iterator[Figure]:
-    """Is a measurement of ``bench.gpu``: all that is measured, on its backend and in its time."""
-    study = CostStudy(bench, TINY if bench.dry_run else GPU)
-    yield from study.run("measured")
-    bench.notes += [f"{part.name}: {part.status} {part.reason}".strip() for part in study.parts]
+    """Is a measurement of ``bench.gpu``."""
+    yield from CostStudy(bench, TINY if bench.dry_run else GPU).run()
+
+
+class NoNetwork:
+    """Degrees without communication: one replica's share of the batch is all that counts."""
+
+    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
+        """Returns 0."""
+        return 0.0
+
+
+class CostStudy:
+    """The study on one backend."""
+
+    def __init__(self, bench: Bench, scale: Scale) -> None:
+        self.bench, self.scale = bench, scale
+        self.device = bench.device
+        names, dtype = NAMES[: scale.num_modules], half_type(bench.torch_device)
+        self._model = Branches(names, scale.size).to(bench.torch_device, dtype)
+        inputs = dict(make_inputs(names, scale.size, bench.torch_device, dtype))
+        self.finding = find_modules(self._model, inputs, include=["branches.*"])
+        self.names = self.finding.graph.names
+        self.sizes = [size for size in SIZES if size <= min(self.device.num_slots, len(self.names))]
+        self.fit_quotas = tuple(sorted({1, *default_quotas(self.device)}))
+        self.held_quotas = tuple(q for q in range(1, self.device.num_slots) if q not in self.fit_quotas)
+
+    def figure_names(self) -> tuple[str, ...]:
+        """Returns the names of all figures."""
+        sets = [f"{size} modules" for size in self.sizes] + [ALL_SIZES]
+        return (
+            *(AT_QUOTAS, AT_DEGREE, POINTS_TWICE, GROUPS_TWICE),
+            *(slowdown_name(of) for of in sets),
+            *(error_name(of, words) for of in sets for words in STUDIED),
+            *(f"analytic error on other modules, {words}" for words in FREEDOMS),
+        )
+
+    def run(self) -> Iterator[Figure]:
+        """Yields every figure by name; a part that fails costs its figures and no others."""
+        missing = dict.fromkeys(self.figure_names(), "there was no time for it")
+        for part in (self._measure_surfaces, self._measure_groups, self._measure_descriptions):
+            if not self.bench.budget.allows(part.__name__.removeprefix("_measure_")):
+                continue
+            try:
+                for figure in part():
+                    missing.pop(figure.name, None)
+                    yield figure
+            except Exception as error:  # a study reports what failed and goes on
+                missing = dict.fromkeys(missing, one_line(error))
+        for name, reason in missing.items():
+            yield missing_figure(name, reason)
+
+    @cached_property
+    def profile(self) -> Profile:
+        """Points that are fitted."""
+        return self._profile(self.fit_quotas, FIT_DEGREES)
+
+    @cached_property
+    def later(self) -> Profile:
+        """Points that judge: held-out quotas and a held-out degree, and the ends of the grid once more."""
+        _ = self.profile  # measured first
+        return self._profile({*self.held_quotas, self.fit_quotas[0], self.fit_quotas[-1]}, (1, HELD_DEGREE))
+
+    def _profile(self, quotas: Iterable[int], degrees: tuple[int, ...]) -> Profile:
+        return profile_modules(
+            self._model,
+            self.finding.subjects,
+            self.finding.graph,
+            self.bench.backend,
+            quotas=quotas,
+            degrees=degrees,
+            network=NoNetwork(),
+            settings=self.scale.settings,
+        )
+
+    @cached_property
+    def counts(self) -> dict[str, ModuleCounts]:
+        """Counted operators of every module."""
+        return {
+            s.name: count_module(s.module, s.args, s.kwargs, target=self.device.kind) for s in self.finding.subjects
+        }
+
+    @cached_property
+    def hardware(self) -> Hardware | None:
+        """The description of the device; None if there is none with as many slots."""
+        described = hardware_of(self.device)
+        return described if described is not None and described.num_slots == self.device.num_slots else None
+
+    @cached_property
+    def bandwidths(self) -> Bandwidths:
+        """Bandwidth of modules alone: from counters where there are any, else counted bytes over measured time."""
+        counters = open_counters(self.bench.backend)
+        if counters is not None and not counters.missing:
+            with counters:
+                profile = profile_modules(
+                    self._model,
+                    self.finding.subjects,
+                    self.finding.graph,
+                    self.bench.backend,
+                    quotas=(1, self.fit_quotas[len(self.fit_quotas) // 2], self.device.num_slots),
+                    counters=counters,
+                    settings=self.scale.settings,
+                )
+            return Bandwidths(profile.samples)
+        self.bench.notes.append("bandwidths are counted bytes over measured times, not measured")
+        samples = [s for s in self.profile.samples if s.degree == 1 and s.times_ms and s.median_ms > 0]
+        rates = [self.counts[s.module].phase(s.phase).moved_bytes / s.median_ms / 1e6 for s in samples]
+        peak = self.hardware.memory_gb_per_s if self.hardware is not None else max(rates, default=1.0)
+        return Bandwidths(
+            replace(sample, bandwidth_utilisation=min(1.0, rate / peak))
+            for sample, rate in zip(samples, rates, strict=True)
+        )
+
+    def _measure_surfaces(self) -> Iterator[Figure]:
+        fit, later = self.profile.samples, self.later.samples
+        held = {
+            AT_QUOTAS: [s for s in later if s.degree == 1 and s.quota in self.held_quotas],
+            AT_DEGREE: [s for s in later if s.degree == HELD_DEGREE],
+        }
+        for name, samples in held.items():
+            why = "every quota is at an end of the surface, or was measured"
+            yield mean_figure(name, surface_errors(fit, samples), reason=why)
+        first = {(s.module, s.phase, s.quota): s.median_ms for s in fit if s.degree == 1 and s.times_ms}
+        again = [(first.get((s.module, s.phase, s.quota)), s.median_ms) for s in later if s.degree == 1 and s.times_ms]
+        yield mean_figure(POINTS_TWICE, [abs(a / b - 1) for a, b in again if a is not None and b > 0])
+
+    def _measure_groups(self) -> Iterator[Figure]:
+        fit_sets, judge_sets = draw_sets(self.names, self.device.num_slots, self.sizes, self.scale.num_groups)
+        fit, judge, again = (self._run_groups(groups) for groups in (fit_sets, judge_sets, judge_sets))
+        fitted, reasons = {}, {}
+        for words, form in STUDIED.items():
+            try:
+                fitted[words] = fit_form(form, fit, self.bandwidths)
+            except ValueError as error:
+                reasons[words] = str(error)
+        for size in (*self.sizes, None):
+            of = f"{size} modules" if size is not None else ALL_SIZES
+            groups = [group for group in judge if size in (len(group), None)]
+            slowdowns = [member.beside_ms / member.alone_ms for group in groups for member in group]
+            yield mean_figure(slowdown_name(of), slowdowns)
+            for words in STUDIED:
+                errors = signed_errors(fitted[words], groups) if words in fitted else []
+                yield mean_figure(error_name(of, words), [abs(e) for e in errors], reason=reasons.get(words, ""))
+        twice = {_key(group): group for group in again}
+        pairs = [(one, two) for group in judge for one, two in zip(group, twice.get(_key(group), ()), strict=False)]
+        yield mean_figure(GROUPS_TWICE, [abs(two.beside_ms / one.beside_ms - 1) for one, two in pairs])
+
+    def _run_groups(self, groups: Sequence[tuple[tuple[str, int], ...]]) -> list[Group]:
+        """Runs groups in both phases, as far as time reaches."""
+        subjects = {subject.name: subject for subject in self.finding.subjects}
+        layouts = [lay_out([name for name, _ in group], [quota for _, quota in group]) for group in groups]
+        ran: list[Group] = []
+        with self.bench.backend.open_lanes({slots for layout in layouts for _, slots in layout}) as lanes:
+            for layout in layouts:
+                if not self.bench.budget.allows(" beside ".join(name for name, _ in layout)):
+                    continue
+                for phase in Phase:
+                    times = measure_beside(
+                        [subjects[name] for name, _ in layout],
+                        [lanes.lane(slots) for _, slots in layout],
+                        phase,
+                        self.scale.settings,
+                        inline=lanes.launches_inline,
+                        device=self.bench.torch_device,
+                    )
+                    members = tuple(
+                        Member(
+                            module=name,
+                            phase=phase,
+                            quota=len(slots),
+                            alone_ms=statistics.median(time.alone_ms),
+                            beside_ms=statistics.median(time.beside_ms),
+                        )
+                        for (name, slots), time in zip(layout, times, strict=False)
+                    )
+                    if members:
+                        ran.append(members)
+        return ran
+
+    def _measure_descriptions(self) -> Iterator[Figure]:
+        """Every second module fits, the others judge."""
+        hardware = self.hardware
+        if hardware is None:
+            raise InvalidProfileError(f"no description fits {self.device.name}, {self.device.num_slots} slots")
+        fit, judge = (
+            self._times(hardware, profile, self.names[at::2]) for at, profile in enumerate((self.profile, self.later))
+        )
+        for words in FREEDOMS:
+            errors = description_errors(calibrate(hardware, fit, words), judge) if fit else []
+            yield mean_figure(f"analytic error on other modules, {words}", errors)
+
+    def _times(self, hardware: Hardware, profile: Profile, names: Sequence[str]) -> list[CountedTime]:
+        return [
+            CountedTime(
+                counts=self.counts[sample.module].phase(sample.phase),
+                num_sms=sample.quota * hardware.sms_per_slot,
+                measured_ms=sample.median_ms,
+            )
+            for sample in profile.samples
+            if sample.module in names
+            and sample.degree == 1
+            and sample.times_ms
+            and sample.median_ms > 0
+            and self.counts[sample.module].phase(sample.phase).operators
+        ]
+
+
+def surface_errors(fit: Sequence[Sample], held: Sequence[Sample]) -> list[float]:
+    """Returns relative errors of surfaces through ``fit`` at held-out samples.
+
+    Raises:
+        ValueError: A point is fitted and held out.
+    """
+    points = {(s.module, s.phase, s.degree, s.quota) for s in fit}
+    both = points & {(s.module, s.phase, s.degree, s.quota) for s in held}
+    if both:
+        raise ValueError(f"{len(both)} points are fitted and held out, such as {min(both)}")
+    errors = []
+    for module, phase in sorted({(s.module, s.phase) for s in held}):
+        try:
+            surface = ScalingSurface([s for s in fit if (s.module, s.phase) == (module, phase)])
+        except InvalidProfileError:  # a phase that never ran
+            continue
+        errors += [
+            abs(surface.time_ms(s.degree, s.quota) / s.median_ms - 1)
+            for s in held
+            if (s.module, s.phase) == (module, phase) and s.times_ms and s.median_ms > 0
+        ]
+    return errors
+
+
+def draw_sets(
+    names: Sequence[str], num_slots: int, sizes: Sequence[int], num_groups: int
+) -> tuple[tuple[tuple[tuple[str, int], ...], ...], ...]:
+    """Draws groups to fit and groups that judge; none is in both sets.
+
+    Modules have any quotas that leave no more than a quarter of the device unused, where there are such quotas.
+    """
+    dice, quotas = random.Random(0), range(1, num_slots)
+    drawn: dict[frozenset[tuple[str, int]], tuple[tuple[str, int], ...]] = {}
+    for size in sizes:
+        least, before = min(num_slots * 3 // 4, size * max(quotas)), len(drawn)
+        for _ in range(1000 * num_groups):
+            group = tuple((name, dice.choice(quotas)) for name in dice.sample(list(names), size))
+            if least <= sum(quota for _, quota in group) <= num_slots and len(drawn) - before < 2 * num_groups:
+                drawn.setdefault(frozenset(group), group)
+    groups = tuple(drawn.values())
+    return groups[0::2], groups[1::2]
+
+
+def _key(group: Group) -> tuple[tuple[str, int, Phase], ...]:
+    return tuple((member.module, member.quota, member.phase) for member in group)
+
+
+def slowdown_name(of: str) -> str:
+    """Names the mean slowdown in groups of a size."""
+    return f"slowdown in other groups of the fitted modules, {of}"
+
+
+def error_name(of: str, words: str) -> str:
+    """Names the error of a form on groups of a size."""
+    return f"error on other groups of the fitted modules, {of}, {words}"
+
+
+def mean_figure(name: str, samples: Sequence[float], *, reason: str = "") -> Figure:
+    """Returns the mean of samples (the paper's *average* error), and a bootstrapped 95 % interval."""
+    labels = {"num_samples": str(len(samples))}
+    if not samples:
+        return missing_figure(name, reason or "nothing was measured", labels)
+    dice = np.random.default_rng(0)
+    means = np.sort([dice.choice(samples, len(samples)).mean() for _ in range(500)])
+    return Figure(
+        name=name,
+        source="measured",
+        value=statistics.fmean(samples),
+        low=float(means[12]),
+        high=float(means[-13]),
+        samples=tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]),
+        labels=labels,
+    )

@@ -17,6 +17,7 @@ from torch import nn
 
 from bench.pipeline.steps import Job
 from bench.record import Figure
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import roll_out
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.schedule.action import TaskName
@@ -27,7 +28,6 @@ from mosaic.ranks.pipeline.executing.program import program_of
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
-from mosaic.schedule import ActionKind
 
 LAYERS, MICROBATCHES, ROWS, WIDTH = 4, 32, 4, 8
 ACTIONS = 2 * LAYERS * MICROBATCHES

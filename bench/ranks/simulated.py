@@ -2,7 +2,7 @@
 
 A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
 inputs are there and its slots are free. Its time has the rows that travel to its ranks and back (``RankedCost``);
-gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.sums``). Planners
+gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.step``). Planners
 know nothing of that sharing; ``auto`` chooses its plan by this very step (``mosaic.solver.shared_network``), so that no
 planner of whole modules should have a shorter one. Spindle's slices, which cannot be run, may. Papers' numbers stand in
 a label of their own; they are of other hardware and details.
@@ -22,7 +22,7 @@ from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import COMPARED_PLANNERS
 from mosaic.solver.limits import SearchLimits
@@ -108,7 +108,7 @@ def simulated_steps(
     for method in methods:
         try:
             plan = plan_to_run(method, table.graph, cost, device, num_devices=num_devices, search=search)
-            step = simulate(plan, table.graph, StepModel(sums=cost.summed))
+            step = simulate(plan, table.graph, sums=cost.summed)
             found[method] = plan, step.makespan_ms
         except (MosaicError, ValueError) as error:
             found[method] = str(error)

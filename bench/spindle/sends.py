@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from bench.spindle.workload import Workload
 from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan
-from mosaic.simulate.reshard import reshard_ms
+from mosaic.simulate.step import reshard_ms
 
 
 def sent_ms(plan: Plan, workload: Workload, cluster: Cluster) -> float:

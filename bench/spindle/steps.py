@@ -20,7 +20,7 @@ from mosaic.device import Device
 from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.limits import SearchLimits
@@ -72,7 +72,7 @@ def steps_of(
         told = {field.name: getattr(one, field.name) for field in fields(one)}
         if one.plan is not None:
             told["plan"] = plan = with_communication(one.plan, cost)
-            told["step_ms"] = simulate(plan, workload.graph, StepModel(sums=cost.summed)).makespan_ms
+            told["step_ms"] = simulate(plan, workload.graph, sums=cost.summed).makespan_ms
         made[one.method] = PlannedStep(**told)
     return made
 

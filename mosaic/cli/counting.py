@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.cli.workload import ZOO, Workload, load_workload, mean_square, moved
-from mosaic.cost.analytic import CudaAutocast, count_degrees
 from mosaic.cost.communication.traffic import ModuleTraffic
+from mosaic.cost.counting import CudaFunctions, LayerCounts, count_degrees
 from mosaic.cost.counts import ModuleCounts, main_dtype
 from mosaic.cost.precision import PRECISIONS, Dtype, usual_dtype
 from mosaic.engine import find_modules
@@ -106,6 +106,7 @@ def count_modules(
     run, may_share = _run(model_there, sample, low), max(degrees) > 1
     finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
     counts, traffic, unknown = {}, {}, []
+    layers: LayerCounts = {}
     for subject in finding.subjects:
         counts[subject.name] = count_degrees(
             subject.module,
@@ -115,6 +116,7 @@ def count_modules(
             target=kind,
             settings=subject.settings,
             autocast=low,
+            layers=layers,
         )
         cast = dataclasses.replace(subject, settings=_casting(subject.settings, low))
         try:
@@ -149,7 +151,7 @@ def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:
     call = runner_of(model, sample)
 
     def run() -> Any:
-        with CudaAutocast(low):
+        with CudaFunctions(low):
             return call()
 
     return run
@@ -162,7 +164,7 @@ def _casting(settings: Callable[[], Any] | None, low: torch.dtype | None) -> Cal
 
     @contextmanager
     def both() -> Iterator[None]:
-        with settings() if settings is not None else nullcontext(), CudaAutocast(low):
+        with settings() if settings is not None else nullcontext(), CudaFunctions(low):
             yield
 
     return both

@@ -263,7 +263,7 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
     from mosaic.cost.degrees import degrees_to_look_at
-    from mosaic.cost.interference.protocol import NoInterference
+    from mosaic.cost.interference import NoInterference
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)
@@ -276,8 +276,6 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
         f"counted in {counted.dtype}: {counted.says}",
         "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
     ]
-    if cost.uncounted:
-        notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
     basis = Basis(
         graph=counted.graph,
         cost=cost,

@@ -21,8 +21,8 @@ from mosaic.cli.options import (
     write_json,
 )
 from mosaic.device import Device
-from mosaic.errors import MosaicError
-from mosaic.hardware import Cluster, find_cluster
+from mosaic.errors import MosaicError, unknown
+from mosaic.hardware import Cluster, find_cluster, hardware_of
 from mosaic.profile import Profile
 from mosaic.report.progress import Progress
 from mosaic.report.table import graph_table, profile_table
@@ -40,7 +40,7 @@ class ProfileCommand:
     output: Path = Path("profile.json")
     """Where to write the profile."""
     quotas: str = "tenths"
-    """Quotas to measure: tenths of the device, all, adaptive (where time bends), or numbers of slots such as 1,2,4."""
+    """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
     degrees: str = "1"
     """Data-parallel degrees, such as 1,2,3. Those above 1 are composed: the time of a share of the batch here, and a
     communication model."""
@@ -123,15 +123,13 @@ def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
     Raises:
         ValueError: It is neither.
     """
-    choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all", "adaptive": "adaptive"}
+    choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all"}
     if text in choices:
         return choices[text]
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"--quotas {text} is neither tenths, all, adaptive, nor numbers of slots such as 1,2,4"
-        ) from None
+        raise ValueError(f"{unknown('choice of quotas', text, choices)}, or numbers of slots such as 1,2,4") from None
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
@@ -168,8 +166,6 @@ def _links(given: ProfileCommand, links: Launched | None, gpus: int, device: Dev
 
 def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
     """Returns the links that gradients are summed over, from a description or from what is usual for the device."""
-    from mosaic.profiler.counting import hardware_of
-
     if where is not None:
         return find_cluster(where, None if where.endswith(".json") else gpus)
     hardware = hardware_of(device)

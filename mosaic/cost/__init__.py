@@ -4,19 +4,16 @@ from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.interference import (
     Bandwidths,
     Eq8,
-    FullInterference,
-    HasBandwidth,
+    Eq8Interference,
     Interference,
-    LeveledBandwidth,
-    Leveling,
     MeasuredInterference,
     NoInterference,
-    SharedBandwidth,
+    PairwiseInterference,
     Sharing,
 )
 from mosaic.cost.model import ADAMW_BYTES, CostModel
 from mosaic.cost.protocol import Cost
-from mosaic.cost.surfaces import ScalingSurface, ShapedSurface, Surface
+from mosaic.cost.surfaces import ScalingSurface
 
 __all__ = [
     "ADAMW_BYTES",
@@ -25,16 +22,11 @@ __all__ = [
     "Cost",
     "CostModel",
     "Eq8",
-    "FullInterference",
-    "HasBandwidth",
+    "Eq8Interference",
     "Interference",
-    "LeveledBandwidth",
-    "Leveling",
     "MeasuredInterference",
     "NoInterference",
+    "PairwiseInterference",
     "ScalingSurface",
-    "ShapedSurface",
-    "SharedBandwidth",
     "Sharing",
-    "Surface",
 ]

@@ -8,19 +8,16 @@ from functools import cache
 from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
-from mosaic.cost.interference.launcher import OneLauncher
-from mosaic.cost.interference.pairwise import AssumedSharing, SharedBandwidth
-from mosaic.cost.interference.protocol import Interference
+from mosaic.cost.interference import AssumedSharing, Interference, PairwiseInterference
 from mosaic.cost.protocol import TimedBeside
-from mosaic.cost.roofline import Clocks, clocks_of, phase_bandwidth, phase_ms
+from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
-    "assumed: a neighbour costs a module the geometric mean of what it would if only traffic that meets waited and if "
-    "all of the module waited while the neighbour draws, by counted bandwidths; one thread launches for all, so that "
-    "none ends before the last launch"
+    "assumed: a neighbour costs a module the geometric mean of its cost if only traffic that meets waited and its cost "
+    "if all of the module waited while the neighbour draws, by counted bandwidths"
 )
 """What is taken for neighbours where nothing was measured."""
 
@@ -59,19 +56,15 @@ class AnalyticCost(TimedBeside):
             cluster = Cluster(hardware=cluster, intra_node=nowhere, inter_node=nowhere)
         self.cluster = cluster
         self.hardware = cluster.hardware
-        self.interference: Interference = interference or self._assumed()
+        self.interference: Interference = interference or PairwiseInterference(
+            dict.fromkeys(Phase, AssumedSharing()), self
+        )
         self._cached_ms = cache(self._phase_ms)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Modules that it knows."""
         return tuple(self._counts)
-
-    @property
-    def uncounted(self) -> dict[str, tuple[str, ...]]:
-        """For each module, operators whose arithmetic is not known and therefore missing in its times."""
-        found = {name: next(iter(by_degree.values())).uncounted for name, by_degree in self._counts.items()}
-        return {name: operators for name, operators in found.items() if operators}
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
@@ -116,32 +109,6 @@ class AnalyticCost(TimedBeside):
         """
         counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
-
-    def fixed(self, module: str, phase: Phase) -> float:
-        """Returns the time in which kernels begin, as a multiple of what the traffic takes at full bandwidth."""
-        known = self._of(module)
-        counts = known[min(known)].phase(phase)
-        traffic_ms = counts.moved_bytes / self.hardware.memory_gb_per_s / 1e6
-        return counts.kernels * self.hardware.kernel_us / 1e3 / traffic_ms if traffic_ms > 0 else 0.0
-
-    def launch_ms(self, module: str, phase: Phase) -> float:
-        """Returns the time of one thread to launch a phase's kernels, in milliseconds; hardly any less at a degree.
-
-        0 on the host, whose lanes have threads of their own.
-        """
-        known = self._of(module)
-        kernels = known[min(known)].phase(phase).kernels
-        return kernels * self.hardware.launch_us / 1e3 if self.hardware.kind == "cuda" else 0.0
-
-    def clocks(self, module: str, phase: Phase, degree: int, quota: int) -> Clocks:
-        """Returns the two clocks of a phase, at a degree that was counted or at the next lower one."""
-        counts = self._at(module, degree).phase(phase)
-        return clocks_of(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
-
-    def _assumed(self) -> Interference:
-        form = SharedBandwidth(dict.fromkeys(Phase, AssumedSharing()), self)
-        # Lanes of the host launch for themselves.
-        return OneLauncher(form, self) if self.hardware.kind == "cuda" else form
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         known = self._of(module)

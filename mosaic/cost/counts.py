@@ -1,4 +1,4 @@
-"""The needs of a module whatever runs it: operators, floating-point operations, bytes. Plain data, without torch."""
+"""Operators, floating-point operations and bytes of a module, whatever runs it. Plain data, without torch."""
 
 from __future__ import annotations
 
@@ -15,29 +15,13 @@ from mosaic.profile import Phase
 
 
 class OperatorKind(StrEnum):
-    """What an operator is bound by, and so whose efficiency applies."""
+    """The resource that bounds an operator, and so the efficiency that applies."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
     CONV = "conv"
     MEMORY = "memory"
     NETWORK = "network"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gemm:
-    """The matrix products that an operator is made of: ``batch`` of ``(m, k) @ (k, n)``."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    batch: Annotated[int, Ge(1)] = 1
-    """Independent products."""
-    m: Annotated[int, Ge(0)]
-    """Rows of the result."""
-    n: Annotated[int, Ge(0)]
-    """Columns of the result."""
-    k: Annotated[int, Ge(0)]
-    """Length of the sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +33,10 @@ class Operator:
     name: str
     """As torch's dispatcher calls it, such as ``aten.mm``."""
     kind: OperatorKind
-    """What it is bound by."""
     dtype: str
     """Of its result, such as ``bfloat16``."""
     flops: Annotated[int, Ge(0)]
-    """Floating-point operations; a multiplication and an addition are two."""
+    """Operations of products, convolutions and attention; a multiplication and an addition are two."""
     read_bytes: Annotated[int, Ge(0)]
     """Bytes of its inputs."""
     written_bytes: Annotated[int, Ge(0)]
@@ -62,8 +45,6 @@ class Operator:
     """Bytes that it sends to other devices."""
     kernels: Annotated[int, Ge(0)] = 1
     """Kernels that it launches."""
-    gemm: Gemm | None = None
-    """Shape of its matrix products, for wave quantisation; None where it has none or they are not known."""
     calls: Annotated[int, Ge(1)] = 1
     """How often it is called."""
 
@@ -148,10 +129,10 @@ class MemoryCounts:
 class ModuleCounts:
     """Everything counted about one module at one batch size."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 1
+    schema_version: int = 2
     """Version of this file's layout."""
     batch: Annotated[int, Ge(0)] = 0
     """Samples in the batch that was counted; 0 where its inputs do not show one."""
@@ -161,8 +142,6 @@ class ModuleCounts:
     """Backward; empty for a module that takes no gradient. Recomputation of checkpoints is counted here."""
     memory: MemoryCounts
     """Memory."""
-    uncounted: tuple[str, ...] = ()
-    """Operators whose floating-point operations are not known; their bytes and kernels are counted."""
 
     def phase(self, phase: Phase) -> PhaseCounts:
         """Returns one phase."""

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from mosaic.cost.degrees import degrees_between
-from mosaic.cost.interference.bandwidth import Bandwidths
-from mosaic.cost.interference.forms import Coefficients, make_interference
-from mosaic.cost.interference.protocol import HasBandwidth, Interference, NoInterference
+from mosaic.cost.interference import (
+    Bandwidths,
+    Coefficients,
+    HasBandwidth,
+    Interference,
+    NoInterference,
+    make_interference,
+)
 from mosaic.cost.protocol import TimedBeside
-from mosaic.cost.surfaces.shaped import ShapedSurface
-from mosaic.cost.surfaces.surface import Surface
+from mosaic.cost.surfaces import ScalingSurface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 
@@ -25,7 +29,7 @@ class CostModel(TimedBeside):
 
     def __init__(
         self,
-        surfaces: Mapping[tuple[str, Phase], Surface],
+        surfaces: Mapping[tuple[str, Phase], ScalingSurface],
         *,
         memory: Mapping[str, ModuleMemory] | None = None,
         optimizer_bytes: Mapping[str, int] | None = None,
@@ -88,7 +92,7 @@ class CostModel(TimedBeside):
         idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
         bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
         return cls(
-            {key: _surface(profile, grouped, key) for key in grouped},
+            {key: ScalingSurface(samples) for key, samples in grouped.items()},
             memory={entry.module: entry for entry in profile.memory},
             optimizer_bytes=_optimizer_state(profile, optimizer_bytes),
             peak_bytes=peaks,
@@ -164,20 +168,13 @@ class CostModel(TimedBeside):
         below = [sampled for sampled in by_degree if sampled <= degree]
         return by_degree[max(below)] if below else max(by_degree.values(), default=0)
 
-    def _of(self, module: str) -> list[Surface]:
+    def _of(self, module: str) -> list[ScalingSurface]:
         found = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
         if (module, Phase.FORWARD) not in self._surfaces:
             raise InvalidProfileError(
                 f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
             )
         return found
-
-
-def _surface(
-    profile: Profile, grouped: Mapping[tuple[str, Phase], list[Sample]], key: tuple[str, Phase]
-) -> ShapedSurface:
-    others = [s for (module, phase), of in grouped.items() if module == key[0] and phase is not key[1] for s in of]
-    return ShapedSurface(grouped[key], shape=profile.shape_of(key[0]), others=others)
 
 
 def _optimizer_state(profile: Profile, bytes_each: float) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from mosaic.cost.interference.protocol import Interference, Neighbours
+from mosaic.cost.interference import Interference, Neighbours
 from mosaic.profile import Phase
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.cost.interference.protocol import Interference
+from mosaic.cost.interference import Interference
 from mosaic.cost.protocol import Cost, TimedBeside
 
 

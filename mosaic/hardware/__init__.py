@@ -1,9 +1,15 @@
 """Devices at their best, and the links between them: enough to plan for hardware that is not here."""
 
-from mosaic.hardware.catalogue import HARDWARE_NAMES
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Efficiency, Hardware
-from mosaic.hardware.find import find_cluster, find_hardware, load_cluster, load_hardware
+from mosaic.hardware.find import (
+    HARDWARE_NAMES,
+    find_cluster,
+    find_hardware,
+    hardware_of,
+    load_cluster,
+    load_hardware,
+)
 from mosaic.hardware.link import Link, Message
 
 __all__ = [
@@ -15,6 +21,7 @@ __all__ = [
     "Message",
     "find_cluster",
     "find_hardware",
+    "hardware_of",
     "load_cluster",
     "load_hardware",
 ]

@@ -17,9 +17,8 @@ MAX_EFFICIENCY = 2.0
 class Efficiency:
     """Share of a peak that kernels of one kind reach: the alphas of PipeWeaver's SEMU (section 4.1).
 
-    Of large kernels: what a kernel loses by being small is ``Hardware.kernel_us`` and ``Hardware.ramp_k``. The defaults
-    are round figures of ours, not measurements; the catalogue has published ones of some devices, and ``calibrate``
-    replaces them.
+    The time that a kernel takes however small it is stands apart, in ``Hardware.kernel_us``. The defaults are round
+    figures of ours, not measurements; ``devices.toml`` has published ones of some devices.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -82,9 +81,6 @@ class Hardware:
     works meanwhile: a kernel begins when it was launched and the one before it has ended."""
     kernel_us: float = 0.0
     """Time of a GPU from one kernel's end to the next one's work, however small, in microseconds."""
-    ramp_k: float = 0.0
-    """Length of a matrix product's sum that takes as long as beginning and ending a tile, in ``bf16_tflops``: a product
-    with a sum of k reaches k / (k + ramp_k) of what a long one does."""
     graph_launch_us: float = 0.0
     """As ``launch_us``, of a kernel in a CUDA graph."""
     graph_kernel_us: float = 0.0
@@ -100,7 +96,7 @@ class Hardware:
             _check_positive(f"{self.name}: {name}", getattr(self, name))
         if self.sms_per_slot > self.num_sms:
             raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} is more than num_sms={self.num_sms}")
-        for name in ("launch_us", "kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us", "lane_bytes"):
+        for name in ("launch_us", "kernel_us", "graph_launch_us", "graph_kernel_us", "lane_bytes"):
             if not 0 <= getattr(self, name) < math.inf:  # also catches NaN
                 raise ValueError(f"{self.name}: {name}={getattr(self, name)}; use a finite number, 0 or more")
 
@@ -130,10 +126,6 @@ class Hardware:
         if dtype in ("float32", "complex64"):
             return self.tf32_tflops if is_conv else self.fp32_tflops
         return self.bf16_tflops
-
-    def ramp_of(self, dtype: str) -> float:
-        """Returns ``ramp_k`` of a dtype: as much time, in which a slower dtype sums less."""
-        return self.ramp_k * self.peak_tflops(dtype) / self.bf16_tflops
 
     def replaying(self) -> Hardware:
         """Returns the device as it is where kernels are launched as CUDA graphs."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mosaic.pipelining.baselines.methods import BASELINES, draw_baseline
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 STRATEGIES = ("keep", "recompute")
 """Of all layers, in the order in which a baseline tries them until its memory holds."""

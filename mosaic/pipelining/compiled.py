@@ -5,13 +5,22 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mosaic.schedule import ActionKind
 from mosaic.search_extension import load_search
 
 if TYPE_CHECKING:
     from mosaic import _search
+
+
+class ActionKind(StrEnum):
+    """Kind of computation, by the letter that schedules write."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    WEIGHTS = "W"
+
 
 KINDS = {kind: number for number, kind in enumerate(ActionKind)}
 """The extension's numbers of what tasks do."""

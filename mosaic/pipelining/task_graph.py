@@ -20,6 +20,7 @@ from typing import Protocol, runtime_checkable
 
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.costs import CostCounter, Costs, Strategies
 from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
@@ -28,7 +29,6 @@ from mosaic.pipelining.partition.sizes import even_pieces
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
 from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 MAX_TASKS = 2_000_000
 """That a step may have."""

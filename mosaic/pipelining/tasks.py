@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import compile_tasks
-from mosaic.schedule import ActionKind
+from mosaic.pipelining.compiled import ActionKind, compile_tasks
 
 if TYPE_CHECKING:
     from mosaic import _search

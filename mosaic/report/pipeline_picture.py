@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.semu.timeline import MemoryTimeline
 from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.report.bars import ms_text
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
 from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter
-from mosaic.schedule import ActionKind
 
 _WIDTH, _LEFT, _RIGHT = 11.0, 0.85, 1.05
 _HEAD, _ABOVE, _BETWEEN = 0.42, 0.3, 0.16

@@ -1,1 +1,1 @@
-"""A simulator of when things run: stages, slices and schedules of microbatches, without barriers."""
+"""A simulator of one step of a plan without barriers between its stages."""

@@ -1,53 +1,50 @@
-"""The time of a plan when no barrier ends a stage: events of one step, under the plan's times or a cost model's.
+"""The time of a plan's step when no barrier ends a stage. Simulated, never measured.
 
-A part starts when what it waits for has ended (and its inputs have arrived), and when everything that is before it on
-one of its slots has ended: by the stages, with backward in exactly the reverse order, or by a schedule. Simulated,
-never measured.
+A part starts as soon as everything it waits for has ended and its inputs have arrived: the parts that feed it, and
+whatever precedes it on one of its slots. Slots run forwards in the order of the stages and backwards in exactly the
+reverse order. Dependencies are
 
-Laws, for a plan's own times and no link. Each step is at least as long as the longest chain of dependencies, and as
-the busiest slot's work. Without a schedule it is never longer than ``Plan.predicted_ms``, the stages with barriers:
-what a part waits for, by dependency or by slot, is in earlier stages, so by induction over the stages everything of
-stage k has started when the slowest parts of the stages before it have ended in turn. With a cost model the last law
-need not hold: parts of different stages then meet that were not planned to disturb each other.
+* forward: the forwards that feed it,
+* backward: its own forward, and the backwards of the parts that it feeds. The backward of a part that feeds nothing
+  waits for the forwards of all such parts, because the loss needs every output.
+
+Laws, for a plan's own times without a network: a step is at least as long as the longest chain of dependencies and as
+the busiest slot's work, and never longer than ``Plan.predicted_ms``, the stages with barriers.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from mosaic.cost import Cost
 from mosaic.cost.communication import GradientSum
-from mosaic.graph import ModuleGraph, Part
-from mosaic.hardware import Cluster, Link
+from mosaic.graph import Edge, ModuleGraph, Part
+from mosaic.hardware import Cluster, Link, Message
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
-from mosaic.schedule import Schedule
-from mosaic.simulate.order import Work, check_schedule, staged_order, waits_of
-from mosaic.simulate.reshard import reshard_ms
-from mosaic.simulate.sums import Summed, last_sum_ms
 
-_Lags = Mapping[Work, Mapping[Work, float]]
-"""For each work those that it waits for, each with the milliseconds between its end and the earliest start."""
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One part's forward or backward, which all of its ranks do together."""
+
+    phase: Phase
+    part: Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSpan:
-    """One work, on all of its part's ranks."""
+    """One work; times are milliseconds since the step's beginning."""
 
     work: Work
-    """What runs."""
     start_ms: float
-    """Milliseconds since the step's beginning."""
     end_ms: float
-    """Milliseconds since the step's beginning."""
-    after: Work | None = None
-    """What ended last of all that it waited for; None where it waited for nothing."""
 
     @property
     def module(self) -> str:
-        """Name of its module in the graph."""
+        """Name of the module in the graph."""
         return self.work.part.module
 
     @property
@@ -63,174 +60,151 @@ class SimulatedStep:
     spans: tuple[SimulatedSpan, ...]
     """In the order of their starts."""
     forward_ms: float
-    """When all forwards had ended."""
+    """End of the last forward."""
     makespan_ms: float
-    """When everything had, the sums of gradients included where they are apart."""
-
-    @property
-    def critical(self) -> tuple[SimulatedSpan, ...]:
-        """What decided the length of the step: spans that each waited for the one before, from its beginning."""
-        spans = {span.work: span for span in self.spans}
-        at = max(self.spans, key=lambda span: span.end_ms, default=None)
-        chain: list[SimulatedSpan] = []
-        while at is not None:
-            chain.append(at)
-            at = spans[at.after] if at.after is not None else None
-        return tuple(reversed(chain))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
-    """What a simulated step takes into account beyond a plan's own times."""
-
-    cost: Cost | None = None
-    """Asked for each module's time beside those that really run beside it; None keeps the times of the plan."""
-    network: Cluster | Link | None = None
-    """Between devices, for the bytes of the graph's edges; None moves data in no time."""
-    sums: Callable[[str, int], GradientSum] | None = None
-    """Of a module at a degree: its gradients are summed on the network that all share, and what the plan's times have
-    of it is left out; None keeps the times of the plan. Goes with a plan's own times."""
-
-    def __post_init__(self) -> None:
-        if self.cost is not None and self.sums is not None:
-            raise ValueError("cost and sums: a cost model's times have sums in them; give one of both")
+    """End of the step, sums of gradients included where they are simulated."""
 
 
 def simulate(
-    plan: Plan, graph: ModuleGraph, model: StepModel | None = None, schedule: Schedule | None = None
+    plan: Plan,
+    graph: ModuleGraph,
+    *,
+    network: Cluster | Link | None = None,
+    sums: Callable[[str, int], GradientSum] | None = None,
 ) -> SimulatedStep:
-    """Simulates one step.
+    """Simulates one step under the plan's own times.
 
     Args:
-        plan: Where parts run; its times are those of one microbatch.
-        graph: What feeds what.
-        model: What else counts.
-        schedule: When they run; by default stage after stage, with one microbatch.
+        plan: Placements and their times.
+        graph: Edges between modules.
+        network: Carries the bytes of the graph's edges between devices; None moves data in no time.
+        sums: Sum of gradients of a module at a degree. The sums then share the network of their devices, in place of
+            the part of the plan's times that reduces gradients.
 
     Raises:
         InvalidPlanError: The plan does not cover the graph.
-        InvalidScheduleError: The schedule does not run the plan.
     """
     plan.check_covers(graph)
-    model = model or StepModel()
-    order = staged_order(plan) if schedule is None else check_schedule(schedule, plan, graph)
-    placed = {placement.part: placement if model.sums is None else _bare(placement) for placement in plan.placements}
-    lags = _lags(order, placed, graph, plan, model.network, 1 if schedule is None else schedule.num_microbatches)
-    spans = _run(lags, _lengths(placed, model.cost))
+    placed = {placement.part: placement if sums is None else _without_sum(placement) for placement in plan.placements}
+    waits = _waits(plan, graph)
+    forwards = [Work(Phase.FORWARD, part) for part in placed]
+    order = (*forwards, *(Work(Phase.BACKWARD, work.part) for work in reversed(forwards)))
+    slot_free_ms: defaultdict[tuple[int, int], float] = defaultdict(float)
+    end_ms: dict[Work, float] = {}
+    spans = []
+    for work in order:
+        placement = placed[work.part]
+        start_ms = max((slot_free_ms[slot] for slot in placement.cells), default=0.0)
+        for other, edge in waits[work].items():
+            lag_ms = 0.0
+            if network is not None and edge is not None and edge.num_bytes:
+                lag_ms = reshard_ms(placed[other.part], placement, edge.num_bytes, network)
+            start_ms = max(start_ms, end_ms[other] + lag_ms)
+        own_ms = placement.forward_ms if work.phase is Phase.FORWARD else placement.backward_ms
+        end_ms[work] = start_ms + own_ms
+        slot_free_ms.update(dict.fromkeys(placement.cells, end_ms[work]))
+        spans.append(SimulatedSpan(work=work, start_ms=start_ms, end_ms=end_ms[work]))
+    summed_ms = last_sum_ms(_summed(spans, placed, sums)) if sums is not None else 0.0
     return SimulatedStep(
-        spans=spans,
-        forward_ms=max((span.end_ms for span in spans if span.phase is Phase.FORWARD), default=0.0),
-        makespan_ms=max([*(span.end_ms for span in spans), _summed_ms(spans, placed, model)], default=0.0),
+        spans=tuple(sorted(spans, key=lambda span: span.start_ms)),
+        forward_ms=max((end_ms[work] for work in forwards), default=0.0),
+        makespan_ms=max([*end_ms.values(), summed_ms], default=0.0),
     )
 
 
-def _bare(placement: Placement) -> Placement:
-    """A placement whose backward has no sum of gradients."""
+def _without_sum(placement: Placement) -> Placement:
     return replace(placement, backward_ms=max(0.0, placement.backward_ms - placement.reduce_ms), reduce_ms=0.0)
 
 
-def _summed_ms(spans: Sequence[SimulatedSpan], placed: Mapping[Part, Placement], model: StepModel) -> float:
-    """When the last sum has ended; of several microbatches' backwards, the last one sums."""
-    if model.sums is None:
-        return 0.0
-    last = {span.work.part: span for span in spans if span.phase is Phase.BACKWARD}
-    parts = []
-    for part, span in last.items():
-        devices = placed[part].devices
-        whole = model.sums(part.module, len(devices))
-        buckets = max(1, -(-whole.buckets * part.count // part.total))  # a slice's are as large as its module's
-        own = replace(whole, time_ms=part.share * whole.time_ms, buckets=buckets)
-        parts.append(Summed(start_ms=span.start_ms, end_ms=span.end_ms, devices=devices, own=own))
-    return last_sum_ms(parts)
+def _waits(plan: Plan, graph: ModuleGraph) -> Mapping[Work, Mapping[Work, Edge | None]]:
+    """Each work's dependencies, with the edge whose data it waits for, if any."""
+    parts: dict[str, list[Part]] = {}
+    for placement in plan.placements:
+        parts.setdefault(placement.module, []).append(placement.part)
+    inputs: dict[Part, dict[Part, Edge | None]] = {part: {} for own in parts.values() for part in own}
+    for own in parts.values():
+        for earlier, later in pairwise(own):
+            inputs[later][earlier] = None
+    for edge in graph.edges:
+        inputs[parts[edge.target][0]][parts[edge.source][-1]] = edge
+    outputs: dict[Part, dict[Part, Edge | None]] = {part: {} for part in inputs}
+    for part, sources in inputs.items():
+        for source, source_edge in sources.items():
+            outputs[source][part] = source_edge
+    loss = [part for part, targets in outputs.items() if not targets]
+    waits: dict[Work, dict[Work, Edge | None]] = {}
+    for part in inputs:
+        waits[Work(Phase.FORWARD, part)] = {Work(Phase.FORWARD, at): edge for at, edge in inputs[part].items()}
+        after: dict[Work, Edge | None] = {Work(Phase.BACKWARD, at): edge for at, edge in outputs[part].items()}
+        after = after or dict.fromkeys(Work(Phase.FORWARD, end) for end in loss)
+        waits[Work(Phase.BACKWARD, part)] = {Work(Phase.FORWARD, part): None, **after}
+    return waits
 
 
-def _lags(
-    order: Sequence[Work],
-    placed: Mapping[Part, Placement],
-    graph: ModuleGraph,
-    plan: Plan,
-    network: Cluster | Link | None,
-    num_microbatches: int,
-) -> _Lags:
-    """What each work waits for, by slots and by need, in the given order."""
-    waits = waits_of(plan, graph, num_microbatches)
-    holders: dict[tuple[int, int], Work] = {}
-    found: dict[Work, dict[Work, float]] = {}
-    for work in order:
-        lags = found[work] = {}
-        for cell in placed[work.part].cells:
-            if cell in holders:
-                lags[holders[cell]] = 0.0
-            holders[cell] = work
-        for other, edge in waits[work].items():
-            lag = 0.0
-            if network is not None and edge is not None and edge.num_bytes:
-                lag = reshard_ms(placed[other.part], placed[work.part], edge.num_bytes, network)
-            lags[other] = max(lag, lags.get(other, 0.0))
-    return found
+def reshard_ms(source: Placement, target: Placement, num_bytes: int, network: Cluster | Link) -> float:
+    """Returns the time until every device of ``target`` has its share of the output of ``source``, in milliseconds.
+
+    Each of d devices has 1/d of the batch, in the order of the devices. Data that a device already has does not move.
+    The device or the NIC that sends or receives most decides. Nothing else uses the network meanwhile.
+    """
+    return network.exchange_ms(list(_moved(source.devices, target.devices, num_bytes)))
 
 
-def _run(lags: _Lags, length: Callable[[Work, Collection[Work]], float]) -> tuple[SimulatedSpan, ...]:
-    """Starts each work as soon as it may; its speed follows what runs beside it."""
-    rank = {work: index for index, work in enumerate(lags)}
-    missing = {work: len(waits) for work, waits in lags.items()}
-    behind: dict[Work, list[Work]] = {work: [] for work in lags}
-    for work, waits in lags.items():
-        for other in waits:
-            behind[other].append(work)
-    coming = [(0.0, rank[work], work) for work, count in missing.items() if not count]
-    heapq.heapify(coming)
-    started: dict[Work, float] = {}
-    ended: dict[Work, float] = {}
-    left: dict[Work, float] = {}  # share of its work that each running one has still to do
-    now = 0.0
-    while coming or left:
-        while coming and coming[0][0] <= now:
-            _, _, work = heapq.heappop(coming)
-            started[work], left[work] = now, 1.0
-        took = {work: length(work, left) for work in left}
-        until = {work: now + left[work] * took[work] for work in left}
-        then = min([*until.values(), *(at_ms for at_ms, _, _ in coming[:1])])
-        for work in tuple(left):
-            if until[work] > then:
-                left[work] -= (then - now) / took[work]
-                continue
-            ended[work] = until[work]
-            del left[work]
-            for other in behind[work]:
-                missing[other] -= 1
-                if not missing[other]:
-                    at_ms = max(ended[one] + lag for one, lag in lags[other].items())
-                    heapq.heappush(coming, (at_ms, rank[other], other))
-        now = then
-    spans = []
-    for work, start_ms in started.items():
-        waits = lags[work]
-        after = max(waits, key=lambda other: ended[other] + waits[other], default=None)
-        spans.append(SimulatedSpan(work=work, start_ms=start_ms, end_ms=ended[work], after=after))
-    return tuple(sorted(spans, key=lambda span: span.start_ms))
+def _moved(sources: Sequence[int], targets: Sequence[int], num_bytes: int) -> Iterator[Message]:
+    for i, source in enumerate(sources):
+        for j, target in enumerate(targets):
+            # In units of 1 / (both degrees), so that equal shares are equal.
+            low = max(i * len(targets), j * len(sources))
+            high = min((i + 1) * len(targets), (j + 1) * len(sources))
+            if source != target and high > low:
+                share = (high - low) / (len(sources) * len(targets))
+                yield Message(source=source, target=target, num_bytes=share * num_bytes)
 
 
-def _lengths(placed: Mapping[Part, Placement], cost: Cost | None) -> Callable[[Work, Collection[Work]], float]:
-    """Returns what a whole work takes while the given ones run."""
-    known: dict[tuple[Part, Phase, frozenset[Part]], float] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSum:
+    """The sum of one part's gradients."""
 
-    def length_ms(work: Work, running: Collection[Work]) -> float:
-        own = placed[work.part]
-        if cost is None:
-            return own.forward_ms if work.phase is Phase.FORWARD else own.backward_ms
-        others = frozenset() if cost.interference.is_zero else frozenset(other.part for other in running) - {work.part}
-        key = work.part, work.phase, others
-        if key not in known:
-            known[key] = work.part.share * max(
-                cost.placed_ms(own.module, work.phase, own.degree, own.quota, beside=_beside(device, others, placed))
-                for device in own.devices
-            )
-        return known[key]
-
-    return length_ms
+    start_ms: float
+    """Start of its backward."""
+    end_ms: float
+    """End of its backward."""
+    devices: tuple[int, ...]
+    """Devices that sum."""
+    own: GradientSum
+    """Duration and buckets."""
 
 
-def _beside(device: int, others: Collection[Part], placed: Mapping[Part, Placement]) -> list[tuple[str, int]]:
-    """Modules and quotas of those parts that are on a device."""
-    return sorted((part.module, placed[part].quota) for part in others if device in placed[part].devices)
+def _summed(
+    spans: Iterable[SimulatedSpan], placed: Mapping[Part, Placement], sums: Callable[[str, int], GradientSum]
+) -> Iterator[PartSum]:
+    for span in spans:
+        if span.phase is Phase.BACKWARD:
+            part, devices = span.work.part, placed[span.work.part].devices
+            whole = sums(part.module, len(devices))
+            buckets = max(1, -(-whole.buckets * part.count // part.total))  # a slice's are as large as its module's
+            own = replace(whole, time_ms=part.share * whole.time_ms, buckets=buckets)
+            yield PartSum(start_ms=span.start_ms, end_ms=span.end_ms, devices=devices, own=own)
+
+
+def last_sum_ms(parts: Iterable[PartSum]) -> float:
+    """Returns when the last bucket has been summed, in milliseconds; 0 if nothing is summed.
+
+    Modules of one device share its network, so their buckets wait for each other. A module's buckets become ready in
+    equal parts of its backward. Each is summed as soon as all of its devices have ended the sums that were ready
+    before, as kernels on one stream are::
+
+        a backward  |  1  |  2  |                      b backward  |    1    |    2    |      beside it
+        network           |--a1--|--b1--|--a2--|--b2--|
+    """
+    ready = sorted(
+        (part.start_ms + (part.end_ms - part.start_ms) * bucket / part.own.buckets, index, part)
+        for index, part in enumerate(parts)
+        if part.own.time_ms > 0
+        for bucket in range(1, part.own.buckets + 1)
+    )
+    free_ms: defaultdict[int, float] = defaultdict(float)
+    for ready_ms, _, part in ready:
+        start_ms = max(ready_ms, *(free_ms[device] for device in part.devices))
+        free_ms.update(dict.fromkeys(part.devices, start_ms + part.own.time_ms / part.own.buckets))
+    return max(free_ms.values(), default=0.0)

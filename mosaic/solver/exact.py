@@ -12,10 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
-from mosaic.cost.interference.launcher import OneLauncher, without_launcher
-from mosaic.cost.interference.leveling import Taker
-from mosaic.cost.interference.protocol import PairShares
+from mosaic.cost import Cost, Eq8Interference, Interference
+from mosaic.cost.interference import PairShares
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
-_NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
 Options = Mapping[str, Sequence[DeploymentOption]]
 _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
 
@@ -117,17 +114,15 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
 
 def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why an interference cannot be searched exactly; None if it can."""
-    form = without_launcher(cost.interference)
+    form = cost.interference
     if form.is_pairwise:
         return None
-    if not isinstance(form, FullInterference | LeveledBandwidth):
-        return (
-            f"{type(form).__name__} is neither a sum over pairs, nor Eq. 8, nor our form: what the exact search knows"
-        )
+    if not isinstance(form, Eq8Interference):
+        return f"{type(form).__name__} is neither a sum over pairs nor Eq. 8, the forms that the exact search knows"
     for name in graph.names:
         quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
         for phase in Phase:
-            shares = [_taker(form, name, phase, quota).share for quota in quotas]
+            shares = [_share(form, name, phase, quota) for quota in quotas]
             if any(later < earlier for earlier, later in itertools.pairwise(shares)):
                 return (
                     f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
@@ -152,7 +147,7 @@ def build_problem(
         before[place[edge.target]].append(place[edge.source])
     modules = []
     for name, others in zip(names, before, strict=True):
-        if isinstance(without_launcher(cost.interference), FullInterference | LeveledBandwidth):
+        if isinstance(cost.interference, Eq8Interference):
             drawing = [_drawing_option(search, cost, name, option) for option in options[name]]
             modules.append(search.Module(drawing, others))
         else:
@@ -179,19 +174,9 @@ def _disturb(
 ) -> None:
     reason = _why_not_searched(graph, cost)
     if reason is not None:
-        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
-    form = without_launcher(cost.interference)
-    if isinstance(cost.interference, OneLauncher):
-        launch_ms = cost.interference.launches.launch_ms
-        problem.launch_in_turn(*([round(launch_ms(name, phase) * NS_PER_MS) for name in names] for phase in Phase))
-    if form.is_zero:
-        return
-    if isinstance(form, LeveledBandwidth):
-        levels = [form.coefficients.get(phase) for phase in Phase]
-        problem.disturb_by_level(
-            *((of.capacity, of.fairness, of.cache) if of is not None else (_NEVER_FULL, 0.0, 0.0) for of in levels)
-        )
-    elif isinstance(form, FullInterference):
+        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
+    form = cost.interference
+    if isinstance(form, Eq8Interference):
         found = [form.coefficients.get(phase) for phase in Phase]
         forward, backward = (
             (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
@@ -207,28 +192,22 @@ def _disturb(
 
 def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
     """Returns an option with what the forms over bandwidth need to know of it."""
-    form = without_launcher(cost.interference)
-    forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
+    form = cost.interference
+    assert isinstance(form, Eq8Interference)
+    forward, backward = (_share(form, name, phase, option.quota) for phase in Phase)
     return search.Option(
         degree=option.degree,
         quota=option.quota,
         forward_ns=option.forward_ns,
         backward_ns=option.backward_ns,
         memory_bytes=option.memory_bytes,
-        forward_bandwidth=forward.share,
-        backward_bandwidth=backward.share,
-        idle=(forward.idle, backward.idle),
-        cap=(forward.cap, backward.cap),
+        forward_bandwidth=forward,
+        backward_bandwidth=backward,
     )
 
 
-def _taker(form: Interference, name: str, phase: Phase, quota: int) -> Taker:
-    if isinstance(form, LeveledBandwidth) and phase in form.coefficients:
-        return form.taker(name, phase, quota)
-    if isinstance(form, FullInterference) and phase in form.coefficients:
-        share = form.share(name, phase, quota)
-        return Taker(share, 0.0, share, 1.0)
-    return Taker(0.0, 0.0, 0.0, 1.0)
+def _share(form: Eq8Interference, name: str, phase: Phase, quota: int) -> float:
+    return form.share(name, phase, quota) if phase in form.coefficients else 0.0
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
@@ -244,7 +223,7 @@ def pair_table(
     names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
 ) -> list[list[list[int]]]:
     """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
-    width, form = machine.num_slots + 1, without_launcher(cost.interference)
+    width, form = machine.num_slots + 1, cost.interference
     quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
     tables = []
     for name in names:

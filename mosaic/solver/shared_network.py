@@ -26,7 +26,7 @@ from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedErr
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import Countdown
 from mosaic.solver.predict import retimed, with_communication
@@ -94,7 +94,7 @@ def plan_for_shared_network(
         if cost_of is not cost:  # what is proven holds for other times
             made, record = retimed(made, cost), replace(record, method="auto", status="feasible")
         made = with_communication(made, cost)
-        step = simulate(made, graph, StepModel(sums=cost.summed))
+        step = simulate(made, graph, sums=cost.summed)
         return replace(made, search=replace(record, simulated_ms=step.makespan_ms))
 
     def shorter(best: Plan, method: str, cost_of: Cost) -> Plan:

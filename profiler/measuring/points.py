@@ -26,7 +26,6 @@ from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord
 from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import now_utc
-from mosaic.shape import ModuleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,13 @@ class ModulePoints:
         self._memory: ModuleMemory | None = None
         self._computed: dict[int, list[Sample]] = {}
 
-    def measure(self, sampling: Sampling, shape: ModuleShape | None = None) -> Iterator[int]:
+    def measure(self, sampling: Sampling) -> Iterator[int]:
         """Measures what is missing, keeps each point at once, and yields its quota, so that modules can take turns.
 
         Once the site's deadline is over, few quotas on one device are enough (``Sampling.is_enough``).
 
         Args:
             sampling: Which degrees and quotas.
-            shape: Of the module's compute alone, where adaptive sampling may go by one.
 
         Raises:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
@@ -90,7 +88,7 @@ class ModulePoints:
         """
         for degree in sampling.degrees:
             found = self._computed[degree] = []
-            for quota in self._measure_degree(degree, sampling, shape, found):
+            for quota in self._measure_degree(degree, sampling, found):
                 self.memory(sampling.quotas[-1])  # kept from the first point on, for a run that is killed
                 yield quota
             reasons = [sample.infeasible for sample in found]
@@ -109,24 +107,21 @@ class ModulePoints:
             for sample in sorted(found, key=lambda sample: sample.quota)
         ]
 
-    def _measure_degree(
-        self, degree: int, sampling: Sampling, shape: ModuleShape | None, found: list[Sample]
-    ) -> Iterator[int]:
+    def _measure_degree(self, degree: int, sampling: Sampling, found: list[Sample]) -> Iterator[int]:
         name = self._subject.name
         try:
             part = split_batch(self._subject, degree)
         except UnsupportedModelError as error:
-            found += [_infeasible(name, phase, q, degree, str(error)) for q in sampling.ends for phase in Phase]
+            found += [_infeasible(name, phase, q, degree, str(error)) for q in sampling.quotas for phase in Phase]
             return
         found += [sample for quota in sampling.quotas for sample in self._reusable(degree, quota)]
-        others = [sample for other, of in self._computed.items() if other != degree for sample in of]
-        while (quota := sampling.next_quota(found, shape, others)) is not None:
+        while left := sampling.remaining(found):
+            quota = left[0]
             self._record = self._known()  # an equal module may have been measured meanwhile
             if points := self._reusable(degree, quota):
                 found += points
                 continue
             is_enough = degree > 1 or sampling.is_enough(found)
-            left = (quota,) if sampling.is_adaptive else sampling.remaining(found)
             if is_enough and self._site.deadline.leaves_out(_point(name, left, degree)):
                 return
             self._tell(_point(name, (quota,), degree))

@@ -98,9 +98,9 @@ def test_samples_have_counters_and_memory(counters: Counters, backend: Backend):
     assert all(sample.sm_occupancy is not None for sample in profile.samples)
 
 
-def test_adaptive_quotas_degrees_and_a_cache(backend: Backend, tmp_path: Path):
+def test_quotas_degrees_and_a_cache(backend: Backend, tmp_path: Path):
     cache = ProfileCache(tmp_path)
-    choice = {"quotas": "adaptive", "degrees": [1, 2], "network": Ring(latency_us=5.0, gb_per_s=400.0)}
+    choice = {"quotas": "tenths", "degrees": [1, 2], "network": Ring(latency_us=5.0, gb_per_s=400.0)}
     first = profiled(backend, cache=cache, **choice)
     assert {1, backend.device.num_slots} <= {sample.quota for sample in first.samples}
     assert {sample.degree for sample in first.samples} == {1, 2}

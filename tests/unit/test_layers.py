@@ -16,7 +16,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 CORE = {
     *("artifact", "cache_folder", "child", "device", "errors", "files", "graph", "lines", "placement", "plan"),
-    *("profile", "provenance", "rank_trace", "schedule", "search_extension", "shape", "timeline", "user_file"),
+    *("profile", "provenance", "rank_trace", "search_extension", "timeline", "user_file"),
 }
 """The files beside the packages."""
 
@@ -36,7 +36,7 @@ LAYERS = [
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "find", "glue", "models", "parts", "profiler", "ranks", "train"),
-        *("cost/analytic", "context/attention", "demo", "microbench"),
+        *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },
     "ortools": {"solver", "pipelining/proof.py", "context/exact.py"},

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mosaic.cost.analytic.gpu_kernels import GpuKernels
+from mosaic.cost.counting import CudaFunctions
 
 PARAMETER_BYTES = 20
 """A parameter's value, gradient, AdamW's two moments, and the copy that measurements begin again from; 4 bytes each."""
@@ -79,7 +79,7 @@ def count_forward(model: nn.Module, run: Callable[[], object], modules: Sequence
         for path in modules:
             cuda.follow(model.get_submodule(path), path, stack)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor))
-        stack.enter_context(GpuKernels())
+        stack.enter_context(CudaFunctions())
         stack.enter_context(cuda)
         run()
     casts = cuda.casts

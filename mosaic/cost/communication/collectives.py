@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mosaic.cost.interference.protocol import Interference, Neighbours
+from mosaic.cost.interference import Interference, Neighbours
 from mosaic.profile import Phase
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mosaic.cost.communication.collectives import CollectiveInterference, CollectiveSms
 from mosaic.cost.communication.traffic import GradientSum, ModuleTraffic, exposed_ms, gradient_sum, route_ms
-from mosaic.cost.interference.launcher import relaunched, without_launcher
 from mosaic.cost.protocol import Cost
 from mosaic.cost.retimed import RetimedCost
 from mosaic.hardware import Cluster, Link
@@ -85,8 +84,7 @@ class RankedCost(RetimedCost):
         self._routes: dict[tuple[str, int], tuple[float, float]] = {}
         self._longest: dict[tuple[str, Phase], float] = {}
         if self._lost > 0 and num_ranks > 1:
-            form = CollectiveInterference(without_launcher(base.interference), self._lost, self.longest_ms)
-            self.interference = relaunched(form, like=base.interference)
+            self.interference = CollectiveInterference(base.interference, self._lost, self.longest_ms)
 
     def communication(self, module: str, degree: int, quota: int) -> Communication:
         """Returns what a module's communication takes at a degree, and what its backward at a quota hides of it."""

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.cost.analytic.formulas import count_flops, kind_of
+from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle
@@ -88,7 +88,7 @@ class Course(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._reach.note(func, args, kwargs, result)
         if self.running and not _is_ragged(types) and kind_of(func) in _HEAVY:
-            flops = count_flops(func, args, kwargs, result) or 0
+            flops = count_flops(func, args, kwargs, result)
             self._total += flops
             for name in set(self.running):
                 self._flops[name] += flops

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from mosaic.pipelining.baselines.slots import B, F, Slot, W
-from mosaic.schedule import ActionKind
+from mosaic.pipelining.compiled import ActionKind
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> list[list[Slot]]:

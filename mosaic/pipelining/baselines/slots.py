@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Orders, TaskGraph
-from mosaic.schedule import ActionKind
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 

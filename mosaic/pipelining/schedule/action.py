@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Task
-from mosaic.schedule import ActionKind
 
 
 class Verb(StrEnum):

@@ -12,11 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.replay import Rows, Step, replay, split
 from mosaic.pipelining.schedule.schedule import PipelineSchedule, plan_of, wrong_cell
 from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.schedule import ActionKind
 
 _Place = tuple[int, int]
 """Row, and place in it."""

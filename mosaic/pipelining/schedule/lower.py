@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.costs import Strategies
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule, plan_of
 from mosaic.pipelining.tasks import Orders, TaskGraph
-from mosaic.schedule import ActionKind
 
 
 def lower(

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule, wrong_cell
 from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.schedule import ActionKind
 
 Rows = Sequence[Sequence[tuple[str | None, str]]]
 """For each row its actions: a verb, or None for computing, and what it is about."""

@@ -1,8 +1,7 @@
 """A schedule that ranks of a pipeline execute: for each row its actions, with all that they need beside the model.
 
-``mosaic.schedule.Schedule`` orders the parts of a plan, with whole microbatches, and leaves messages to the engine.
-Here every message is an action, because with pieces, skipped modules and any order no rank could tell otherwise what
-the others send next. Both have the same phases, ``ActionKind``.
+Every message is an action, because with pieces, skipped modules and any order no rank could tell otherwise what the
+others send next.
 """
 
 from __future__ import annotations

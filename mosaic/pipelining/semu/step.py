@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.semu.rank_hardware import Collective, RankHardware
 from mosaic.pipelining.semu.saved_state import Dependency, SavedState, resume, simulate_nodes
 from mosaic.pipelining.semu.timeline import MemoryTimeline, timeline_of
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.layers import PipelineModel
-from mosaic.schedule import ActionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.pipelining.tuning.candidates import Candidate
-from mosaic.schedule import ActionKind
 from mosaic.search_extension import load_search
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mosaic.cost.counts import Gemm, Operator, OperatorKind
+from mosaic.cost.counts import Operator, OperatorKind
 from mosaic.pipelining.semu.rank_hardware import Collective, Exchange
 
 ITEM_BYTES = 2
@@ -94,7 +94,6 @@ def product_of(m: int, n: int, k: int) -> Operator:
         flops=2 * m * n * k,
         read_bytes=(m * k + k * n) * ITEM_BYTES,
         written_bytes=m * n * ITEM_BYTES,
-        gemm=Gemm(m=m, n=n, k=k),
     )
 
 
@@ -107,7 +106,6 @@ def attention_of(flops: int, read: int, written: int, batch: int, rows: int, cal
         flops=flops,
         read_bytes=read,
         written_bytes=written,
-        gemm=Gemm(batch=max(1, batch), m=max(1, rows), n=128, k=0),
         calls=calls,
     )
 

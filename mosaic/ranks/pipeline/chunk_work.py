@@ -19,6 +19,7 @@ from mosaic.find.random_numbers import RandomState
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.strategies import Again
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.ranks.pipeline.checked_loss import Loss, checked_loss
 from mosaic.ranks.pipeline.executing.work import Edge
@@ -26,7 +27,6 @@ from mosaic.ranks.pipeline.late_weights import LateWeights
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
-from mosaic.schedule import ActionKind
 
 Scale = Callable[[Tensor], Tensor]
 """Of a loss before its backward, as ``GradScaler.scale``."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cost.analytic.count import KernelsOf, count_module
+from mosaic.cost.counting.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.errors import UnsupportedModelError

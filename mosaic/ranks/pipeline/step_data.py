@@ -11,6 +11,7 @@ from typing import Any
 from mosaic.context.items import ItemShare
 from mosaic.parts.pieces import count_units, slice_piece
 from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.sizes import even_pieces
 from mosaic.pipelining.schedule.action import TaskName
@@ -19,7 +20,6 @@ from mosaic.pipelining.workload.layers import Layer
 from mosaic.ranks.pipeline.context.items import SharedItems
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors
-from mosaic.schedule import ActionKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pipeline_cases import Plain, chain, images
 from pipeline_oracle import natural
 
 from mosaic.backends.host import HostBackend
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.schedule.action import TaskName
@@ -24,7 +25,6 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.executing.lane_ways import LaneWay, OnThreads
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
-from mosaic.schedule import ActionKind
 
 METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
 PRIME = 2**31 - 1

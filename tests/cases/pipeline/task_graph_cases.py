@@ -6,8 +6,8 @@ import itertools
 import random
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
-from mosaic.schedule import ActionKind
 
 FORWARD, BACKWARD, WEIGHTS = ActionKind
 

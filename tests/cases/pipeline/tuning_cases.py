@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Deadlock, Orders, Task, TaskGraph, Timed, Wait
 from mosaic.pipelining.tuning.candidates import Candidate
 from mosaic.pipelining.tuning.pairs import Pair
-from mosaic.schedule import ActionKind
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from mosaic.cost.analytic import count_degrees
+from mosaic.cost.counting import count_degrees
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 
 

@@ -16,15 +16,13 @@ from mosaic.cost import (
     Bandwidths,
     CostModel,
     Eq8,
-    FullInterference,
+    Eq8Interference,
     Interference,
-    LeveledBandwidth,
-    Leveling,
+    PairwiseInterference,
     ScalingSurface,
-    SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.surfaces.curve import roofs_ms
+from mosaic.cost.surfaces import time_bounds
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
 from mosaic.solver.exact import why_not_exact
@@ -47,12 +45,10 @@ def disturbed(draw: st.DrawFn) -> tuple[CostModel, object]:
     weight = st.floats(0, 4)
     if draw(st.booleans()):
         eq8 = {p: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for p in Phase}
-        form: Interference = FullInterference(eq8, bandwidths)
-    elif draw(st.booleans()):
-        form = SharedBandwidth({p: Sharing(pressure=draw(weight), product=draw(weight)) for p in Phase}, bandwidths)
+        form: Interference = Eq8Interference(eq8, bandwidths)
     else:
-        law = Leveling(draw=0.3, capacity=draw(st.floats(0.3, 1.2)), fairness=draw(share), cache=draw(share))
-        form = LeveledBandwidth(dict.fromkeys(Phase, law), bandwidths)
+        sharing = {p: Sharing(pressure=draw(weight), product=draw(weight)) for p in Phase}
+        form = PairwiseInterference(sharing, bandwidths)
     cost = CostModel.from_profile(profile)
     cost.interference = form
     return cost, profile
@@ -107,7 +103,7 @@ def test_equation_8_is_searched_exactly_where_bandwidth_rises_with_the_quota() -
     profile = profile_of({name: (lambda d, q: 8 / (d * q**0.2)) for name in "abc"}, num_slots=4)
     shares = Shares({name: 0.2 * (index + 1) for index, name in enumerate("abc")})
     cost = CostModel.from_profile(profile)
-    cost.interference = FullInterference({phase: Eq8(e1=0.1, e2=1.0, e3=2.0) for phase in Phase}, shares)
+    cost.interference = Eq8Interference({phase: Eq8(e1=0.1, e2=1.0, e3=2.0) for phase in Phase}, shares)
     assert why_not_exact(profile.graph, cost) is None
     exact = solve(profile.graph, cost, profile.device, method="exact")
     best = plan_by_brute_force(profile.graph, cost, profile.device)
@@ -141,12 +137,12 @@ def test_a_surface_never_rises_between_samples_that_fall(times: dict[int, float]
 
 @given(TIMES)
 @MANY
-def test_a_surface_stays_between_the_roofs_of_its_knots(times: dict[int, float]) -> None:
+def test_a_surface_stays_between_the_bounds_of_its_knots(times: dict[int, float]) -> None:
     surface = ScalingSurface([sample(q, t) for q, t in times.items()])
     knots = [(q, surface.time_ms(1, q)) for q in sorted(times)]
     for left, right in itertools.pairwise(knots):
         for quota in range(left[0] + 1, right[0]):
-            low, high = roofs_ms(quota, left, right)
+            low, high = time_bounds(quota, left, right)
             assert low / ROUNDING <= surface.time_ms(1, quota) <= high * ROUNDING
 
 

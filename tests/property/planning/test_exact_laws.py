@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
-from brute_force import plan_by_brute_force
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances, solve_instance
 from plan_checker import check_plan
-from planning_cases import linear, profile_of
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
-from mosaic.cost import Bandwidths, CostModel, LeveledBandwidth, Leveling
-from mosaic.profile import Phase, Profile
-from mosaic.solver import solve
 from mosaic.solver.instance import Instance, TableCost
 
 
@@ -78,48 +70,6 @@ def test_both_objectives_are_bounded_by_each_other(instance):
     costs = {objective: _search.plan(problem_of(instance, objective)) for objective in ("sum", "phases")}
     assert all(plan.status == "optimal" and plan.bound_ns == plan.cost_ns for plan in costs.values())
     assert costs["sum"].cost_ns <= costs["phases"].cost_ns <= 2 * costs["sum"].cost_ns
-
-
-@st.composite
-def leveled(draw: st.DrawFn) -> tuple[CostModel, Profile]:
-    """Modules whose use of bandwidth rises with their slots, as our form has it when the search can prune by it."""
-    names = "abcd"[: draw(st.integers(2, 4))]
-    work = st.floats(0.5, 20)
-    profile = profile_of({name: linear(draw(work)) for name in names}, num_slots=4, degrees=(1, 2))
-    rising = {(n, p): sorted(draw(st.lists(st.floats(0, 1), min_size=4, max_size=4))) for n in names for p in Phase}
-    bandwidths = Bandwidths(
-        replace(s, bandwidth_utilisation=rising[s.module, s.phase][s.quota - 1])
-        for s in profile.samples
-        if s.degree == 1
-    )
-    slot, part = st.floats(0.05, 0.5), st.floats(0, 1)
-    laws = {
-        phase: Leveling(
-            draw=draw(slot),
-            capacity=draw(st.floats(0.2, 1.2)),
-            fairness=draw(part),
-            cache=draw(part),
-            idle=draw(part),
-            draws={names[0]: draw(slot)},
-        )
-        for phase in Phase
-    }
-    cost = CostModel.from_profile(profile)
-    cost.interference = LeveledBandwidth(laws, bandwidths)
-    return cost, profile
-
-
-@bounded(40)
-@given(made=leveled(), num_devices=st.integers(1, 2))
-def test_exact_agrees_with_brute_force_where_bandwidth_runs_out(made, num_devices):
-    cost, profile = made
-    exact, truth = (
-        plan(profile.graph, cost, profile.device, num_devices=num_devices)
-        for plan in (partial(solve, method="exact"), plan_by_brute_force)
-    )
-    assert exact.search.status == "optimal"
-    assert exact.predicted_ms == pytest.approx(truth.predicted_ms, rel=1e-6)
-    assert exact.search.bound_ms <= truth.predicted_ms + ROUNDING_MS
 
 
 def problem_of(instance: Instance, objective: str) -> _search.Problem:

@@ -12,15 +12,12 @@ from planning_cases import sample
 from mosaic.cost import (
     Bandwidths,
     Eq8,
-    FullInterference,
+    Eq8Interference,
     Interference,
-    LeveledBandwidth,
-    Leveling,
-    SharedBandwidth,
+    PairwiseInterference,
     Sharing,
 )
-from mosaic.cost.interference.launcher import OneLauncher
-from mosaic.cost.interference.pairwise import AssumedSharing
+from mosaic.cost.interference import AssumedSharing
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
@@ -30,64 +27,20 @@ SHARES = st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES))
 ROUNDING = 1 - 1e-9
 
 
-class WithFixed:
-    """Bandwidths with a fixed time of every module."""
-
-    def __init__(self, bandwidths: Bandwidths, fixed: float) -> None:
-        self._bandwidths, self._fixed = bandwidths, fixed
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        return self._bandwidths.bandwidth(module, phase, degree, quota)
-
-    def fixed(self, module: str, phase: Phase) -> float:
-        return self._fixed
-
-
-@st.composite
-def levelings(draw: st.DrawFn) -> Leveling:
-    slot = st.floats(0.01, 1)
-    return Leveling(
-        draw=draw(slot),
-        capacity=draw(st.floats(0.2, 1.5)),
-        fairness=draw(st.floats(0, 1)),
-        cache=draw(st.floats(0, 2)),
-        idle=draw(st.floats(0, 1)),
-        draws=draw(st.dictionaries(st.sampled_from(NAMES), slot)),
-    )
-
-
-class Launched:
-    """Every module is launched in the same time."""
-
-    def __init__(self, time_ms: float) -> None:
-        self._time_ms = time_ms
-
-    def launch_ms(self, module: str, phase: Phase) -> float:
-        return self._time_ms
-
-
 @st.composite
 def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
-    form = draw(forms_of_bandwidth(shares))
-    return OneLauncher(form, Launched(draw(st.floats(0, 4)))) if draw(st.booleans()) else form
-
-
-@st.composite
-def forms_of_bandwidth(draw: st.DrawFn, shares: list[float]) -> Interference:
     bandwidths = Bandwidths(
         replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
         for name, share in zip(NAMES, shares, strict=True)
     )
     weight = st.floats(0, 20)
-    kind = draw(st.sampled_from(["additive", "full", "pairwise", "assumed", "leveled"]))
+    kind = draw(st.sampled_from(["additive", "full", "pairwise", "assumed"]))
     if kind == "assumed":
-        return SharedBandwidth({F: AssumedSharing()}, bandwidths)
+        return PairwiseInterference({F: AssumedSharing()}, bandwidths)
     if kind == "pairwise":
-        return SharedBandwidth({F: Sharing(pressure=draw(weight), product=draw(weight))}, bandwidths)
-    if kind == "leveled":
-        return LeveledBandwidth({F: draw(levelings())}, WithFixed(bandwidths, draw(st.floats(0, 3))))
+        return PairwiseInterference({F: Sharing(pressure=draw(weight), product=draw(weight))}, bandwidths)
     eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
-    return FullInterference({F: eq8}, bandwidths)
+    return Eq8Interference({F: eq8}, bandwidths)
 
 
 def extra_ms(form: Interference, beside: str) -> float:
@@ -123,17 +76,14 @@ def test_a_neighbour_that_draws_more_never_costs_less(
 
 
 def _seeded(shares: list[float], seed: int) -> Interference:
-    weights = [(seed >> shift) % 8 / 2 for shift in (0, 3, 6, 9)]
+    weights = [(seed >> shift) % 8 / 2 for shift in (0, 3, 6)]
     bandwidths = Bandwidths(
         replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
         for name, share in zip(NAMES, shares, strict=True)
     )
     if seed % 2:
-        return FullInterference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
-    if seed % 4 == 0:
-        return SharedBandwidth({F: Sharing(pressure=weights[0], product=weights[1])}, bandwidths)
-    law = Leveling(draw=0.05, capacity=0.4 + weights[0] / 4, fairness=weights[1] / 4, cache=weights[2] / 4)
-    return LeveledBandwidth({F: law}, WithFixed(bandwidths, weights[3] / 4))
+        return Eq8Interference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
+    return PairwiseInterference({F: Sharing(pressure=weights[0], product=weights[1])}, bandwidths)
 
 
 @given(st.data(), SHARES)

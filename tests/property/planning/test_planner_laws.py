@@ -21,7 +21,6 @@ from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.simulate.order import staged_schedule
 from mosaic.simulate.step import simulate
 from mosaic.solver.planners.spindle import MetaOp, continuous_optimum, rounded, schedule_level, two_points
 from mosaic.solver.solve import Solution, find_solution
@@ -92,7 +91,7 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
 @BOUNDED
 def test_every_layer_runs_once_in_order_and_after_what_its_module_waits_for(name: str, instance: Instance) -> None:
     found, graph = instance.plan(name), instance.profile.graph
-    step = simulate(found.plan, graph, schedule=staged_schedule(found.plan))
+    step = simulate(found.plan, graph)
     forward, backward = defaultdict(list), defaultdict(list)
     for span in step.spans:
         (forward if span.phase is Phase.FORWARD else backward)[span.module].append(span)

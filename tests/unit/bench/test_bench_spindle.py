@@ -23,13 +23,13 @@ from bench.spindle.steps import BASE, METHODS, held_gb, steps_of
 from bench.spindle.workload import TASKS, Layers, Scale, workload
 from mosaic.artifact import save
 from mosaic.cli.workload import load_workload
-from mosaic.cost.analytic import count_degrees
+from mosaic.cost.counting import count_degrees
 from mosaic.errors import MosaicError
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.models.multitask_clip import TASKS as CLIP_TASKS
 from mosaic.plan import Grid, Placement, Stage
 from mosaic.profiler import ForeignLoad
-from mosaic.simulate.reshard import reshard_ms
+from mosaic.simulate.step import reshard_ms
 
 WIDTHS = {"image": 512, "text": 256, "audio": 256, "depth": 128, "thermal": 256, "imu": 128}
 SMALL = Scale(size="public", batch=64, degrees=(1, 2, 4))

@@ -60,7 +60,7 @@ def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: 
         ("--degrees", "two", "not a list of numbers"),
         ("--degrees", "0", "degrees from 1 on"),
         ("--cluster", "abacus", "unknown device 'abacus'"),
-        ("--quotas", "most", "neither tenths, all, adaptive"),
+        ("--quotas", "most", "unknown choice of quotas 'most'; choose one of: tenths, all"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(
@@ -72,7 +72,7 @@ def test_options_that_mean_nothing_are_refused(
 
 
 def test_quotas_are_a_choice_or_numbers():
-    assert parse_quotas("adaptive") == "adaptive"
+    assert parse_quotas("all") == "all"
     assert parse_quotas("1,4") == (1, 4)
-    with pytest.raises(ValueError, match="neither tenths"):
+    with pytest.raises(ValueError, match="choose one of: tenths, all, or numbers of slots"):
         parse_quotas("1;4")

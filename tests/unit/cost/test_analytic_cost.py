@@ -11,12 +11,11 @@ from planning_cases import graph_of, pair
 from torch import nn
 
 from mosaic.artifact import load, save
-from mosaic.cost.analytic import count_degrees
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
+from mosaic.cost.counting import count_degrees
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference.measured import MeasuredInterference
-from mosaic.cost.interference.protocol import NoInterference
+from mosaic.cost.interference import MeasuredInterference, NoInterference
 from mosaic.cost.roofline import phase_ms
 from mosaic.engine import find_modules
 from mosaic.errors import InfeasibleError, InvalidProfileError
@@ -114,18 +113,6 @@ def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):
     assert why_not_exact(GRAPH, assumed) is None
 
 
-def test_one_thread_launches_for_all_on_a_device_but_not_on_the_host(counts):
-    cost = AnalyticCost(counts, POD)
-    launched = {name: cost.launch_ms(name, Phase.FORWARD) for name in ("image", "audio", "text")}
-    assert launched["image"] == pytest.approx(counts["image"][1].forward.kernels * 5e-3)
-    ends = cost.placed_ms("audio", Phase.FORWARD, 32, 4, beside=[("image", 6), ("text", 6)])
-    assert ends >= sum(launched.values()) > cost.time_ms("audio", Phase.FORWARD, 32, 4)
-    replaying = dataclasses.replace(POD, hardware=H100.replaying())
-    assert AnalyticCost(counts, replaying).launch_ms("image", Phase.FORWARD) < 1e-3
-    on_host = AnalyticCost({"image": {1: counts["image"][1]}}, find_hardware("host"))
-    assert on_host.launch_ms("image", Phase.FORWARD) == 0
-
-
 def test_neighbours_are_the_interference_models_matter(counts):
     slow = MeasuredInterference([pair("image", "audio", 1.5, phase=Phase.FORWARD, quota=8, beside_quota=8)])
     cost = AnalyticCost(counts, POD, interference=slow)
@@ -143,12 +130,6 @@ def test_what_was_not_counted_is_refused(cost):
         cost.time_ms("image", Phase.FORWARD, 1, 17)
     with pytest.raises(ValueError, match="no counts of image"):
         AnalyticCost({"image": {}}, POD)
-
-
-def test_unknown_arithmetic_is_reported(counts):
-    strange = dataclasses.replace(counts["fusion"][1], uncounted=("my.op",))
-    assert AnalyticCost(counts, POD).uncounted == {}
-    assert AnalyticCost({"fusion": {1: strange}}, POD).uncounted == {"fusion": ("my.op",)}
 
 
 def test_a_plan_needs_only_the_file_of_counts(counts, tmp_path):

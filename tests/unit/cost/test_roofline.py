@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from mosaic.cost.counts import Gemm, Operator, OperatorKind, PhaseCounts, merge_equal
-from mosaic.cost.roofline import clocks_of, operator_ms, phase_bandwidth, phase_ms, wave_factor
+from mosaic.cost.counts import Operator, OperatorKind, PhaseCounts, merge_equal
+from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms
 from mosaic.hardware import Efficiency, find_hardware
 
 PERFECT = dataclasses.replace(
     find_hardware("h100-80g"),
     launch_us=0.0,
     kernel_us=0.0,
-    ramp_k=0.0,
     efficiency=Efficiency(matmul=1.0, attention=1.0, conv=1.0, memory=1.0, network=1.0),
 )
 
@@ -68,11 +67,7 @@ def copies(microseconds: float, count: int) -> Operator:
 def test_a_gpu_works_while_the_host_launches_and_a_kernel_waits_for_both(work_us: float):
     hardware = dataclasses.replace(PERFECT, launch_us=4.0, kernel_us=1.0)
     phase = PhaseCounts(operators=(copies(work_us, 100),))
-    clocks = clocks_of(phase, hardware, 132)
-    assert clocks.total_ms == pytest.approx(run_line(4.0, [work_us + 1] * 100))
-    assert clocks.total_ms == phase_ms(phase, hardware, 132)
-    waits = max(0.0, 0.4 - clocks.device_ms)
-    assert clocks.launch_share == pytest.approx((waits + 0.1) / clocks.total_ms, abs=0.06)
+    assert phase_ms(phase, hardware, 132) == pytest.approx(run_line(4.0, [work_us + 1] * 100))
 
 
 def test_kernels_of_several_lengths_end_as_in_a_line_where_layers_repeat():
@@ -86,40 +81,22 @@ def test_kernels_of_several_lengths_end_as_in_a_line_where_layers_repeat():
 def test_in_a_graph_launches_are_nearly_free():
     h100 = find_hardware("h100-80g")
     phase = PhaseCounts(operators=(copies(0.5, 1000),))
-    eager, replayed = (clocks_of(phase, hardware, 132) for hardware in (h100, h100.replaying()))
-    assert eager.total_ms == pytest.approx(5.0, rel=0.01)  # of one core
-    assert replayed.total_ms == pytest.approx(1000 * (0.5 / 0.8 + 1.3) / 1e3, rel=0.01)
-    assert eager.launch_share > 0.85
+    eager_ms, replayed_ms = (phase_ms(phase, hardware, 132) for hardware in (h100, h100.replaying()))
+    assert eager_ms == pytest.approx(5.0, rel=0.01)  # of one core
+    assert replayed_ms == pytest.approx(1000 * (0.5 / 0.8 + 1.3) / 1e3, rel=0.01)
 
 
 def test_on_the_host_an_operator_is_called_and_then_works():
     host = dataclasses.replace(find_hardware("host"), launch_us=5.0)
     phase = PhaseCounts(operators=(copies(100, 10),))
-    clocks = clocks_of(phase, host, host.num_sms)
-    assert clocks.total_ms == pytest.approx(0.05 + clocks.device_ms)
+    (copies_,) = phase.operators
+    assert phase_ms(phase, host, host.num_sms) == pytest.approx(0.05 + 10 * operator_ms(copies_, host, host.num_sms))
 
 
-PUBLISHED_TFLOPS = {256: 386, 512: 520, 1024: 628, 2048: 705, 4096: 736, 8192: 758, 16384: 766}
-"""Products of 8192 x 8192 x k in float16 on an H800: tilelang, benchmark/matmul/README.md."""
-
-
-@pytest.mark.parametrize("k", PUBLISHED_TFLOPS)
-def test_products_with_short_sums_reach_what_was_published(k: int):
-    flops = 2 * 8192 * 8192 * k
-    product = operator(
-        OperatorKind.MATMUL, dtype="float16", flops=flops, gemm=Gemm(m=8192, n=8192, k=k), written_bytes=2 * 8192 * 8192
-    )
-    reached = flops / operator_ms(product, find_hardware("h800"), 132) / 1e9
-    assert reached == pytest.approx(PUBLISHED_TFLOPS[k], rel=0.07)
-
-
-def test_a_slower_dtype_loses_less_to_short_sums():
-    h100 = find_hardware("h100-80g")
-    assert h100.ramp_of("bfloat16") == h100.ramp_k
-    assert h100.ramp_of("float32") == pytest.approx(h100.ramp_k * 66.9 / 989.4)
-    short = Gemm(m=128 * 132, n=128, k=270)
-    assert wave_factor(short, 132, 270) == pytest.approx(2.0)
-    assert wave_factor(short, 132, 27) == pytest.approx(1.1)
+def test_products_of_usual_lengths_reach_what_was_published():
+    # 8192 x 8192 x k in float16 on an H800: 628 and 705 TF at k = 1024 and 2048 (tilelang, benchmark/matmul/README.md)
+    product = operator(OperatorKind.MATMUL, dtype="float16", flops=2 * 8192 * 8192 * 2048)
+    assert 628 <= product.flops / operator_ms(product, find_hardware("h800"), 132) / 1e9 <= 705
 
 
 def test_efficiencies_divide_their_part():
@@ -135,28 +112,9 @@ def test_an_operator_that_sends_needs_a_link():
         operator_ms(sends, PERFECT, 132)
 
 
-def test_whole_waves_cost_nothing_and_one_tile_more_costs_a_wave():
-    whole = Gemm(m=128 * 132, n=128, k=128)
-    assert wave_factor(whole, 132) == 1.0
-    one_more = Gemm(m=128 * 133, n=128, k=128)
-    assert 1.0 < wave_factor(one_more, 132) <= 2 * 132 / 133
-    assert wave_factor(one_more, 133) == 1.0
-
-
-def test_a_small_product_cannot_use_many_sms():
-    small = Gemm(m=128, n=128, k=64)
-    product = operator(OperatorKind.MATMUL, flops=2 * 128 * 128 * 64, gemm=small)
-    # 16 tiles of 32x32 at most
-    assert operator_ms(product, PERFECT, 128) == pytest.approx(operator_ms(product, PERFECT, 16))
-
-
-def test_a_long_sum_is_split_over_sms():
-    assert wave_factor(Gemm(m=128, n=128, k=8192), 128) < wave_factor(Gemm(m=128, n=128, k=64), 128)
-
-
 def test_cores_of_a_host_share_products_evenly():
     host = dataclasses.replace(find_hardware("host"), launch_us=0.0, num_sms=4)
-    product = operator(OperatorKind.MATMUL, flops=10**9, gemm=Gemm(m=1, n=1, k=1))
+    product = operator(OperatorKind.MATMUL, flops=10**9)
     assert operator_ms(product, host, 2) == pytest.approx(2 * operator_ms(product, host, 4))
 
 

@@ -59,7 +59,7 @@ def test_a_figure_that_cannot_be_is_refused_by_name(field: str, value: float):
         dataclasses.replace(H100, **{field: value})
 
 
-@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"])
+@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "graph_launch_us", "graph_kernel_us"])
 def test_launches_may_be_free_but_not_negative_or_nan(field: str):
     assert getattr(dataclasses.replace(H100, **{field: 0.0}), field) == 0
     for value in (-1.0, math.nan, math.inf):
@@ -69,7 +69,7 @@ def test_launches_may_be_free_but_not_negative_or_nan(field: str):
 
 def test_a_file_from_before_has_no_times_of_kernels_and_is_read(tmp_path):
     raw = json.loads(to_json(H100))
-    for field in ("kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"):
+    for field in ("kernel_us", "graph_launch_us", "graph_kernel_us"):
         del raw[field]
     (tmp_path / "old.json").write_text(json.dumps(raw))
     assert load_hardware(tmp_path / "old.json").kernel_us == 0

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from mosaic import models
-from mosaic.cost.analytic import count_module
+from mosaic.cost.counting import count_module
 from mosaic.engine import find_modules
 from mosaic.models import imagebind, unified_io2
 from mosaic.models.layers.block import Shape
@@ -140,7 +140,6 @@ def operations(name: str) -> dict[str, float]:
     found = {}
     for subject in finding.subjects:
         counts = count_module(subject.module, subject.args, subject.kwargs)
-        assert not counts.uncounted
         found[subject.name] = sum(operator.flops * operator.calls for operator in counts.forward.operators) / 1e12
     return found
 

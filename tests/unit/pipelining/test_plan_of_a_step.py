@@ -12,6 +12,7 @@ from pipeline_oracle import simulated
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import MAX_PROVEN, WEIGHTS, PlannerOptions, plan_step
@@ -21,7 +22,6 @@ from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 FEW = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=2000))
 

@@ -16,6 +16,7 @@ from mosaic.graph import Part
 from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.find import find_hardware
 from mosaic.hardware.link import Link
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.pair_layers import pair_layers
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Chunk, Partition
@@ -27,7 +28,6 @@ from mosaic.pipelining.tuning.pairs import pairs_of, with_candidates
 from mosaic.pipelining.within_memory import strategies_of
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 

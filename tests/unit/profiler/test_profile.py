@@ -100,9 +100,7 @@ def full_profile():
     return replace(
         made,
         pairs=(pair(),),
-        held_out=(
-            HeldOutError(subject="image", phase=Phase.FORWARD, form="smooth", median=0.01, largest=0.1, count=8),
-        ),
+        held_out=(HeldOutError(subject="image", phase=Phase.FORWARD, median=0.01, largest=0.1, count=8),),
         structures=(ModuleStructure(module="image", digest="a1"),),
         left_out=("image at 1 slot",),
         environment=replace(HERE, driver="580.95.05", sm_clock_mhz=1980, memory_clock_mhz=3201),
@@ -117,8 +115,8 @@ def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_file_of_an_older_schema_is_refused_with_the_way_out(version):
-    text = artifact.to_json(profile(sample())).replace('"schema_version": 3', f'"schema_version": {version}')
-    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 3; .*: make the file again"):
+    text = artifact.to_json(profile(sample())).replace('"schema_version": 4', f'"schema_version": {version}')
+    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 4; .*: make the file again"):
         artifact.parse(Profile, text, source="profile.json")
 
 

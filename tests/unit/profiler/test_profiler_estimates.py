@@ -11,8 +11,8 @@ from ranks.cases import run_ranks
 
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
+from mosaic.hardware import hardware_of
 from mosaic.profiler import AllReduce, Ring, fit_ring, measure_ring
-from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.machine import communication
 
 

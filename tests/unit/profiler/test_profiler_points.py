@@ -13,7 +13,7 @@ from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost import CostModel, ScalingSurface
+from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
@@ -163,30 +163,6 @@ class Bends:
         monkeypatch.setattr(pointing, "measure", measure)
 
 
-def test_adaptive_sampling_measures_where_time_bends(monkeypatch: pytest.MonkeyPatch):
-    bends = Bends(monkeypatch, knee=6)
-    told: list[tuple[int, int]] = []
-    profile = profiled(TwoTowers(), slots=16, quotas="adaptive", progress=lambda _, *step: told.append(step))
-    per_module = len(bends.quotas) // 2
-    assert per_module < 6
-    assert {1, 6, 16} <= set(bends.quotas)
-    surface = ScalingSurface(profile.samples_of("left", Phase.FORWARD))
-    for quota in range(1, 17):
-        assert surface.time_ms(1, quota) == pytest.approx(10 * max(1 / quota, 1 / 6), rel=0.05)
-    assert [done for done, _ in told] == list(range(len(bends.quotas)))
-    assert all(done < total for done, total in told)
-
-
-def test_a_frozen_module_does_not_keep_adaptive_sampling_going():
-    sampling = Sampling.choose("adaptive", [1], device(8), bound=0.05)
-    samples = [
-        Sample(module="m", phase=phase, quota=quota, times_ms=(8 / quota if phase is Phase.FORWARD else 0.0,) * 3)
-        for quota in (1, 2, 3, 5, 6, 8)
-        for phase in Phase
-    ]
-    assert sampling.next_quota(samples) is None
-
-
 def test_held_out_errors_are_kept_where_there_are_enough_samples(monkeypatch: pytest.MonkeyPatch):
     Bends(monkeypatch, knee=4)
     profile = profiled(TwoTowers(), slots=8, quotas="all")
@@ -202,15 +178,12 @@ def test_held_out_errors_are_kept_where_there_are_enough_samples(monkeypatch: py
     [
         ("tenths", 20, tuple(range(2, 21, 2))),
         ("all", 3, (1, 2, 3)),
-        ("adaptive", 16, tuple(range(1, 17))),
-        ("adaptive", 66, (1, *range(3, 67, 3))),
         ((4, 2, 2), 4, (2, 4)),
     ],
 )
 def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
-    sampling = Sampling.choose(choice, [1], device(slots), bound=0.05)
+    sampling = Sampling.choose(choice, [1], device(slots))
     assert sampling.quotas == expected
-    assert sampling.is_adaptive == (choice == "adaptive")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +192,7 @@ def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
 )
 def test_choices_that_cannot_be_are_refused(quotas: Any, degrees: list[int], error: type[Exception]):
     with pytest.raises(error):
-        Sampling.choose(quotas, degrees, device(8), bound=0.05)
+        Sampling.choose(quotas, degrees, device(8))
 
 
 def subject(*args: Any, **kwargs: Any) -> Subject:

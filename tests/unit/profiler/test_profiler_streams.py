@@ -106,12 +106,3 @@ def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
     assert phase_peaks(subject(), torch.device("cuda")) == (90, 10)
     assert len(resets) == 2
-
-
-def test_adaptive_quotas_work_where_one_thread_launches(runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
-    model = TwoTowers()
-    finding = find_modules(model, pair_batch())
-    settings = dataclasses.replace(FAST, bound=0.5)
-    profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas="adaptive", settings=settings)
-    assert {1, 4} <= {sample.quota for sample in profile.samples}

@@ -1,23 +1,21 @@
-"""Simulated steps worked out by hand: starts without barriers, neighbours, moving data, memory."""
+"""Simulated steps worked out by hand: starts without barriers, moving data, sums of gradients."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from planning_cases import device_of, flat, graph_of, pair, profile_of
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_cases import device_of, graph_of
 
-from mosaic.cost import CostModel
 from mosaic.cost.communication import GradientSum
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profile import Phase
-from mosaic.schedule import ActionKind
-from mosaic.simulate.order import Work
-from mosaic.simulate.reshard import reshard_ms
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import PartSum, last_sum_ms, reshard_ms, simulate
 
 
 def placed(
@@ -44,14 +42,15 @@ def plan_of(*stages: tuple[Placement, ...], edges: tuple[tuple[str, str], ...] =
     return plan, graph
 
 
+def summed(start_ms: float, end_ms: float, time_ms: float, buckets: int, *devices: int) -> PartSum:
+    own = GradientSum(time_ms=time_ms, buckets=buckets)
+    return PartSum(start_ms=start_ms, end_ms=end_ms, devices=devices, own=own)
+
+
 LONG_BESIDE_TWO = (
     (placed("long", range(0, 2), 5), placed("first", range(2, 4), 2)),
     (placed("second", range(2, 4), 3),),
 )
-
-
-def forward(module: str) -> Work:
-    return Work(kind=ActionKind.FORWARD, part=Part(module=module))
 
 
 def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
@@ -61,34 +60,20 @@ def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     assert step.forward_ms == pytest.approx(5)
     assert step.makespan_ms == pytest.approx(10)
     second = next(span for span in step.spans if span.module == "second")
-    assert (second.start_ms, second.end_ms, second.after) == (pytest.approx(2), pytest.approx(5), forward("first"))
+    assert (second.start_ms, second.end_ms) == (pytest.approx(2), pytest.approx(5))
 
 
 def test_backward_runs_in_the_reverse_order() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO)
     backward = {span.module: span for span in simulate(plan, graph).spans if span.phase is Phase.BACKWARD}
     assert backward["second"].start_ms == pytest.approx(5)
-    assert backward["first"].after.part.module == "second"
+    assert backward["first"].start_ms == pytest.approx(backward["second"].end_ms)
 
 
 def test_a_module_waits_for_what_feeds_it_even_where_its_slots_are_free() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO, edges=(("long", "second"),))
     step = simulate(plan, graph)
     assert step.makespan_ms == pytest.approx(16)
-    assert [span.module for span in step.critical] == ["long", "second", "second", "long"]
-
-
-def test_neighbours_are_those_that_really_run_beside() -> None:
-    pairs = [pair(m, "loud", 2.0, phase=phase) for m in ("first", "second") for phase in Phase]
-    pairs += [pair("loud", m, 1.0, phase=phase) for m in ("first", "second") for phase in Phase]
-    profile = profile_of({"loud": flat(6), "first": flat(2), "second": flat(4)}, num_slots=4, pairs=pairs)
-    plan, graph = plan_of(
-        (placed("loud", range(2), 6), placed("first", range(2, 4), 4)), (placed("second", range(2, 4), 4),)
-    )
-    spans = {s.module: s for s in simulate(plan, graph, StepModel(cost=CostModel.from_profile(profile))).spans[:3]}
-    assert spans["first"].end_ms == pytest.approx(4)
-    # Half as fast for 2 ms beside ``loud``, which takes one of its four milliseconds; then alone.
-    assert spans["second"].end_ms == pytest.approx(4 + 2 + 3)
 
 
 def test_data_moves_between_modules_on_different_devices() -> None:
@@ -102,7 +87,7 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
     plan, graph = plan_of((one,), (other,), edges=(("a", "b"),), num_devices=2)
     graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
-    step = simulate(plan, graph, StepModel(network=link))
+    step = simulate(plan, graph, network=link)
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
 
 
@@ -110,15 +95,10 @@ def test_sums_of_gradients_share_the_network_of_their_devices() -> None:
     own = [placed(name, range(at, at + 1), 4, devices=(0, 1), backward_ms=5) for at, name in enumerate("ab")]
     plan, graph = plan_of(tuple(replace(one, reduce_ms=1.0) for one in own), num_devices=2)
     sums = {("a", 2): GradientSum(time_ms=4, buckets=4), ("b", 2): GradientSum(time_ms=4, buckets=4)}
-    step = simulate(plan, graph, StepModel(sums=lambda module, degree: sums[module, degree]))
+    step = simulate(plan, graph, sums=lambda module, degree: sums[module, degree])
     # Forwards end at 4, backwards without sums at 8; both modules' first buckets are ready at 5.
     assert step.makespan_ms == pytest.approx(5 + 8)
     assert simulate(plan, graph).makespan_ms == pytest.approx(4 + 5)
-    with pytest.raises(ValueError, match="cost and sums"):
-        StepModel(
-            sums=lambda module, degree: GradientSum(),
-            cost=CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1)),
-        )
 
 
 def test_a_slice_sums_buckets_of_the_size_of_its_modules() -> None:
@@ -128,7 +108,7 @@ def test_a_slice_sums_buckets_of_the_size_of_its_modules() -> None:
     ]
     whole, graph = plan_of((placed("a", range(1), 4, devices=(0, 1)),), num_devices=2)
     plan = replace(whole, stages=tuple(Stage(placements=(half,)) for half in halves))
-    step = simulate(plan, graph, StepModel(sums=lambda module, degree: GradientSum(time_ms=4, buckets=2)))
+    step = simulate(plan, graph, sums=lambda module, degree: GradientSum(time_ms=4, buckets=2))
     assert step.makespan_ms == pytest.approx(4 * 4 + 2)  # a bucket of 2 ms a half; the last one is ready at the end
 
 
@@ -136,3 +116,28 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     plan, _ = plan_of((placed("a", range(1), 1),))
     with pytest.raises(InvalidPlanError, match="leaves out"):
         simulate(plan, graph_of("ab"))
+
+
+def test_a_bucket_waits_for_those_of_other_modules_on_its_devices() -> None:
+    first, beside = summed(0, 4, 2, 2, 0, 1), summed(0, 4, 2, 1, 1, 2)
+    assert last_sum_ms([first]) == pytest.approx(4 + 1)
+    assert last_sum_ms([first, beside]) == pytest.approx(4 + 1 + 2)  # all that is ready at 4
+    assert last_sum_ms([first, summed(0, 4, 2, 1, 2, 3)]) == pytest.approx(4 + 2)
+    assert last_sum_ms([]) == last_sum_ms([summed(0, 4, 0, 1, 0)]) == 0.0
+
+
+PARTS = st.lists(
+    st.builds(
+        lambda start, length, time, buckets, device: summed(start, start + length, time, buckets, device, device + 1),
+        *(st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 50), st.integers(1, 4), st.integers(0, 3)),
+    ),
+    max_size=5,
+)
+
+
+@given(PARTS)
+def test_sums_end_no_sooner_than_the_busiest_device_and_no_later_than_all_in_turn(parts: list[PartSum]) -> None:
+    end_ms = last_sum_ms(parts)
+    busy = [sum(p.own.time_ms for p in parts if device in p.devices) for device in range(5)]
+    assert end_ms >= max(busy) - 1e-9
+    assert end_ms <= max((p.end_ms for p in parts), default=0.0) + sum(p.own.time_ms for p in parts) + 1e-9

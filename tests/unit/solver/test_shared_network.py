@@ -12,7 +12,7 @@ from mosaic.cost import CostModel
 from mosaic.cost.communication import ModuleTraffic, RankedCost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
-from mosaic.simulate.step import StepModel, simulate
+from mosaic.simulate.step import simulate
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.shared_network import WHOLE_DEVICE_PLANNERS
@@ -38,7 +38,7 @@ class Case:
         return plan_to_run(method, self.graph, self.cost, self.device, num_devices=NUM_DEVICES, search=search)
 
     def step_ms(self, plan: Plan) -> float:
-        return simulate(plan, self.graph, StepModel(sums=self.cost.summed)).makespan_ms
+        return simulate(plan, self.graph, sums=self.cost.summed).makespan_ms
 
 
 def test_a_plan_that_is_predicted_best_gives_way_to_one_whose_modules_do_not_wait_for_each_others_sums() -> None:

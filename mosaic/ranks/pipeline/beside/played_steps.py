@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
@@ -15,7 +16,6 @@ from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.trying.fitting import gather_tasks
 from mosaic.ranks.pipeline.ways import Way
-from mosaic.schedule import ActionKind
 
 MAX_STEPS = 100
 """Steps that a trace has."""

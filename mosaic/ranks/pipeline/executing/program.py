@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.lanes import order_of, rows_of_rank
 from mosaic.ranks.pipeline.executing.work import Edge, Work
 from mosaic.ranks.pipeline.transports.transport import Message
-from mosaic.schedule import ActionKind
 
 FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)
 """What an action does."""

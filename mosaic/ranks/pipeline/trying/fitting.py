@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
@@ -24,7 +25,6 @@ from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
 from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
-from mosaic.schedule import ActionKind
 
 WAITED_NS = 100_000
 """A receiver that waited so long was there before its message, whose way is then known."""

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.schedule.action import TaskName, Verb
 from mosaic.pipelining.schedule.lower import lower
@@ -28,7 +29,6 @@ from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
-from mosaic.schedule import ActionKind
 from ranks.begun import TIMEOUT_S, join
 
 SEGMENTS, MICROBATCHES, ROWS, WIDTH = 2, 3, 5, 4

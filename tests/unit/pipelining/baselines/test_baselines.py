@@ -10,10 +10,10 @@ from pipeline_oracle import simulated
 
 from mosaic.pipelining.baselines.methods import BASELINES, Drawn, draw_baseline
 from mosaic.pipelining.baselines.slots import Slot, orders_of
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

@@ -16,6 +16,7 @@ from pipeline_oracle import natural, simulated
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidScheduleError
 from mosaic.hardware.link import Link
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -27,7 +28,6 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule, rows_of
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 NAMES = st.builds(TaskName, st.integers(0, 99), st.sampled_from(ActionKind), st.integers(0, 99), st.integers(0, 9))

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic.graph import Part
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.semu.rank_hardware import Collective, RankHardware
 from mosaic.pipelining.semu.step import emulate_step, gradient_sums_ns, saved_state_of
 from mosaic.pipelining.tasks import Orders, Task, TaskGraph, Wait
 from mosaic.pipelining.workload.known_models import find_known_model
-from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_cases import candidate, one_f_one_b, run_in_order
 
+from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, Wait
 from mosaic.pipelining.tuning.candidates import Candidate
@@ -18,7 +19,6 @@ from mosaic.pipelining.tuning.pairs import Pair, pairs_of, with_candidates
 from mosaic.pipelining.tuning.shortage import MemoryShortage
 from mosaic.pipelining.tuning.slack import Followers
 from mosaic.pipelining.tuning.tune import Tuned, tune
-from mosaic.schedule import ActionKind
 
 RAGGED = (1.0, 0.4, 1.6, 0.7, 1.3, 0.4, 1.0, 1.6)
 

@@ -1,0 +1,7 @@
+"""Operators of a module counted without running them, on tensors that have a shape and no data."""
+
+from mosaic.cost.counting.count import count_degrees, count_module
+from mosaic.cost.counting.cuda import CudaFunctions
+from mosaic.cost.counting.layers import LayerCounts
+
+__all__ = ["CudaFunctions", "LayerCounts", "count_degrees", "count_module"]

@@ -1,0 +1,212 @@
+"""Counting a module: one forward and backward on tensors without data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mosaic.cost.counting.cuda import CudaFunctions
+from mosaic.cost.counting.fake import Resize, fake_copy, leading_sizes
+from mosaic.cost.counting.layers import LayerCounts, RepeatedLayers
+from mosaic.cost.counting.operators import Recorder, Tally, tensors_of
+from mosaic.cost.counts import MemoryCounts, ModuleCounts, PhaseCounts, merge_equal
+from mosaic.errors import UnsupportedModelError
+
+_log = logging.getLogger(__name__)
+
+KernelsOf = Literal["cuda", "host"]
+"""Kind of device whose kernels are counted."""
+Settings = Callable[[], AbstractContextManager[Any]]
+"""Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
+
+
+def count_module(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: KernelsOf = "cuda",
+    settings: Settings | None = None,
+    autocast: torch.dtype | None = None,
+    batch: int | None = None,
+    rows: int | None = None,
+    with_data: bool = False,
+    layers: LayerCounts | None = None,
+) -> ModuleCounts:
+    """Counts operators, bytes and memory of one forward and backward of a module that AdamW trains.
+
+    Nothing is computed, and neither module nor arguments are touched: they are copied to tensors without data, so a
+    module may be larger than this machine, and may lie on the meta device. Backward is autograd's own, so activations
+    that a frozen parameter or an input without gradient keeps are counted too, and checkpoints are recomputed. Equal
+    layers in a list or a sequence are counted once for each size of their inputs.
+
+    Args:
+        module: In the mode (train or eval) in which it will run.
+        args: Positional arguments of one call; tensors keep their ``requires_grad``.
+        kwargs: Keyword arguments.
+        target: Kind of device: fused attention and dropout on ``cuda``, torch's CPU operators on ``host``.
+        settings: Context of the forward; on these tensors torch's own autocast is the CPU's.
+        autocast: Format that CUDA's autocast casts to; None casts nothing.
+        batch: Samples to count instead of those in the arguments: every tensor with ``rows`` rows gets so many.
+        rows: Samples in the arguments; by default the most frequent first dimension of arguments.
+        with_data: Whether to compute on copies with data, for a module whose operators depend on values; with as many
+            samples as the arguments have.
+        layers: Counts of layers so far, to share among modules and sizes of one model that was not changed meanwhile.
+
+    Raises:
+        UnsupportedModelError: The call fails on tensors without data: its operators depend on values, or an operator
+            has no rule for its result's shape. Names the operator; such a module must be profiled.
+    """
+    given = (tuple(args), dict(kwargs or {}))
+    sizes = leading_sizes(given)
+    likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
+    resize = _resizing(likely, batch) if batch is not None and likely else None
+    mode: AbstractContextManager[Any] = nullcontext()
+    if with_data:
+        fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(given)
+    else:
+        mode = without_data = FakeTensorMode(allow_non_fake_inputs=True)
+        fake, (fake_args, fake_kwargs) = fake_copy(module, without_data), fake_copy(given, without_data, resize)
+    functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
+    if target == "host" and autocast is not None:
+        functions = torch.autocast("cpu", autocast)
+    recorder = Recorder()
+    known: LayerCounts = {} if layers is None else layers
+    repeated = nullcontext() if with_data else RepeatedLayers(recorder, known, (target, autocast)).replaced(fake)
+    tally = Tally((*fake.parameters(), *fake.buffers()))
+    recorder.tallies.append(tally)
+    try:
+        with mode, repeated:
+            result_sizes = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
+    except Exception as error:  # whatever a user's module raises on tensors without data
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+        raise UnsupportedModelError(
+            f"{type(module).__name__} cannot be counted: on tensors with{'' if with_data else 'out'} data it fails "
+            f"with {type(error).__name__}: {lines[0]}; profile it instead, or leave it out"
+        ) from error
+    trained = _num_bytes_of(parameter for parameter in fake.parameters() if parameter.requires_grad)
+    return ModuleCounts(
+        batch=batch if resize is not None and batch is not None else _rows(sizes, result_sizes, likely),
+        forward=PhaseCounts(operators=merge_equal(tally.phases[0])),
+        backward=PhaseCounts(operators=merge_equal(tally.phases[1])),
+        memory=MemoryCounts(
+            parameter_bytes=_num_bytes_of(fake.parameters()),
+            buffer_bytes=_num_bytes_of(fake.buffers()),
+            gradient_bytes=trained,
+            optimizer_bytes=2 * trained,  # AdamW's two moments have the parameter's dtype
+            activation_bytes=sum(tally.saved.values()),
+            forward_peak_bytes=tally.forward_peak_bytes,
+            backward_peak_bytes=tally.memory.peak_bytes if tally.phases[1] else 0,
+        ),
+    )
+
+
+def _run(
+    module: nn.Module,
+    args: Any,
+    kwargs: dict[str, Any],
+    recorder: Recorder,
+    functions: AbstractContextManager[Any],
+    settings: Settings,
+) -> set[int]:
+    """Runs forward and backward; returns the first dimensions of the results."""
+    tally = recorder.tallies[-1]
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: _release_gradient(recorder, p))
+    with functions, torch.enable_grad(), recorder, hooks, settings():
+        results = tensors_of(module(*args, **kwargs))
+    tally.start_backward()
+    sizes = {len(result) for result in results if result.dim()}
+    trained = [result for result in results if result.requires_grad]
+    results = []
+    if trained:
+        gradients = [torch.empty_like(result) for result in trained]
+        with functions, recorder:
+            torch.autograd.backward(trained, gradients)
+    return sizes
+
+
+def _release_gradient(recorder: Recorder, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        recorder.tallies[-1].memory.release(parameter.grad)
+
+
+def count_degrees(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    degrees: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    target: KernelsOf = "cuda",
+    settings: Settings | None = None,
+    autocast: torch.dtype | None = None,
+    layers: LayerCounts | None = None,
+) -> dict[int, ModuleCounts]:
+    """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.
+
+    Nothing is scaled: each degree is counted by itself, because not all work shrinks with the batch. Degrees above B
+    are left out, and so is, with a warning, a degree at which the module does not accept its part of the batch.
+
+    Args:
+        module: See ``count_module``.
+        args: See ``count_module``; the batch is the most frequent first dimension that results have too.
+        kwargs: See ``count_module``.
+        degrees: Degrees to count; the whole batch (degree 1) always is.
+        target: See ``count_module``.
+        settings: See ``count_module``.
+        autocast: See ``count_module``.
+        layers: See ``count_module``.
+
+    Raises:
+        UnsupportedModelError: See ``count_module``.
+    """
+    known: LayerCounts = {} if layers is None else layers
+
+    def count(batch: int | None = None, rows: int | None = None) -> ModuleCounts:
+        return count_module(
+            module,
+            args,
+            kwargs,
+            target=target,
+            settings=settings,
+            autocast=autocast,
+            batch=batch,
+            rows=rows,
+            layers=known,
+        )
+
+    whole = count()
+    counted = {1: whole}
+    for degree in sorted(set(degrees) - {1}):
+        if 1 <= degree <= whole.batch:
+            try:
+                counted[degree] = count(-(-whole.batch // degree), whole.batch)
+            except UnsupportedModelError as error:
+                _log.warning("degree %d is left out: %s", degree, error)
+    return counted
+
+
+def _num_bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> int:
+    """Returns the samples in arguments: tables of a position each may be more, but no result has a row for each."""
+    both = {size: count for size, count in sizes.items() if size in results}
+    return likely if likely in both or not both else max(both, key=lambda size: both[size])
+
+
+def _resizing(rows: int, batch: int) -> Resize:
+    def resize(shape: torch.Size) -> tuple[int, ...]:
+        return (batch, *shape[1:]) if len(shape) > 0 and shape[0] == rows else tuple(shape)
+
+    return resize

@@ -1,0 +1,254 @@
+"""The operators of a call: FLOPs by torch's counter, bytes by their tensors, memory by the storages that are alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from mosaic.cost.counts import Operator, OperatorKind
+
+_ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_", "flex_attention")
+_CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkldnn_convolution")
+_NETWORK = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
+_WRITE_ONLY = frozenset(["copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential"])
+"""In-place operators that do not read what they overwrite."""
+_GATHERS = frozenset(["embedding", "index", "index_select", "gather", "take", "_embedding_bag", "_unsafe_index"])
+"""Operators that read no more of their first input than they write."""
+_SCATTERS = frozenset(
+    ["_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_put", "scatter", "scatter_add"]
+)
+"""In-place operators that write no more than their other inputs hold."""
+_KERNELS = {
+    "native_layer_norm_backward": 2,  # the input's gradient, then those of weight and bias
+    "native_group_norm": 2,
+    "native_group_norm_backward": 3,
+    "embedding_dense_backward": 2,  # zeros, then the sums
+    "_scaled_dot_product_flash_attention_backward": 3,  # row sums, the main kernel, the query's gradient
+    "_scaled_dot_product_efficient_attention_backward": 2,
+}
+"""Kernels of operators that launch several, as torch's sources launch them."""
+
+
+def short_name(func: Any) -> str:
+    """Returns an operator's name without namespace, overload and the mark of an in-place form."""
+    name: str = func._schema.name.split("::")[-1]
+    return name.removesuffix("_") if len(name) > 1 and not name.startswith("__") else name
+
+
+def kind_of(func: Any) -> OperatorKind:
+    """Returns the resource that bounds an operator."""
+    name = short_name(func)
+    if func.namespace in _NETWORK:
+        return OperatorKind.NETWORK
+    if name.startswith(_ATTENTION):
+        return OperatorKind.ATTENTION
+    if name.startswith(_CONV):
+        return OperatorKind.CONV
+    if func._overloadpacket in flop_registry or name.startswith("mkldnn_rnn_layer"):
+        return OperatorKind.MATMUL
+    return OperatorKind.MEMORY
+
+
+def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """Returns the floating-point operations of a product, convolution or attention; 0 for other operators.
+
+    They are those of ``torch.utils.flop_counter``, except for what its formulas lack: queries that share keys, causal
+    attention, whose kernels skip the masked half, and fused recurrent layers.
+    """
+    name = short_name(func)
+    if name.startswith("_scaled_dot_product_"):
+        given = _named(func, args, kwargs)
+        query, key, value = given["query"], given["key"], given["value"]
+        products = 5 if "backward" in name else 2
+        flops = products * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
+        return int(flops // 2 if given.get("is_causal") is True else flops)
+    if name.startswith("mkldnn_rnn_layer"):
+        given = _named(func, args, kwargs)
+        is_backward = "backward" in name
+        weights = ("weight1", "weight2") if is_backward else ("weight0", "weight1")
+        steps = given["input"].shape[0] * given["input"].shape[1]
+        return int((4 if is_backward else 2) * steps * sum(given[weight].numel() for weight in weights))
+    formula = flop_registry.get(func._overloadpacket)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def describe(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Operator | None:
+    """Returns an operator's call; None for views, allocations and waits."""
+    name = short_name(func)
+    read, written = _traffic(func, args, kwargs, result)
+    if written is None or torch.Tag.inplace_view in func.tags or "empty" in name or name == "wait_tensor":
+        return None
+    kind = kind_of(func)
+    kernels = _KERNELS.get(name, 1)
+    if name == "convolution_backward":  # gradients of input, weight and bias have kernels of their own
+        kernels = max(1, sum(map(bool, _named(func, args, kwargs)["output_mask"])))
+    is_all_reduce = "all_reduce" in name or "allreduce" in name  # a device sends its share twice
+    return Operator(
+        name=f"{func.namespace}.{func._schema.name.split('::')[-1]}",
+        kind=kind,
+        dtype=_dtype(tensors_of(result) or tensors_of((args, kwargs))),
+        flops=count_flops(func, args, kwargs, result),
+        read_bytes=read,
+        written_bytes=written,
+        network_bytes=(2 * read if is_all_reduce else read) if kind is OperatorKind.NETWORK else 0,
+        kernels=kernels,
+    )
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+
+
+def _traffic(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> tuple[int, int | None]:
+    """Returns the bytes that a call reads and writes; None written for a call that only makes views."""
+    name = short_name(func)
+    arguments = {argument.name: argument for argument in func._schema.arguments}
+    reads: list[int] = []
+    overwritten, is_in_place = 0, False
+    sources: set[int] = set()
+    for argument, value in _named(func, args, kwargs).items():
+        alias = arguments[argument].alias_info
+        for tensor in tensors_of(value):
+            sources.add(id(tensor.untyped_storage()))
+            if alias is not None and alias.is_write:
+                is_in_place = True
+                overwritten += num_bytes(tensor)
+                if name not in _WRITE_ONLY and not arguments[argument].is_out:
+                    reads.append(num_bytes(tensor))
+            else:
+                reads.append(num_bytes(tensor))
+    results = {id(tensor.untyped_storage()): num_bytes(tensor) for tensor in tensors_of(result)}
+    fresh = [size for key, size in results.items() if key not in sources]
+    if not is_in_place and not fresh:
+        return 0, None
+    if name in _GATHERS and reads:
+        reads[0] = min(reads[0], sum(fresh))
+    if name in _SCATTERS and is_in_place and len(reads) > 1:
+        overwritten = min(overwritten, sum(reads[1:]))
+        reads[0] = overwritten
+    return sum(reads), overwritten + sum(fresh)
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes that a tensor shows of its storage; an expanded tensor shows no more than the storage has."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors of nested values."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _dtype(tensors: list[torch.Tensor]) -> str:
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    first = next(iter(floating or tensors), None)
+    return "none" if first is None else str(first.dtype).removeprefix("torch.")
+
+
+class LiveMemory:
+    """Bytes of the storages that are alive, and their peak.
+
+    Args:
+        resident: Tensors that are counted elsewhere: parameters, buffers, and arguments.
+    """
+
+    def __init__(self, resident: Iterable[torch.Tensor]) -> None:
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._resident = [tensor.untyped_storage() for tensor in resident]  # held, so that no id is used again
+        self._known: dict[int, int] = {id(storage): 0 for storage in self._resident}
+
+    def start_phase(self) -> None:
+        """Forgets the peak so far."""
+        self.peak_bytes = self.live_bytes
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor's storage until it dies."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key not in self._known:
+            self._known[key] = storage.nbytes()
+            self.live_bytes += storage.nbytes()
+            self.touch(0)
+            weakref.finalize(storage, self._drop, key).atexit = False
+
+    def touch(self, size: int) -> None:
+        """Counts bytes that are alive for a moment."""
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + size)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Stops counting a tensor that from now on is counted elsewhere."""
+        key = id(tensor.untyped_storage())
+        self.live_bytes -= self._known.get(key, 0)
+        self._known[key] = 0
+
+    def _drop(self, key: int) -> None:
+        self.live_bytes -= self._known.pop(key, 0)
+
+
+class Tally:
+    """Operators and memory of one forward and one backward.
+
+    Attributes:
+        phases: Operators of forward and of backward.
+        saved: Storages that autograd keeps for backward, by id, with their bytes.
+    """
+
+    def __init__(self, resident: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] = ()) -> None:
+        resident = list(resident)
+        self.memory = LiveMemory([*resident, *inputs])
+        self.phases: tuple[list[Operator], list[Operator]] = ([], [])
+        self.saved: dict[int, int] = {}
+        self.forward_peak_bytes = 0
+        self.is_backward = False
+        self._resident = {id(tensor.untyped_storage()) for tensor in resident}
+
+    @property
+    def operators(self) -> list[Operator]:
+        """Operators of the phase that runs."""
+        return self.phases[self.is_backward]
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor that autograd keeps for backward."""
+        storage = tensor.untyped_storage()
+        if id(storage) not in self._resident:
+            self.saved[id(storage)] = storage.nbytes()
+            self.memory.add(tensor)
+
+    def start_backward(self) -> None:
+        """Ends the forward."""
+        self.forward_peak_bytes = max(self.forward_peak_bytes, self.memory.peak_bytes)
+        self.memory.start_phase()
+        self.is_backward = True
+
+
+class Recorder(TorchDispatchMode):
+    """Writes every operator that does work into the last of ``tallies``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tallies: list[Tally] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and records it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        tally = self.tallies[-1]
+        if isinstance(func, torch._ops.OpOverload) and func.namespace != "prim":
+            operator = describe(func, args, kwargs, result)
+            if operator is not None:
+                tally.operators.append(operator)
+            for tensor in tensors_of(result):
+                tally.memory.add(tensor)
+        return result
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Is a hook of saved tensors."""
+        self.tallies[-1].save(tensor)
+        return tensor

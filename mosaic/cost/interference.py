@@ -1,0 +1,391 @@
+"""The time that modules on one device cost each other.
+
+Partitions of a layout never share an SM (or a core). Memory bandwidth, caches and power are shared, so a module beside
+neighbours takes longer than alone. Four forms predict by how much:
+
+* ``none``: not at all, the paper's interference-unaware ablation (section 5.3.2),
+* ``measured``: the extra shares of measured pairs, added up over neighbours,
+* ``pairwise``: a share of the time alone that is linear in the bandwidth of each neighbour,
+* ``eq8``: the paper's Eq. 8 (section 3.3), in milliseconds.
+
+B is the share of the device's memory bandwidth that a module draws alone at its quota, 0 to 1. Coefficients belong to a
+device, not to a model, and each phase has its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from mosaic.errors import InvalidProfileError, unknown
+from mosaic.profile import PairSample, Phase, Sample
+
+Neighbours = Sequence[tuple[str, int]]
+"""Other modules on one device, each with its quota in slots."""
+
+
+class HasBandwidth(Protocol):
+    """A source of B(m, a) of paper section 3.3, such as ``Bandwidths`` or an analytic cost model."""
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the device's memory bandwidth that a module alone draws, 0 to 1."""
+
+
+class Interference(Protocol):
+    """A form of interference; never negative, and zero without neighbours.
+
+    The solver relies on both: the time alone is then a lower bound on the time beside neighbours.
+    """
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the form is zero for every module and every neighbour."""
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether the extras of single neighbours add up, so that solvers can state them linearly."""
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns the time that neighbours add to one phase of a module on one device, in milliseconds.
+
+        Args:
+            module: Module that is slowed down.
+            phase: Phase of all modules on the device.
+            quota: Slots of ``module``.
+            alone_ms: Time of ``module`` alone at this quota and its degree, in milliseconds.
+            beside: Other modules on the device.
+        """
+
+
+@runtime_checkable
+class PairShares(Protocol):
+    """A pairwise form whose extras are shares of the time alone; exact search then reads one table for each pair."""
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns the extra shares of ``module`` beside one neighbour; empty if all are 0.
+
+        Args:
+            module: Module that is slowed down.
+            beside: Neighbour.
+            phase: Phase of both.
+            quotas: Slots that ``module`` may have: the rows.
+            beside_quotas: Slots that the neighbour may have: the entries of a row.
+        """
+
+
+class NoInterference:
+    """No module disturbs another: the paper's interference-unaware ablation (section 5.3.2)."""
+
+    is_zero = True
+    is_pairwise = True
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns 0."""
+        return 0.0
+
+
+class MeasuredInterference:
+    """Extra shares of time of pairs that ran side by side.
+
+    Beside one neighbour a module takes the share more that was measured for this pair and phase at the nearest quotas
+    (nearest in the product of both ratios). Beside several neighbours the shares add up. A pair without measurements
+    gets the median of its phase. A pair that ran faster than alone counts as zero: that is noise, and the solver relies
+    on neighbours never helping.
+    """
+
+    is_pairwise = True
+
+    def __init__(self, pairs: Iterable[PairSample]) -> None:
+        shares: dict[tuple[str, str, Phase], dict[tuple[int, int], list[float]]] = {}
+        for pair in pairs:
+            points = shares.setdefault((pair.module, pair.beside, pair.phase), {})
+            points.setdefault((pair.quota, pair.beside_quota), []).append(max(0.0, pair.slowdown - 1))
+        self._measured: Mapping[tuple[str, str, Phase], tuple[tuple[int, int, float], ...]] = {
+            key: tuple((*quotas, statistics.median(group)) for quotas, group in sorted(points.items()))
+            for key, points in shares.items()
+        }
+        self._default = {phase: self._median_share(phase) for phase in Phase}
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no measured pair slowed anything down."""
+        return all(share == 0 for points in self._measured.values() for _, _, share in points)
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns the extra share of ``alone_ms``, in milliseconds."""
+        return alone_ms * math.fsum(self._pair_share(module, phase, quota, name, other) for name, other in beside)
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns the extra shares of the time alone; see ``PairShares``."""
+        return [[self._pair_share(module, phase, own, beside, other) for other in beside_quotas] for own in quotas]
+
+    def _pair_share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
+        points = self._measured.get((module, beside, phase))
+        if points is None:
+            return self._default[phase]
+
+        def distance(point: tuple[int, int, float]) -> float:
+            return abs(math.log(quota / point[0])) + abs(math.log(beside_quota / point[1]))
+
+        return min(points, key=distance)[2]
+
+    def _median_share(self, phase: Phase) -> float:
+        shares = [share for key, points in self._measured.items() if key[2] is phase for _, _, share in points]
+        return statistics.median(shares) if shares else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Coefficients of the pairwise form; none is negative, so neighbours never help.
+
+    With B of the module and P, the sum of its neighbours' B, the module takes longer by the share
+    pressure * P + product * B * P of its time alone.
+    """
+
+    pressure: float = 0.0
+    """Cost to any module: caches, clocks."""
+    product: float = 0.0
+    """Cost to modules that need bandwidth themselves."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in (self.pressure, self.product)):
+            raise ValueError(f"{self}: coefficients are finite and not negative")
+
+    def extra_share(self, own: float, others: float) -> float:
+        """Returns the extra share of the time alone, from B of the module and the sum of B of its neighbours."""
+        return (self.pressure + self.product * own) * others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedSharing:
+    """The pairwise form where nothing was measured: the share sqrt(B) * P of the time alone.
+
+    B * P is lost if only traffic that meets a neighbour's traffic waits; P is lost if all of the module waits while a
+    neighbour draws. This is the geometric mean of both. Of the forms without coefficients it erred least on simulated
+    groups (bench/README.md, lab notes). It was not compared with a GPU.
+    """
+
+    def extra_share(self, own: float, others: float) -> float:
+        """Returns the extra share of the time alone; see ``Sharing``."""
+        return math.sqrt(own) * others
+
+
+class PairwiseInterference:
+    """The pairwise form: a share of the time alone, by ``Sharing``."""
+
+    is_pairwise = True
+
+    def __init__(self, coefficients: Mapping[Phase, Sharing | AssumedSharing], bandwidths: HasBandwidth) -> None:
+        """Takes coefficients by phase; a phase without coefficients is undisturbed."""
+        self.coefficients = dict(coefficients)
+        self._share = _shares_of(bandwidths)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no set of modules disturbs each other."""
+        return all(c.extra_share(1.0, 63.0) == 0 for c in self.coefficients.values())
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns the extra share of ``alone_ms``, in milliseconds."""
+        coefficients = self.coefficients.get(phase)
+        if not beside or coefficients is None:
+            return 0.0
+        others = math.fsum(self._share(name, phase, other) for name, other in beside)
+        return alone_ms * coefficients.extra_share(self._share(module, phase, quota), others)
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns the extra shares of the time alone; see ``PairShares``."""
+        coefficients = self.coefficients.get(phase)
+        if coefficients is None:
+            return ()
+        others = [self._share(beside, phase, other) for other in beside_quotas]
+        own = [self._share(module, phase, quota) for quota in quotas]
+        return [[coefficients.extra_share(share, other) for other in others] for share in own]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eq8:
+    """Coefficients of the paper's Eq. 8, in milliseconds."""
+
+    e1: float
+    """Constant; may be negative."""
+    e2: float = 0.0
+    """For each unit of the sum of B; not negative."""
+    e3: float = 0.0
+    """For each unit of the product of B; not negative. 0 is the paper's additive ablation (section 5.3.2)."""
+
+    def __post_init__(self) -> None:
+        if not (self.e2 >= 0 and self.e3 >= 0 and math.isfinite(self.e1 + self.e2 + self.e3)):
+            raise ValueError(f"e1={self.e1}, e2={self.e2}, e3={self.e3}; all finite, e2 and e3 not negative")
+
+    def as_written_ms(self, shares: Sequence[float]) -> float:
+        """Returns e1 + e2 * sum B + e3 * prod B over all modules of a device, exactly as the paper has it.
+
+        The equation is not zero for a module alone (``shares`` of one), can be negative, and its product shrinks as
+        modules are added. Planning uses ``Eq8Interference``, which mends these three.
+        """
+        return self.e1 + self.e2 * math.fsum(shares) + self.e3 * math.prod(shares)
+
+
+class Eq8Interference:
+    """Paper Eq. 8 for planning: zero for a module alone, never negative, and never less for more neighbours.
+
+    It is the greatest value of the equation over the sets that hold the module and at least one of its neighbours, as
+    in ``mosaic._search``. Where the sum dominates, that is the equation itself.
+
+    Attributes:
+        coefficients: By phase.
+        share: B of a module in a phase at a quota.
+    """
+
+    is_pairwise = False
+
+    def __init__(self, coefficients: Mapping[Phase, Eq8], bandwidths: HasBandwidth) -> None:
+        """Takes coefficients by phase; a phase without coefficients is undisturbed."""
+        self.coefficients = dict(coefficients)
+        self.share = _shares_of(bandwidths)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no set of modules disturbs each other: checked at shares of 1, where Eq. 8 is greatest."""
+        return all(c.as_written_ms((1.0,) * n) <= 0 for c in self.coefficients.values() for n in (2, 64))
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns the cost of neighbours in milliseconds, the same for a short module as for a long one."""
+        coefficients = self.coefficients.get(phase)
+        if not beside or coefficients is None:
+            return 0.0
+        # For each number of neighbours, those that draw most make sum and product largest.
+        shares = [self.share(module, phase, quota)]
+        worst = 0.0
+        for drawn in sorted((self.share(name, phase, other) for name, other in beside), reverse=True):
+            shares.append(drawn)
+            worst = max(worst, coefficients.as_written_ms(shares))
+        return worst
+
+
+Coefficients = Eq8 | Sharing | AssumedSharing
+
+FORMS: Mapping[str, Callable[[Sequence[PairSample], Any, HasBandwidth], Interference]] = MappingProxyType(
+    {
+        "none": lambda pairs, coefficients, bandwidths: NoInterference(),
+        "measured": lambda pairs, coefficients, bandwidths: MeasuredInterference(pairs),
+        "pairwise": lambda pairs, coefficients, bandwidths: PairwiseInterference(coefficients, bandwidths),
+        "eq8": lambda pairs, coefficients, bandwidths: Eq8Interference(coefficients, bandwidths),
+    }
+)
+"""Forms by name: from measured pairs, coefficients by phase, and the bandwidth that modules draw alone."""
+
+_TAKES: Mapping[str, tuple[type, ...]] = MappingProxyType({"pairwise": (Sharing, AssumedSharing), "eq8": (Eq8,)})
+
+
+def make_interference(
+    name: str, pairs: Sequence[PairSample], coefficients: Mapping[Phase, Coefficients], bandwidths: HasBandwidth
+) -> Interference:
+    """Returns a form of interference.
+
+    Args:
+        name: Name in ``FORMS``.
+        pairs: Measured pairs of modules.
+        coefficients: By phase, for ``pairwise`` and ``eq8``; a phase without coefficients is undisturbed.
+        bandwidths: Bandwidth that modules draw alone.
+
+    Raises:
+        ValueError: The name is not in the table, or the coefficients are not those of the form.
+    """
+    if name not in FORMS:
+        raise ValueError(unknown("form of interference", name, FORMS))
+    takes = _TAKES.get(name, ())
+    if bool(coefficients) != bool(takes) or not all(isinstance(value, takes) for value in coefficients.values()):
+        given = ", ".join(sorted({type(value).__name__ for value in coefficients.values()})) or "none"
+        needed = takes[0].__name__ if takes else "no"
+        raise ValueError(f"interference={name!r} takes {needed} coefficients, not {given}")
+    return FORMS[name](pairs, coefficients, bandwidths)
+
+
+def _shares_of(bandwidths: HasBandwidth) -> Callable[[str, Phase, int], float]:
+    """Returns B by module, phase and quota on one device. A search asks for the same few again and again."""
+
+    @cache
+    def share(module: str, phase: Phase, quota: int) -> float:
+        return bandwidths.bandwidth(module, phase, 1, quota)
+
+    return share
+
+
+class Bandwidths:
+    """Measured shares of bandwidth, linear over the logarithm of the quota; an estimate where none was measured.
+
+    A degree without samples takes the nearest sampled one, because the share that a module draws of one device hardly
+    depends on the number of devices (the paper's B has no degree at all).
+    """
+
+    def __init__(
+        self,
+        samples: Iterable[Sample],
+        *,
+        estimate: HasBandwidth | None = None,
+        idle: Iterable[tuple[str, Phase]] = (),
+    ) -> None:
+        """Collects the samples that have a ``bandwidth_utilisation``.
+
+        Args:
+            samples: Samples of any modules, phases, degrees and quotas.
+            estimate: Source for modules, phases and quotas without measurements.
+            idle: Modules with phases in which they do nothing, such as the backward of a frozen module.
+        """
+        self._points: dict[tuple[str, Phase], dict[int, dict[int, float]]] = {}
+        for sample in samples:
+            if sample.bandwidth_utilisation is not None:
+                by_degree = self._points.setdefault((sample.module, sample.phase), {})
+                by_degree.setdefault(sample.degree, {})[sample.quota] = sample.bandwidth_utilisation
+        self._estimate = estimate
+        self._idle = frozenset(idle)
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the device's memory bandwidth that a module alone draws, 0 to 1.
+
+        Raises:
+            InvalidProfileError: Nothing is known of the module's bandwidth in this phase.
+            ValueError: ``quota`` lies outside the measurements, and there is no estimate.
+        """
+        if (module, phase) in self._idle:
+            return 0.0
+        by_degree = self._points.get((module, phase), {})
+        points: dict[int, float] = {}
+        if by_degree:
+            points = by_degree[min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))]
+            if min(points) <= quota <= max(points):
+                return _between(sorted(points.items()), quota)
+        if self._estimate is not None:
+            return min(1.0, max(0.0, self._estimate.bandwidth(module, phase, degree, quota)))
+        if not by_degree:
+            raise InvalidProfileError(
+                f"the bandwidth that {module!r} uses in its {phase} is not known; profile it with hardware counters, "
+                "or give an analytic cost model as the estimate"
+            )
+        raise ValueError(
+            f"bandwidth of {module!r} {phase}: a quota of {quota} slots lies outside the measured "
+            f"{', '.join(map(str, sorted(points)))}; measure it there too"
+        )
+
+
+def _between(points: Sequence[tuple[int, float]], quota: int) -> float:
+    right = bisect_left(points, quota, key=lambda point: point[0])
+    high, last = points[right]
+    if high == quota:
+        return last
+    low, first = points[right - 1]
+    return first + (last - first) * math.log(quota / low) / math.log(high / low)

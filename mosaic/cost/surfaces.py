@@ -1,0 +1,229 @@
+"""Time of one phase of a module over data-parallel degree and SM quota, between the samples.
+
+Over the quota, a monotone cubic (PCHIP: Fritsch and Carlson, 1980) runs through the medians over 1/quota. Launches and
+exhausted bandwidth are constant there, work that scales with the slots is a straight line, and so is their sum. A
+monotone curve invents no dips that a solver would then plan on. Over the degree, neighbouring curves are joined by
+straight lines in log-log. Nothing is extrapolated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from mosaic.cost.degrees import between_ms, neighbours
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import HeldOutError, Phase, Sample
+
+NOISE_FLOOR = 0.02
+"""Share of a median within which a rise always counts as noise, however few measurements were taken."""
+_MIN_MS = 1e-6
+"""A measured zero is less than a clock tick; one nanosecond keeps its logarithm finite."""
+
+
+class ScalingSurface:
+    """Time of one phase of one module over (degree, quota); paper section 3.3, Eq. 6.
+
+    At a sample the surface returns the sample's median, except for noise: medians that *rise* with the quota by no more
+    than the quartiles of the measurements (or two percent) are averaged until they no longer rise. A larger rise is
+    real (threads or waves that do not pay) and stays, because a planner must not hand out slots that slow a module
+    down. An infeasible sample has no time, and neither has the range between it and the next feasible sample.
+
+    Raises:
+        InvalidProfileError: No sample is feasible, two samples have the same point, or the samples are not all of one
+            module and phase.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.module, self.phase = _subject_of(samples)
+        by_degree: dict[int, list[Sample]] = {}
+        for sample in samples:
+            by_degree.setdefault(sample.degree, []).append(sample)
+        self._samples = {degree: sorted(by_degree[degree], key=lambda s: s.quota) for degree in sorted(by_degree)}
+        feasible = {degree: [s for s in group if s.infeasible is None] for degree, group in self._samples.items()}
+        self._curves = {degree: _curve(group) for degree, group in feasible.items() if group}
+        self._is_zero = all(s.median_ms == 0 for group in feasible.values() for s in group)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Data-parallel degrees with feasible samples, rising."""
+        return tuple(self._curves)
+
+    def quotas(self, degree: int) -> tuple[int, ...]:
+        """Returns the known quotas of a degree in slots, rising; between two sampled degrees, those of both.
+
+        Raises:
+            ValueError: The degree lies outside the sampled ones, or next to a degree at which the module cannot run.
+        """
+        around = set(self._bracket(degree))
+        if not around <= self._curves.keys():
+            raise ValueError(f"{self._subject} has no samples at degree {degree}, only at {_listed(self.degrees)}")
+        first = max(min(self._curves[near]) for near in around)
+        last = min(max(self._curves[near]) for near in around)
+        return tuple(q for q in range(first, last + 1) if all(self._failure(near, q) is None for near in around))
+
+    def time_ms(self, degree: int, quota: int) -> float:
+        """Returns the time alone on the device, in milliseconds.
+
+        Raises:
+            ValueError: ``degree`` or ``quota`` lies outside the samples, or the module cannot run there. The message
+                has the recorded reason.
+        """
+        lower, upper = self._bracket(degree)
+        low_ms = self._on_curve(lower, quota)
+        if lower == upper or self._is_zero:
+            return low_ms
+        return between_ms(low_ms, self._on_curve(upper, quota), lower, upper, degree)
+
+    def _bracket(self, degree: int) -> tuple[int, int]:
+        degrees = tuple(self._samples)
+        if not degrees[0] <= degree <= degrees[-1]:
+            raise ValueError(
+                f"{self._subject}: degree {degree} lies outside the sampled degrees {_listed(degrees)}; "
+                f"profile it at degree {degree} too"
+            )
+        return neighbours(degrees, degree)
+
+    def _on_curve(self, degree: int, quota: int) -> float:
+        reason = self._failure(degree, quota)
+        if reason is not None:
+            raise ValueError(f"{self._subject} cannot run at degree {degree}, quota {quota}: {reason}")
+        curve = self._curves[degree]
+        if quota not in curve:
+            sampled = [sample.quota for sample in self._samples[degree] if sample.infeasible is None]
+            raise ValueError(
+                f"{self._subject}: a quota of {quota} slots lies outside the sampled quotas {_listed(sampled)} "
+                f"of degree {degree}; profile more quotas (`mosaic profile --quotas all`) or ask within them"
+            )
+        return 0.0 if self._is_zero else curve[quota]
+
+    def _failure(self, degree: int, quota: int) -> str | None:
+        """The reason why the module cannot run; between two samples, the reason of either."""
+        samples = self._samples[degree]
+        right = bisect_left(samples, quota, key=lambda sample: sample.quota)
+        is_sampled = right < len(samples) and samples[right].quota == quota
+        near = samples[right : right + 1] if is_sampled else samples[max(0, right - 1) : right + 1]
+        return next((sample.infeasible for sample in near if sample.infeasible is not None), None)
+
+    @property
+    def _subject(self) -> str:
+        return f"{self.module!r} {self.phase}"
+
+
+def _curve(samples: Sequence[Sample]) -> dict[int, float]:
+    """Milliseconds at every whole quota between the first and the last sample, ordered by quota."""
+    quotas = [sample.quota for sample in samples]
+    knots = dict(zip(quotas, (max(time, _MIN_MS) for time in pool_noise(samples)), strict=True))
+    if len(quotas) == quotas[-1] - quotas[0] + 1:
+        return knots
+    from scipy.interpolate import PchipInterpolator  # half a second to import
+
+    every = range(quotas[0], quotas[-1] + 1)
+    smooth = PchipInterpolator([-1 / quota for quota in quotas], list(knots.values()))([-1 / quota for quota in every])
+    times = dict(zip(every, map(float, smooth), strict=True))
+    for left, right in itertools.pairwise(knots.items()):
+        for quota in range(left[0] + 1, right[0]):
+            low, high = time_bounds(quota, left, right)
+            times[quota] = min(max(times[quota], low), high)
+    return times | knots
+
+
+def time_bounds(quota: int, left: tuple[int, float], right: tuple[int, float]) -> tuple[float, float]:
+    """Returns the least and the most time that a quota between two samples can take, in milliseconds.
+
+    Time does not rise with the quota, and does not fall faster than the quota grows. Samples that break the second rule
+    bound the time with their values alone.
+
+    Args:
+        quota: Slots, between both samples.
+        left: Slots and milliseconds of the sample with fewer slots.
+        right: Slots and milliseconds of the sample with more slots.
+    """
+    low, high = sorted((left[1], right[1]))
+    if right[1] <= left[1] and left[0] * left[1] <= right[0] * right[1]:
+        return max(low, left[0] * left[1] / quota), min(high, right[0] * right[1] / quota)
+    return low, high
+
+
+def pool_noise(samples: Sequence[Sample]) -> list[float]:
+    """Returns the medians of samples in rising quota, in milliseconds, with rises that are only noise averaged out.
+
+    Isotonic regression by pooling adjacent violators (Ayer et al., 1955). A pool is allowed only while its mean stays
+    within the spread of every member.
+    """
+    pools: list[list[Sample]] = []
+    for sample in samples:
+        pools.append([sample])
+        while len(pools) > 1 and _mean_ms(pools[-2]) < _mean_ms(pools[-1]):
+            joined = pools[-2] + pools[-1]
+            mean = _mean_ms(joined)
+            if not all(_is_within_spread(mean, member) for member in joined):
+                break
+            pools[-2:] = [joined]
+    return [_mean_ms(pool) for pool in pools for _ in pool]
+
+
+def _mean_ms(pool: Sequence[Sample]) -> float:
+    # A pool of one must give its median back to the last bit.
+    return pool[0].median_ms if len(pool) == 1 else math.fsum(sample.median_ms for sample in pool) / len(pool)
+
+
+def _is_within_spread(time_ms: float, sample: Sample) -> bool:
+    first, third = sample.quartiles_ms
+    median = sample.median_ms
+    return min(first, median * (1 - NOISE_FLOOR)) <= time_ms <= max(third, median * (1 + NOISE_FLOOR))
+
+
+def held_out_errors(samples: Sequence[Sample]) -> HeldOutError | None:
+    """Leaves out one sample after the other and predicts it from the other samples of its degree.
+
+    The first and the last quota of a degree always stay, because nothing is extrapolated.
+
+    Args:
+        samples: Samples of one module and phase, at any degrees and quotas.
+
+    Returns:
+        Relative errors at the samples that were left out; None if no degree has three feasible samples.
+
+    Raises:
+        InvalidProfileError: The samples are not of one module and phase.
+    """
+    module, phase = _subject_of(samples)
+    feasible = sorted((s for s in samples if s.infeasible is None), key=lambda sample: (sample.degree, sample.quota))
+    errors = []
+    for _, group in itertools.groupby(feasible, key=lambda sample: sample.degree):
+        of_degree = list(group)
+        for index in range(1, len(of_degree) - 1):
+            sample = of_degree[index]
+            if sample.median_ms > 0:
+                surface = ScalingSurface([*of_degree[:index], *of_degree[index + 1 :]])
+                errors.append(abs(surface.time_ms(sample.degree, sample.quota) / sample.median_ms - 1))
+    if not errors:
+        return None
+    return HeldOutError(
+        subject=module, phase=phase, median=statistics.median(errors), largest=max(errors), count=len(errors)
+    )
+
+
+def _subject_of(samples: Sequence[Sample]) -> tuple[str, Phase]:
+    kinds = {(sample.module, sample.phase) for sample in samples}
+    if len(kinds) != 1:
+        listed = ", ".join(sorted(f"{module} {phase}" for module, phase in kinds)) or "no samples"
+        raise InvalidProfileError(f"a scaling surface is of one module and phase; the samples are of {listed}")
+    ((module, phase),) = kinds
+    points = sorted((sample.degree, sample.quota) for sample in samples)
+    twice = next((first for first, second in itertools.pairwise(points) if first == second), None)
+    if twice is not None:
+        raise InvalidProfileError(
+            f"{module!r} {phase} has two samples at degree {twice[0]}, quota {twice[1]}; keep one"
+        )
+    if all(sample.infeasible is not None for sample in samples):
+        raise InvalidProfileError(f"{module!r} {phase} ran at no quota: {samples[0].infeasible}")
+    return module, phase
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,36 @@
+"""``bench.cost`` at its smallest: every figure by name, and nothing that judges was fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.cost import __main__ as bench_cost
+from bench.cost.study import TINY, CostStudy, draw_sets
+from bench.gpu.bench import Bench
+from bench.record import Study
+from mosaic import artifact
+from mosaic.backends.host.backend import HostBackend
+from mosaic.microbench import Budget
+
+
+def test_every_figure_is_written_once_by_name_with_a_number_or_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bench_cost, "HostBackend", lambda: HostBackend(2))
+    study = bench_cost.study(TINY, seconds=60.0, path=tmp_path / "study.json")
+    assert artifact.load(Study, tmp_path / "study.json") == study
+    whole = CostStudy(Bench(backend=HostBackend(2), budget=Budget(1.0), dry_run=True), TINY)
+    assert sorted(figure.name for figure in study.figures) == sorted(whole.figure_names())
+    assert all(figure.samples if figure.value is not None else figure.reason for figure in study.figures)
+    assert sum(figure.value is not None for figure in study.figures) > 5
+
+
+@pytest.mark.parametrize(("num_slots", "num_modules"), [(2, 4), (2, 8), (16, 8)])
+def test_no_measured_group_is_in_two_sets(num_slots: int, num_modules: int):
+    sizes = [size for size in (2, 4, 8) if size <= min(num_slots, num_modules)]
+    sets = draw_sets("abcdefgh"[:num_modules], num_slots, sizes, 4)
+    groups = [frozenset(group) for of in sets for group in of]
+    assert len(set(groups)) == len(groups)
+    assert all(sets)

@@ -1,0 +1,328 @@
+"""Operators, bytes and memory of modules, against what a pencil finds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from analytic_cases import ATTENTION, CONV, MATMUL, MEMORY, encoder, flops_of, names_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from mosaic.artifact import parse, to_json
+from mosaic.cost.counting import LayerCounts, count_degrees, count_module
+from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
+from mosaic.errors import UnsupportedModelError
+
+
+def linear_counts(*, frozen: bool = False, input_gradient: bool = True) -> ModuleCounts:
+    module = nn.Linear(8, 4, bias=False).requires_grad_(not frozen)
+    return count_module(module, (torch.randn(3, 8, requires_grad=input_gradient),))
+
+
+def test_a_linear_layer_is_two_operations_a_weight_and_row():
+    forward = linear_counts().forward
+    assert forward.flops == 2 * 3 * 8 * 4
+    assert forward.kernels == 1
+    # input 3x8, weight 8x4, result 3x4, four bytes each
+    assert forward.moved_bytes == 4 * (3 * 8 + 8 * 4 + 3 * 4)
+    (operator,) = forward.operators
+    assert (operator.kind, operator.dtype) == (MATMUL, "float32")
+
+
+@pytest.mark.parametrize(("frozen", "input_gradient", "times"), [(False, True, 2), (True, True, 1), (False, False, 1)])
+def test_the_backward_of_a_linear_layer_is_a_product_for_each_gradient(frozen: bool, input_gradient: bool, times: int):
+    counts = linear_counts(frozen=frozen, input_gradient=input_gradient)
+    assert flops_of(counts.backward, MATMUL) == times * counts.forward.flops
+    assert counts.memory.gradient_bytes == (0 if frozen else 4 * 8 * 4)
+    assert counts.memory.optimizer_bytes == 2 * counts.memory.gradient_bytes
+
+
+def test_a_frozen_module_without_input_gradient_has_no_backward():
+    counts = linear_counts(frozen=True, input_gradient=False)
+    assert counts.backward == PhaseCounts()
+    assert counts.memory.activation_bytes == counts.memory.backward_peak_bytes == 0
+
+
+class Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, **self.options)
+
+
+def heads(length: int = 16, dtype: torch.dtype = torch.bfloat16, num: int = 4) -> torch.Tensor:
+    return torch.randn(2, num, length, 8, dtype=dtype, requires_grad=True)
+
+
+def test_attention_is_one_fused_kernel_that_does_not_write_the_scores():
+    counts = count_module(Attention(), (heads(), heads(), heads()))
+    assert counts.forward.flops == 2 * 2 * (2 * 4) * 16 * 16 * 8
+    assert counts.forward.kernels == 1
+    assert names_of(counts.forward) == {"aten._scaled_dot_product_flash_attention"}
+    # query, key, value and result in two bytes, and a float32 for each row
+    assert 4 * 2 * 1024 <= counts.forward.moved_bytes <= 4 * 2 * 1024 + 4 * 128 + 64
+    assert flops_of(counts.backward, ATTENTION) == counts.forward.flops * 5 // 2
+    causal = count_module(Attention(is_causal=True), (heads(), heads(), heads()))
+    assert causal.forward.flops * 2 == counts.forward.flops
+
+
+def test_masks_and_single_precision_take_the_memory_efficient_kernel():
+    mask = torch.ones(16, 16, dtype=torch.bool)
+    for options, dtype in (({"attn_mask": mask}, torch.bfloat16), ({}, torch.float32)):
+        tensors = (heads(dtype=dtype), heads(dtype=dtype), heads(dtype=dtype))
+        counts = count_module(Attention(**options), tensors)
+        assert "aten._scaled_dot_product_efficient_attention" in names_of(counts.forward)
+        assert flops_of(counts.forward, ATTENTION) == 2 * 2 * (2 * 4) * 16 * 16 * 8
+
+
+def test_grouped_queries_count_as_many_heads_as_there_are_queries():
+    for dtype in (torch.bfloat16, torch.float32):
+        tensors = (heads(dtype=dtype), heads(dtype=dtype, num=2), heads(dtype=dtype, num=2))
+        counts = count_module(Attention(enable_gqa=True), tensors)
+        assert flops_of(counts.forward, ATTENTION) == 2 * 2 * (2 * 4) * 16 * 16 * 8
+
+
+def test_the_host_keeps_its_own_attention():
+    counts = count_module(Attention(), (heads(), heads(), heads()), target="host")
+    assert names_of(counts.forward) == {"aten._scaled_dot_product_flash_attention_for_cpu"}
+    assert counts.forward.flops == 2 * 2 * (2 * 4) * 16 * 16 * 8
+    assert flops_of(counts.backward, ATTENTION) == counts.forward.flops * 5 // 2
+
+
+def test_a_norm_reads_and_writes_its_input_once():
+    counts = count_module(nn.LayerNorm(32), (torch.randn(6, 32, requires_grad=True),))
+    (operator,) = counts.forward.operators
+    assert operator.kind is MEMORY
+    assert operator.read_bytes == 4 * (6 * 32 + 2 * 32)
+    assert operator.written_bytes == 4 * (6 * 32 + 2 * 6)
+
+
+def test_an_embedding_reads_the_rows_that_it_takes():
+    counts = count_module(nn.Embedding(1000, 8), (torch.randint(0, 1000, (2, 3)),))
+    (operator,) = counts.forward.operators
+    assert operator.read_bytes == 2 * 3 * (8 * 4 + 8)
+    assert operator.written_bytes == 2 * 3 * 8 * 4
+    assert counts.backward.operators[0].written_bytes == 1000 * 8 * 4  # the gradient is dense
+
+
+def test_views_are_free():
+    class Views(nn.Module):
+        def forward(self, x):
+            return x.view(4, 6).t()[1:].unsqueeze(0).expand(5, -1, -1)
+
+    counts = count_module(Views(), (torch.randn(2, 12),))
+    assert counts.forward == PhaseCounts()
+
+
+def test_writing_in_place_reads_only_where_the_old_value_counts():
+    class Writes(nn.Module):
+        def forward(self, x):
+            made = torch.empty(100)
+            made.fill_(1.0)
+            return made.add_(x)
+
+    counts = count_module(Writes(), (torch.randn(100),))
+    moved = {operator.name: (operator.read_bytes, operator.written_bytes) for operator in counts.forward.operators}
+    assert moved == {"aten.fill_": (0, 400), "aten.add_": (800, 400)}
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), (3, 8)),
+        (nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, groups=1), nn.ReLU(), nn.Conv1d(4, 4, 3, groups=2)), (2, 3, 32)),
+        (nn.ConvTranspose2d(3, 4, 2, stride=2), (2, 3, 5, 5)),
+        (nn.Bilinear(4, 5, 6), None),
+    ],
+)
+def test_products_and_convolutions_agree_with_torchs_own_counter(module: nn.Module, shape):
+    given = (torch.randn(2, 4), torch.randn(2, 5)) if shape is None else (torch.randn(shape),)
+    given = tuple(tensor.requires_grad_() for tensor in given)
+    with FlopCounterMode(display=False) as counter:
+        module(*given).sum().backward()
+    counts = count_module(module, given)
+    assert flops_of(counts.forward, MATMUL, CONV) + flops_of(counts.backward, MATMUL, CONV) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.GRU, 3), (nn.LSTM, 4), (nn.RNN, 1)])
+@pytest.mark.parametrize("target", ["cuda", "host"])
+def test_recurrent_layers_are_counted(kind, gates: int, target):
+    module = kind(8, 16, batch_first=True)
+    counts = count_module(module, (torch.randn(2, 5, 8, requires_grad=True),), target=target)
+    products = 2 * 2 * 5 * gates * 16 * (8 + 16)
+    assert flops_of(counts.forward, MATMUL) == products
+    assert 1.8 * products <= flops_of(counts.backward, MATMUL) <= 2 * products
+
+
+class Block(nn.Module):
+    def __init__(self, rate: float = 0.0):
+        super().__init__()
+        self.body, self.drop = encoder(dropout=0.0), nn.Dropout(rate)
+        self.layer_idx = torch.randint(1000, ()).item()
+        self.calls = 0
+
+    def forward(self, x, mask=None):
+        return self.drop(self.body(x)) if mask is None else (self.body(x) * mask, mask)
+
+
+class Stacked(nn.Module):
+    """The same blocks in a list that layers are taken from, or as attributes, which are counted one by one."""
+
+    def __init__(self, blocks: list[nn.Module], *, is_list: bool, recompute: bool = False):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks) if is_list else nn.ModuleDict({str(i): b for i, b in enumerate(blocks)})
+        self.head, self.recompute = nn.Linear(32, 8), recompute
+
+    def forward(self, x):
+        for block in self.blocks.values() if isinstance(self.blocks, nn.ModuleDict) else self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.1, 0.1, 0.2)])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_equal_layers_are_counted_once_and_give_the_counts_of_each(rates, recompute: bool, gradient: bool):
+    given = (torch.randn(4, 10, 32, requires_grad=gradient),)
+    known: LayerCounts = {}
+    blocks = [Block(rate) for rate in rates]
+    once = count_module(Stacked(blocks, is_list=True, recompute=recompute), given, layers=known)
+    each = count_module(Stacked(blocks, is_list=False, recompute=recompute), given)
+    assert len(known) > 0
+    for phase in ("forward", "backward"):
+        ours, theirs = (
+            {(o.name, o.dtype, o.flops, o.moved_bytes): o.calls for o in getattr(counts, phase).operators}
+            for counts in (once, each)
+        )
+        assert ours == theirs
+    assert once.memory.activation_bytes == each.memory.activation_bytes
+    assert once.memory.resident_bytes == each.memory.resident_bytes
+    assert once.memory.total_bytes == pytest.approx(each.memory.total_bytes, rel=0.1)
+
+
+def test_layers_of_another_size_or_format_are_counted_anew():
+    known: LayerCounts = {}
+    module = Stacked([Block(), Block()], is_list=True)
+    for batch, dtype in ((4, None), (4, None), (2, None), (4, torch.bfloat16)):
+        count_module(module, (torch.randn(batch, 10, 32, requires_grad=True),), autocast=dtype, layers=known)
+    assert len(known) == 3 * 1
+
+
+def test_counting_leaves_everything_as_it_was():
+    module = encoder()
+    given = torch.randn(2, 10, 32)
+    state, before = torch.get_rng_state(), {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    count_module(module, (given,))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
+
+
+def test_a_model_larger_than_this_machine_can_be_counted():
+    with torch.device("meta"):
+        module = nn.Linear(100_000, 100_000)
+        given = torch.empty(64, 100_000)
+    counts = count_module(module, (given,))
+    assert counts.memory.parameter_bytes == 4 * (10**10 + 10**5)
+    assert counts.forward.flops == 2 * 64 * 10**10
+
+
+def test_arguments_in_mappings_and_objects_are_followed():
+    class Wants(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(4, 4)
+
+        def forward(self, batch, *, extra):
+            return SimpleNamespace(y=self.proj(batch["x"])), self.proj(extra.z)
+
+    counts = count_module(Wants(), ({"x": torch.randn(2, 4)},), {"extra": SimpleNamespace(z=torch.randn(2, 4))})
+    assert counts.forward.flops == 2 * 2 * 2 * 4 * 4
+
+
+def test_plain_tensors_in_attributes_are_followed():
+    module = nn.Linear(4, 4)
+    module.scale = torch.randn(4)
+    module.forward = None
+    wrapped = Scaled(module)
+    assert count_module(wrapped, (torch.randn(2, 4),)).forward.kernels == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self, holder: nn.Module):
+        super().__init__()
+        self.holder = holder
+
+    def forward(self, x):
+        return x * self.holder.scale
+
+
+def test_autocast_of_the_caller_applies():
+    counts = count_module(nn.Linear(8, 4), (torch.randn(3, 8),), settings=lambda: torch.autocast("cpu", torch.bfloat16))
+    assert {operator.dtype for operator in counts.forward.of_kind(MATMUL)} == {"bfloat16"}
+
+
+def test_a_module_that_looks_at_values_is_refused_with_the_operator():
+    class Looks(nn.Module):
+        def forward(self, x):
+            return x[x > 0]
+
+    with pytest.raises(UnsupportedModelError, match=r"Looks cannot be counted.*aten\.nonzero.*profile it"):
+        count_module(Looks(), (torch.randn(3),))
+
+
+def test_each_degree_is_counted_at_its_part_of_the_batch():
+    given = (torch.randn(6, 10, 32, requires_grad=True),)
+    by_degree = count_degrees(encoder(), given, degrees=(1, 2, 4, 8))
+    assert {degree: counts.batch for degree, counts in by_degree.items()} == {1: 6, 2: 3, 4: 2}
+    assert by_degree[2].forward.flops * 2 == by_degree[1].forward.flops
+    assert by_degree[2].memory.parameter_bytes == by_degree[1].memory.parameter_bytes
+
+
+def test_the_batch_is_what_results_have_rows_for_not_what_most_arguments_are_as_long_as():
+    class Rotated(nn.Module):
+        def forward(self, x, cosine, sine):
+            return x * cosine + x * sine
+
+    positions, x = torch.randn(7, 4), torch.randn(6, 7, 4)
+    by_degree = count_degrees(Rotated(), (x, positions, positions), degrees=(1, 2))
+    assert {degree: counts.batch for degree, counts in by_degree.items()} == {1: 6, 2: 3}
+
+
+def test_a_degree_at_which_the_module_fails_is_left_out_with_a_warning(caplog):
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x.view(4, 2, 3) * 2
+
+    by_degree = count_degrees(Fixed(), (torch.randn(4, 6),), degrees=(1, 2))
+    assert list(by_degree) == [1]
+    assert "degree 2 is left out: Fixed cannot be counted" in caplog.text
+
+
+def test_counts_survive_their_file():
+    counts = count_module(encoder(), (torch.randn(2, 10, 32),))
+    assert parse(ModuleCounts, to_json(counts), source="counts.json") == counts
+
+
+def test_collectives_are_traffic_on_the_links():
+    from torch.distributed import _functional_collectives as collectives
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    class Reduces(nn.Module):
+        def forward(self, x):
+            return collectives.all_reduce(x * 2, "sum", torch.distributed.group.WORLD)
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        counts = count_module(Reduces(), (torch.randn(10),))
+    finally:
+        torch.distributed.destroy_process_group()
+    (collective,) = counts.forward.of_kind(OperatorKind.NETWORK)
+    assert collective.network_bytes == counts.forward.network_bytes == 2 * 40

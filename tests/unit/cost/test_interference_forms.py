@@ -1,0 +1,113 @@
+"""Interference computed from bandwidth: Eq. 8, the pairwise form, and the bandwidths that they stand on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning_cases import sample
+
+from mosaic.cost import Bandwidths, Eq8, Eq8Interference, PairwiseInterference, Sharing
+from mosaic.cost.interference import AssumedSharing
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import Phase, Sample
+
+F, B = Phase.FORWARD, Phase.BACKWARD
+
+
+def drawing(share: float, *, module: str = "m", quota: int = 1, degree: int = 1, phase: Phase = F) -> Sample:
+    return replace(sample(quota, 1.0, module=module, degree=degree, phase=phase), bandwidth_utilisation=share)
+
+
+def bandwidths(**shares: float) -> Bandwidths:
+    """The same share at quotas 1 to 8, in the forward phase."""
+    return Bandwidths([drawing(share, module=m, quota=q) for m, share in shares.items() for q in (1, 8)])
+
+
+class Estimate:
+    """Stands in for an analytic cost model; not even a share."""
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return 0.1 * quota
+
+
+def test_eq8_as_written_is_the_paper_s_and_not_zero_for_a_module_alone() -> None:
+    eq8 = Eq8(e1=-1.0, e2=4.0, e3=10.0)
+    assert eq8.as_written_ms([0.5, 0.4]) == pytest.approx(-1 + 4 * 0.9 + 10 * 0.2)
+    assert eq8.as_written_ms([0.5]) == pytest.approx(-1 + 4 * 0.5 + 10 * 0.5)
+    assert eq8.as_written_ms([0.1]) == pytest.approx(0.4)
+
+
+def test_the_form_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
+    form = Eq8Interference({F: Eq8(e1=-1.0, e2=4.0, e3=10.0)}, bandwidths(a=0.5, b=0.4))
+    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 2)]) == pytest.approx(4.6)
+    assert form.extra_ms("a", F, quota=1, alone_ms=70.0, beside=[("b", 2)]) == pytest.approx(4.6)
+    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[]) == 0
+    assert form.extra_ms("a", B, quota=1, alone_ms=7.0, beside=[("b", 2)]) == 0
+    assert not form.is_pairwise
+    assert not form.is_zero
+
+
+def test_an_eq8_that_never_exceeds_nothing_is_zero() -> None:
+    assert Eq8Interference({F: Eq8(e1=0.0)}, bandwidths()).is_zero
+    assert Eq8Interference({F: Eq8(e1=-100.0, e2=1.0, e3=1.0)}, bandwidths()).is_zero
+    assert not Eq8Interference({F: Eq8(e1=-10.0, e2=1.0)}, bandwidths()).is_zero
+
+
+def test_eq8_without_its_product_is_the_additive_ablation() -> None:
+    form = Eq8Interference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
+    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
+
+
+def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
+    form = PairwiseInterference({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
+    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == pytest.approx(10 * (0.04 + 0.1))
+    both = form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)])
+    each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
+    assert both == pytest.approx(sum(each))
+    assert form.is_pairwise
+
+
+def test_the_assumed_form_takes_the_geometric_mean_of_the_two_extremes() -> None:
+    form = PairwiseInterference({F: AssumedSharing()}, bandwidths(a=0.25, b=0.4, c=0.2))
+    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(10 * 0.5 * 0.6)
+    assert form.pair_shares("a", "b", F, quotas=(1,), beside_quotas=(1,)) == [[pytest.approx(0.2)]]
+    assert form.pair_shares("a", "b", B, quotas=(1,), beside_quotas=(1,)) == ()
+
+
+def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:
+    found = Bandwidths([drawing(0.2, quota=2), drawing(0.6, quota=8)])
+    assert [found.bandwidth("m", F, 1, quota) for quota in (2, 4, 8)] == pytest.approx([0.2, 0.4, 0.6])
+
+
+def test_a_degree_without_samples_takes_the_nearest_one() -> None:
+    found = Bandwidths([drawing(0.2, degree=2), drawing(0.6, degree=8)])
+    assert [found.bandwidth("m", F, degree, 1) for degree in (1, 2, 3, 16)] == [0.2, 0.2, 0.2, 0.6]
+
+
+def test_an_unknown_bandwidth_is_refused_or_estimated() -> None:
+    samples = [drawing(0.2, quota=2), sample(4, 1.0, phase=B)]
+    with pytest.raises(InvalidProfileError, match="bandwidth that 'm' uses in its backward is not known; profile it"):
+        Bandwidths(samples).bandwidth("m", B, 1, 4)
+    with pytest.raises(ValueError, match="4 slots lies outside the measured 2; measure it there too"):
+        Bandwidths(samples).bandwidth("m", F, 1, 4)
+    estimated = Bandwidths(samples, estimate=Estimate())
+    assert estimated.bandwidth("m", F, 1, 2) == 0.2
+    assert estimated.bandwidth("m", F, 1, 4) == pytest.approx(0.4)
+    assert estimated.bandwidth("m", B, 1, 16) == 1.0
+    assert Bandwidths([], idle=[("m", B)]).bandwidth("m", B, 1, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "says"),
+    [
+        (Eq8, {"e1": 0.0, "e2": -0.1}, "all finite, e2 and e3 not negative"),
+        (Eq8, {"e1": 0.0, "e3": -0.1}, "all finite, e2 and e3 not negative"),
+        (Eq8, {"e1": float("nan")}, "all finite, e2 and e3 not negative"),
+        (Sharing, {"pressure": -0.1}, "finite and not negative"),
+        (Sharing, {"product": float("inf")}, "finite and not negative"),
+    ],
+)
+def test_coefficients_under_which_neighbours_help_are_refused(make, wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(**wrong)

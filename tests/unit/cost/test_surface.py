@@ -1,0 +1,136 @@
+"""Scaling surfaces: exact at samples, shaped like the data, never extrapolated."""
+
+from __future__ import annotations
+
+import pytest
+from planning_cases import sample
+
+from mosaic.cost import ScalingSurface
+from mosaic.cost.surfaces import held_out_errors
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import Phase, Sample
+
+
+def test_surface_returns_the_median_at_a_sample() -> None:
+    surface = ScalingSurface([sample(1, 9.0, 8.0, 8.5), sample(2, 4.0), sample(8, 1.5, 1.7, 1.6)])
+    assert [surface.time_ms(1, quota) for quota in (1, 2, 8)] == [8.5, 4.0, 1.6]
+
+
+def test_a_rise_within_the_quartiles_is_averaged_out() -> None:
+    surface = ScalingSurface([sample(1, 10.0), sample(2, 4.5, 5.0, 6.0), sample(3, 4.5, 5.4, 6.0)])
+    assert surface.time_ms(1, 2) == surface.time_ms(1, 3) == pytest.approx(5.2)
+
+
+def test_a_rise_beyond_the_noise_is_kept_as_measured() -> None:
+    surface = ScalingSurface([sample(1, 5.0, 5.1, 5.0), sample(2, 8.0, 8.1, 8.0)])
+    assert [surface.time_ms(1, quota) for quota in (1, 2)] == [5.0, 8.0]
+
+
+def test_a_degree_between_samples_lies_between_their_times() -> None:
+    surface = ScalingSurface([sample(1, 8.0, degree=2), sample(1, 4.0, degree=4)])
+    assert surface.time_ms(3, 1) == pytest.approx(16 / 3)
+
+
+def test_measured_zeros_stay_finite_beside_positive_times() -> None:
+    surface = ScalingSurface([sample(1, 1.0), sample(4, 0.0)])
+    assert 0 < surface.time_ms(1, 4) <= surface.time_ms(1, 2) <= 1.0
+
+
+def test_a_phase_that_takes_no_time_is_zero_everywhere() -> None:
+    assert ScalingSurface([sample(1, 0.0), sample(4, 0.0)]).time_ms(1, 2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("law", "sampled"),
+    [
+        (lambda q: 24 / q, (1, 4, 16)),
+        (lambda q: 3.0, (16, 1, 4)),
+        (lambda q: 2 + 24 / q, (1, 16)),
+        (lambda q: max(4.0, 24 / q), (1, 6, 16)),
+        (lambda q: 7.0, (3,)),
+    ],
+    ids=["perfect scaling", "launch-bound, unsorted", "a floor and scaling", "a roofline with its corner", "one point"],
+)
+def test_a_surface_is_exact_between_the_samples_of_a_simple_law(law, sampled: tuple[int, ...]) -> None:
+    surface = ScalingSurface([sample(quota, law(quota)) for quota in sampled])
+    quotas = range(min(sampled), max(sampled) + 1)
+    assert surface.quotas(1) == tuple(quotas)
+    assert [surface.time_ms(1, quota) for quota in quotas] == pytest.approx([law(quota) for quota in quotas])
+
+
+@pytest.mark.parametrize(
+    ("degree", "quota", "says"),
+    [
+        (1, 8, r"quota of 8 slots lies outside the sampled quotas 2, 4 .*profile more"),
+        (1, 1, "quota of 1 slots"),
+        (8, 2, "degree 8 lies outside the sampled degrees 1, 4; profile it"),
+        (3, 4, "of degree 4"),
+    ],
+)
+def test_nothing_is_extrapolated(degree: int, quota: int, says: str) -> None:
+    surface = ScalingSurface([sample(2, 4.0), sample(4, 2.0), sample(2, 2.0, degree=4)])
+    with pytest.raises(ValueError, match=says):
+        surface.time_ms(degree, quota)
+
+
+def failed(quota: int, *, degree: int = 1) -> Sample:
+    return Sample(module="m", phase=Phase.FORWARD, quota=quota, degree=degree, infeasible="OutOfMemoryError: 3 GiB")
+
+
+def test_scaling_that_is_better_than_perfect_is_kept_where_it_was_measured() -> None:
+    surface = ScalingSurface([sample(2, 9.0), sample(8, 1.0)])
+    assert surface.time_ms(1, 8) == 1.0
+    assert 1.0 < surface.time_ms(1, 4) < 9.0
+
+
+def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() -> None:
+    surface = ScalingSurface([failed(1), sample(4, 4.0), sample(8, 2.0)])
+    assert surface.quotas(1) == (4, 5, 6, 7, 8)
+    assert surface.time_ms(1, 8) == 2.0
+    for quota in (1, 3):
+        with pytest.raises(ValueError, match=f"cannot run at degree 1, quota {quota}: OutOfMemoryError: 3 GiB"):
+            surface.time_ms(1, quota)
+
+
+def test_a_failure_between_two_samples_leaves_a_hole_up_to_both() -> None:
+    surface = ScalingSurface([sample(1, 8.0), failed(4), sample(8, 2.0), sample(9, 2.0)])
+    assert surface.quotas(1) == (1, 8, 9)
+
+
+def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
+    surface = ScalingSurface([sample(1, 8.0), failed(1, degree=2), sample(1, 2.0, degree=4)])
+    assert surface.degrees == (1, 4)
+    with pytest.raises(ValueError, match="cannot run at degree 2"):
+        surface.time_ms(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ([], "the samples are of no samples"),
+        (
+            [sample(1, 1.0), sample(1, 1.0, phase=Phase.BACKWARD)],
+            "the samples are of m backward, m forward",
+        ),
+        ([sample(2, 1.0), sample(2, 1.1)], "two samples at degree 1, quota 2; keep one"),
+        ([failed(1), failed(2)], "'m' forward ran at no quota: OutOfMemoryError"),
+    ],
+)
+def test_what_makes_no_surface_is_refused(samples: list[Sample], says: str) -> None:
+    with pytest.raises(InvalidProfileError, match=says):
+        ScalingSurface(samples)
+
+
+def test_held_out_errors_are_zero_where_the_law_is_that_of_the_surface() -> None:
+    errors = held_out_errors([sample(q, 2 + 24 / q, degree=d) for q in (1, 4, 8, 16) for d in (1, 2)])
+    assert errors is not None
+    assert errors.count == 4
+    assert errors.largest == pytest.approx(0.0, abs=1e-9)
+
+
+def test_held_out_errors_name_the_largest_and_the_median() -> None:
+    errors = held_out_errors([sample(1, 8.0), sample(2, 4.0), sample(4, 3.0), sample(8, 1.0)])
+    assert errors is not None
+    assert (errors.subject, errors.phase, errors.count) == ("m", Phase.FORWARD, 2)
+    assert 0 < errors.median < errors.largest
+    assert held_out_errors([sample(1, 2.0), sample(2, 1.0), failed(4)]) is None
