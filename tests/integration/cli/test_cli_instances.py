@@ -83,19 +83,10 @@ def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_a_file_that_is_no_json_is_named_with_what_is_wrong_with_it(file, capsys):
-    text = file.read_text()
-    for changed_text, says in (
-        ("\ufeff" + text, "byte-order mark"),
-        (text + "[]", "something follows"),
-        ("[" * 100_000, "lists in lists without end"),
-        (text.replace('"num_devices": 4', '"num_devices": 4' + "0" * 5000), "5,001 digits"),
-    ):
-        file.write_text(changed_text, encoding="utf-8")
-        assert run(["plan", str(file)]) == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert says in said
-        assert file.name in said
+def test_a_file_that_is_no_json_is_named(file, capsys):
+    file.write_text(file.read_text() + "[]")
+    assert run(["plan", str(file)]) == 1
+    assert file.name in " ".join(capsys.readouterr().err.split())
 
 
 def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
