@@ -1,1 +1,1 @@
-"""Planners, workloads and figures of papers that the product does not need."""
+"""What redraws figures of papers: their numbers, baselines, models, data sets and workloads."""

@@ -26,7 +26,7 @@ from mosaic.device import Device
 from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.hardware import find_cluster
-from mosaic.models.catalogue import PAPER_MODELS
+from mosaic.models import PAPER_MODELS
 from mosaic.plan import Plan
 from mosaic.solver import QuotaGrid, SearchLimits, SearchOptions, solve
 from mosaic.solver.compare import compare

@@ -1,4 +1,4 @@
-"""The best distribution of a few blocks, by CP-SAT: what other methods are judged by."""
+"""The best distribution of a few blocks over ranks with equal counts (Eq. 1), by CP-SAT."""
 
 from __future__ import annotations
 
