@@ -90,7 +90,7 @@ _PARTS: Sequence[tuple[str, int, Callable[[], Iterable[Figure]], int, Callable[[
         20,
         lambda: table_1_beside_the_zoo(sizes=("table1",), zoo=("imagebind",)),
         120,
-        lambda: table_1_beside_the_zoo(sizes=("public", "paper", "table1")),
+        lambda: table_1_beside_the_zoo(sizes=("paper", "table1")),
     ),
 )
 """Name; seconds and figures of a quick study; seconds and figures of a full one."""
