@@ -322,7 +322,8 @@ class _HeldSearch:
         now = {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
         moves = [(name, degree) for name in now for degree in _degrees(self.options[name]) if degree != now[name]]
         pairs = [dict(pair) for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
-        for changes in ([{}], [dict([move]) for move in moves], pairs):
+        steps: tuple[list[dict[str, int]], ...] = ([{}], [dict([move]) for move in moves], pairs)
+        for changes in steps:
             promising = []
             for change in changes:
                 if budget.left <= 0:
@@ -396,6 +397,7 @@ class _HeldSearch:
             if below_ms >= self.best_ms - _CLOSE_MS or (is_best and self.best_ms <= relaxed.cost_ms + _CLOSE_MS):
                 continue
             divided = _divide(part.options, relaxed)
+            children: list[tuple[Options, Forbidden]]
             if divided is None:
                 answer = self.model(relaxed.stages, part.options).solve(PARTITION_EFFORT, self.spend)
                 self.offer(answer.stages)
