@@ -22,7 +22,7 @@ from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import load_as
 from mosaic.plan import Plan
-from mosaic.profiler import SessionCache
+from mosaic.profiler import ProfileCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
 from mosaic.ranks.choosing.rank_trial import try_plans
@@ -32,7 +32,6 @@ from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankReady
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
-from mosaic.solver.reserve import CommunicationSlots
 
 
 def colocate(
@@ -137,11 +136,11 @@ def colocate_ranks(
     with world.opening():
         backend = world.together(lambda: options.with_sms(backend_for(model, given, device)))
         asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
-        make = partial(_ready, model, world, SessionCache())
+        make = partial(_ready, model, world, ProfileCache())
         return RankHandle(model, make(asked), world=world, asked=asked, make=make)
 
 
-def _ready(model: nn.Module, world: World, kept: SessionCache, asked: Asked) -> RankReady:
+def _ready(model: nn.Module, world: World, kept: ProfileCache, asked: Asked) -> RankReady:
     """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
     options, laps = asked.options, Laps()
     with laps("find"):
@@ -179,5 +178,4 @@ def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
     world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
-    slots: CommunicationSlots = plan.communication_slots or ("remainder" if plan.communication_sms else 0)
-    return rank_plans_to_try(plan, graph, trial, communication_slots=slots)
+    return rank_plans_to_try(plan, graph, trial, communication_slots=plan.communication_slots)

@@ -1,0 +1,270 @@
+"""The exact search: ``mosaic._search`` asked with the options of a graph, and its answer as stages.
+
+Best-first over the sets of finished modules, with a special-purpose search for each stage (csrc/search). It minimises
+what a plan predicts: the slowest forward plus the slowest backward of each stage, with interference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mosaic.cost import Cost, Eq8Interference, Interference
+from mosaic.cost.interference import PairShares
+from mosaic.errors import BackendUnavailableError, InfeasibleError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import SearchRecord
+from mosaic.profile import Phase
+from mosaic.search_extension import load_search
+from mosaic.solver.limits import SearchLimits
+from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.stage import Machine, StageResult
+
+if TYPE_CHECKING:
+    from mosaic import _search
+
+Objective = Literal["phases", "sum"]
+MAX_MODULES = 64
+Options = Mapping[str, Sequence[DeploymentOption]]
+_ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactResult:
+    """The best plan found and its bound."""
+
+    stages: tuple[StageResult, ...]
+    """In an order that keeps the dependencies."""
+    cost_ms: float
+    """What they are predicted to take, in milliseconds."""
+    record: SearchRecord
+    """Whether they are proven best, the bound, and how much was searched."""
+
+
+def search_exactly(
+    graph: ModuleGraph,
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective = "phases",
+    limits: SearchLimits | None = None,
+    forbidden: Sequence[Collection[str]] = (),
+) -> ExactResult:
+    """Finds the plan with the least predicted time, and proves it where ``limits`` allow.
+
+    Args:
+        graph: What depends on what.
+        options: Deployment options of every module; not empty.
+        cost: Asked for interference only.
+        machine: Devices to place on.
+        objective: ``phases`` adds up each stage's slowest forward and slowest backward; ``sum`` takes its slowest
+            module, forward and backward together, as the paper's Eq. 4 does.
+        limits: When to stop.
+        forbidden: Sets of modules that must not be stages.
+
+    Raises:
+        ValueError: More than 64 modules, or an interference that this search does not know.
+        InfeasibleError: What is forbidden leaves no plan.
+        BackendUnavailableError: The extension is not built.
+    """
+    search = load_search()
+    limits = limits or SearchLimits()
+    names = graph.topological_order()
+    place = {name: index for index, name in enumerate(names)}
+    plan: _search.Plan = search.plan(
+        build_problem(graph, options, cost=cost, machine=machine, objective=objective),
+        effort=limits.effort,
+        seconds=limits.seconds,
+        seed=limits.seed,
+        exact=limits.exact,
+        forbidden=[sum(1 << place[name] for name in members) for members in forbidden],
+        should_stop=limits.should_stop,
+    )
+    if not plan.stages:
+        sets = "; ".join(", ".join(sorted(members)) for members in forbidden)
+        raise InfeasibleError("what is forbidden leaves no plan", reasons=[f"no stage may be one of: {sets}"])
+    return ExactResult(
+        stages=tuple(_stage(stage, names, options) for stage in plan.stages),
+        cost_ms=plan.cost_ns / NS_PER_MS,
+        record=SearchRecord(
+            method="exact",
+            num_evaluations=plan.num_evaluations,
+            status="optimal" if plan.status == "optimal" else "feasible",
+            bound_ms=plan.bound_ns / NS_PER_MS,
+        ),
+    )
+
+
+def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why the exact search cannot plan a graph with these costs; None if it can."""
+    if len(graph.modules) > MAX_MODULES:
+        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search holds"
+    if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
+        return reason
+    try:
+        load_search()
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why an interference cannot be searched exactly; None if it can."""
+    form = cost.interference
+    if form.is_pairwise:
+        return None
+    if not isinstance(form, Eq8Interference):
+        return f"{type(form).__name__} is neither a sum over pairs nor Eq. 8, the forms that the exact search knows"
+    for name in graph.names:
+        quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
+        for phase in Phase:
+            shares = [_share(form, name, phase, quota) for quota in quotas]
+            if any(later < earlier for earlier, later in itertools.pairwise(shares)):
+                return (
+                    f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
+                )
+    return None
+
+
+def build_problem(
+    graph: ModuleGraph,
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective = "phases",
+) -> _search.Problem:
+    """Returns the problem as the extension has it; modules in topological order."""
+    search = load_search()
+    names = graph.topological_order()
+    place = {name: index for index, name in enumerate(names)}
+    before: list[list[int]] = [[] for _ in names]
+    for edge in graph.edges:
+        before[place[edge.target]].append(place[edge.source])
+    modules = []
+    for name, others in zip(names, before, strict=True):
+        if isinstance(cost.interference, Eq8Interference):
+            drawing = [_drawing_option(search, cost, name, option) for option in options[name]]
+            modules.append(search.Module(drawing, others))
+        else:
+            modules.append(search.Module.of([_ROW(option) for option in options[name]], others))
+    problem: _search.Problem = search.Problem(
+        modules,
+        num_devices=machine.num_devices,
+        num_slots=machine.num_slots,
+        memory_bytes=machine.memory_bytes,
+        objective=objective,
+    )
+    if not cost.interference.is_zero:
+        _disturb(problem, graph, names, options, cost, machine)
+    return problem
+
+
+def _disturb(
+    problem: _search.Problem,
+    graph: ModuleGraph,
+    names: Sequence[str],
+    options: Options,
+    cost: Cost,
+    machine: Machine,
+) -> None:
+    reason = _why_not_searched(graph, cost)
+    if reason is not None:
+        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'eq8'")
+    form = cost.interference
+    if isinstance(form, Eq8Interference):
+        found = [form.coefficients.get(phase) for phase in Phase]
+        forward, backward = (
+            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
+        )
+        problem.disturb_by_bandwidth(forward, backward)
+    else:
+        shares = pair_shares(names, options, form)
+        if shares is not None:
+            problem.disturb_by_shares(*shares)
+        else:
+            problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+
+
+def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
+    """Returns an option with what the forms over bandwidth need to know of it."""
+    form = cost.interference
+    assert isinstance(form, Eq8Interference)
+    forward, backward = (_share(form, name, phase, option.quota) for phase in Phase)
+    return search.Option(
+        degree=option.degree,
+        quota=option.quota,
+        forward_ns=option.forward_ns,
+        backward_ns=option.backward_ns,
+        memory_bytes=option.memory_bytes,
+        forward_bandwidth=forward,
+        backward_bandwidth=backward,
+    )
+
+
+def _share(form: Eq8Interference, name: str, phase: Phase, quota: int) -> float:
+    return form.share(name, phase, quota) if phase in form.coefficients else 0.0
+
+
+def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
+    rows = sorted(stage.rows)  # by module
+    return StageResult(
+        latency_ns=stage.latency_ns,
+        choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
+        starts={names[m]: starts for m, _, _, starts in rows},
+    )
+
+
+def pair_table(
+    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
+) -> list[list[list[int]]]:
+    """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
+    width, form = machine.num_slots + 1, cost.interference
+    quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
+    tables = []
+    for name in names:
+        rows = []
+        for option in options[name]:
+            alone_ms = cost.time_ms(name, phase, option.degree, option.quota)
+            row = [0] * (len(names) * width)
+            for index, other in enumerate(names):
+                if other == name:
+                    continue
+                for quota in quotas[other]:
+                    beside = [(other, quota)]
+                    extra_ms = form.extra_ms(name, phase, quota=option.quota, alone_ms=alone_ms, beside=beside)
+                    row[index * width + quota] = round(extra_ms * NS_PER_MS)
+            rows.append(row)
+        tables.append(rows)
+    return tables
+
+
+Shares = list[tuple[int, int, Sequence[Sequence[float]]]]
+"""Of a module (by its index) beside a neighbour: a row for each of its quotas, an entry for each of the other's."""
+
+
+def pair_shares(
+    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], form: Interference
+) -> tuple[Shares, Shares] | None:
+    """Returns extra shares of the time alone, forward and backward; None where the form does not know them.
+
+    Says the same as ``pair_table`` in a fraction of the time and the space: one question for two modules.
+    """
+    if not isinstance(form, PairShares):
+        return None
+    quotas = [sorted({option.quota for option in options[name]}) for name in names]
+    forward, backward = (
+        [
+            (own, other, rows)
+            for own, name in enumerate(names)
+            for other, beside in enumerate(names)
+            if own != other
+            and (rows := form.pair_shares(name, beside, phase, quotas=quotas[own], beside_quotas=quotas[other]))
+        ]
+        for phase in Phase
+    )
+    return forward, backward

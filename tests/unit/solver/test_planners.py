@@ -1,0 +1,398 @@
+"""The comparison planners on cases worked out by hand, and what each of them refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+from planning_cases import Time, flat, linear, profile_of
+
+from mosaic.cost import CostModel
+from mosaic.errors import InvalidPlanError, UndecidedError
+from mosaic.profile import ModuleMemory, Profile
+from mosaic.simulate.step import simulate
+from mosaic.solver.options import all_options
+from mosaic.solver.planners.spindle import (
+    AslTuple,
+    MetaOp,
+    continuous_optimum,
+    contract,
+    rounded,
+    schedule_level,
+    two_points,
+)
+from mosaic.solver.planners.waves import whole_device_widths
+from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.task import PlannerSettings, SearchOptions
+
+PLANNERS = ("sequential", "megatron", "data-parallel", "distmm", "spindle")
+
+
+def seven_three(degree: int, quota: int) -> float:
+    """The Spindle paper's example: T(1) : T(2) = 7 : 3, for twelve operators and one phase."""
+    return {1: 42.0, 2: 18.0}[degree]
+
+
+def by_degree(*times: float) -> Time:
+    return lambda degree, quota: times[min(degree, len(times)) - 1]
+
+
+def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, **settings: object) -> Solution:
+    settings.setdefault("default_layers", 12)
+    search = SearchOptions(hold_memory=hold_memory, planners=PlannerSettings(**settings))
+    cost = CostModel.from_profile(profile)
+    return find_solution(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
+
+
+def planned(
+    name: str,
+    times: dict[str, Time],
+    num_devices: int,
+    *,
+    edges: Iterable[tuple[str, str]] = (),
+    degrees: Sequence[int] = (1, 2, 3, 4),
+    **settings: object,
+) -> Solution:
+    profile = profile_of(times, num_slots=1, degrees=degrees, edges=edges)
+    return solved(profile, name, num_devices, **settings)
+
+
+def stages_of(found: Solution) -> list[dict[str, int]]:
+    """Degree of each module, stage after stage."""
+    return [{placed.module: placed.degree for placed in stage.placements} for stage in found.plan.stages]
+
+
+def counts_of(found: Solution) -> list[list[tuple[str, int, int]]]:
+    """Module, first layer and layers of each part, stage after stage."""
+    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in found.plan.stages]
+
+
+def test_megatron_runs_every_module_in_turn_at_the_best_one_degree() -> None:
+    times = {"a": linear(8), "b": flat(2), "c": by_degree(6, 3, 3, 5)}
+    found = planned("megatron", times, 4, edges=[("c", "a")])
+    assert [placed.devices for placed in found.plan.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
+    assert [placed.module for placed in found.plan.placements] == ["b", "c", "a"]
+    assert found.predicted_ms == pytest.approx(2 * (2 + 3 + 8 / 3))
+    on_all = planned("data-parallel", times, 4, edges=[("c", "a")])
+    assert [placed.devices for placed in on_all.plan.placements] == [(0, 1, 2, 3)] * 3
+    assert on_all.predicted_ms == pytest.approx(2 * (2 + 5 + 2))
+
+
+GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "num_devices", "more", "stages", "step_ms"),
+    [
+        pytest.param("megatron", {"a": linear(8)}, 3, {"degrees": (1, 2)}, [{"a": 2}], 8, id="the largest degree"),
+        # Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4.
+        pytest.param(
+            "distmm",
+            {"a": lambda d, q: 10 / d if d < 6 else 2, "b": lambda d, q: 6 / d if d < 4 else 2},
+            8,
+            {"degrees": (1, 2, 3, 4, 5, 8)},
+            [{"a": 5, "b": 3}],
+            2 * 2,
+            id="any whole number of devices",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)},
+            4,
+            {"edges": [(name, "head") for name in "abc"]},
+            [{"a": 2, "b": 1, "c": 1}, {"head": 4}],
+            2 * (4 + 2),
+            id="parallel modules are balanced over whole devices",
+        ),
+        # The flat module decides: the other could do with two devices, and gets four of the five that are free.
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": flat(5)},
+            6,
+            {"degrees": (1, 2, 4)},
+            [{"a": 4, "b": 1}],
+            2 * 5,
+            id="devices left over go to a module that gains",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": flat(5), "b": flat(1), "c": flat(4)},
+            2,
+            {},
+            [{"a": 1, "c": 1}, {"b": 1}],
+            2 * (5 + 1),
+            id="waves have modules of like length",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(12), "b": flat(3), "c": flat(3)},
+            2,
+            {},
+            [{"a": 2}, {"b": 1, "c": 1}],
+            2 * (6 + 3),
+            id="balanced waves where they are faster",
+        ),
+        pytest.param("distmm", GAINS, 4, {}, [{"slow": 3, "gains": 1}], 2 * 9.8, id="to the slowest"),
+    ],
+)
+def test_stages_and_degrees_are_those_worked_out_by_hand(
+    name: str, times: dict[str, Time], num_devices: int, more: dict, stages: list[dict[str, int]], step_ms: float
+) -> None:
+    found = planned(name, times, num_devices, **more)
+    assert stages_of(found) == stages
+    assert found.predicted_ms == pytest.approx(step_ms)
+
+
+def test_distmm_makes_waves_where_memory_needs_more_devices_than_there_are() -> None:
+    memory = [ModuleMemory(module=name, resident_bytes=0, activation_bytes=120) for name in "ab"]
+    times = {"a": linear(8), "b": linear(8)}
+    profile = profile_of(times, num_slots=1, degrees=(1, 2, 4), memory=memory, memory_bytes=40)
+    assert stages_of(solved(profile, "distmm", 4, hold_memory=False)) == [{"a": 4}, {"b": 4}]
+
+
+def test_distmm_takes_several_stages_where_that_is_faster_even_if_all_fit_side_by_side() -> None:
+    found = planned("distmm", {"a": linear(12), "b": flat(1), "c": flat(1)}, 3)  # one stage takes 24
+    assert sorted(map(sorted, stages_of(found))) == [["a"], ["b", "c"]]
+    assert found.predicted_ms == pytest.approx(2 * (4 + 1))
+
+
+def test_distmm_puts_modules_of_unlike_depth_into_one_stage() -> None:
+    found = planned("distmm", {"a": flat(1), "c": flat(4), "d": flat(4)}, 2, edges=["ad"])
+    assert stages_of(found) == [{"a": 1}, {"c": 1, "d": 1}]  # level by level: a beside c, then d
+
+
+def test_spindle_slices_the_papers_example_over_three_waves() -> None:
+    schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2))
+    assert counts_of(schedule) == [[("a", 0, 8), ("b", 0, 3)], [("a", 8, 3), ("b", 3, 8)], [("a", 11, 1), ("b", 11, 1)]]
+    assert schedule.plan.sliced == ("a", "b")
+    assert schedule.plan.stages[0].forward_ms == pytest.approx(8 / 12 * 18)
+    assert schedule.predicted_ms == pytest.approx(24 + 24 + 7)  # the continuous optimum is 50.4
+
+
+def test_spindle_contracts_a_chain_of_equal_modules() -> None:
+    # a, b: one MetaOp of 24 operators beside c, 1.5 devices each: 17 on two devices take 51 and 7 on one take 49, so
+    # 16 of the chain run beside the latter.
+    times = {"a": seven_three, "b": seven_three, "c": lambda d, q: 2 * seven_three(d, q)}
+    schedule = planned("spindle", times, 3, degrees=(1, 2), edges=["ab"], num_layers={"c": 24})
+    first, second = counts_of(schedule)[:2]
+    assert first[0] == ("a", 0, 12)
+    assert second == [("b", 0, 4)]
+    chain = [schedule.plan.stages[index].placements[0] for index in (0, 1)]
+    assert chain[0].devices == chain[1].devices
+    assert sum(placed.forward_ms for placed in chain) == pytest.approx(18 * 16 / 12)
+
+
+@pytest.mark.parametrize(
+    ("times", "edges", "layers"),
+    [
+        ({"a": linear(4), "b": linear(5), "c": flat(9)}, ["ab"], {}),  # other options
+        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ab", "ac"], {}),  # a feeds two
+        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ac", "bc"], {}),  # c is fed by two
+        ({"a": linear(4), "b": linear(4), "c": flat(9)}, ["ab"], {"b": 3}),  # other layers
+    ],
+)
+def test_spindle_contracts_nothing_else(times: dict[str, Time], edges: list[str], layers: dict[str, int]) -> None:
+    profile = profile_of(times, num_slots=1, degrees=(1, 2, 3, 4), edges=edges)
+    cost = CostModel.from_profile(profile)
+    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=2)
+    widths = {name: whole_device_widths(own) for name, own in options.items()}
+    found = contract(profile.graph, widths, PlannerSettings(num_layers=layers, default_layers=12))
+    assert all(len(chain.modules) == 1 for level in found for chain in level)
+
+
+def test_a_chain_alone_in_its_wave_is_a_stage_for_each_module() -> None:
+    schedule = planned("spindle", {"a": linear(4), "b": linear(4)}, 2, edges=["ab"], degrees=(1, 2))
+    assert [stage.names for stage in schedule.plan.stages] == [("a",), ("b",)]
+    assert schedule.plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+
+
+def test_a_chain_beside_another_module_is_stages_that_no_barrier_ends() -> None:
+    kind = by_degree(4, 2)
+    times = {"a": kind, "b": kind, "c": by_degree(8, 4)}
+    profile = profile_of(times, num_slots=1, degrees=(1, 2), edges=["ab"])
+    schedule = solved(profile, "spindle", 2, default_layers=1)
+    plan = schedule.plan
+    assert stages_of(schedule) == [{"a": 1, "c": 1}, {"b": 1}]
+    assert plan.placement("a").devices == plan.placement("b").devices != plan.placement("c").devices
+    assert simulate(plan, profile.graph).makespan_ms == pytest.approx(schedule.predicted_ms)
+    assert plan.predicted_ms > schedule.predicted_ms
+
+
+def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for() -> None:
+    # By breadth first, c would be on b's level.
+    for name in PLANNERS:
+        schedule = planned(name, {"a": flat(1), "b": flat(2), "c": flat(3)}, 4, edges=["ab", "bc", "ac"])
+        assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}], name
+
+
+def test_a_plan_that_slices_nothing_is_run() -> None:
+    times = {"a": linear(8), "b": linear(4), "head": linear(8)}
+    profile = profile_of(times, num_slots=2, degrees=(1, 2, 4), edges=[("a", "head"), ("b", "head")])
+    schedule = solved(profile, "distmm", 4)
+    schedule.plan.check_matches(graph=profile.graph, device=profile.device)
+    assert schedule.plan.predicted_ms == schedule.predicted_ms
+    assert schedule.plan.search.method == "distmm"
+    assert all(placement.quota == 2 for placement in schedule.plan.placements)
+
+
+def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
+    profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
+    sliced = solved(profile, "spindle", 3).plan
+    with pytest.raises(InvalidPlanError, match="the plan of spindle cuts a, b into parts, and whole modules are run"):
+        sliced.check_matches(graph=profile.graph, device=profile.device)
+    whole = solved(profile, "spindle", 3, default_layers=1).plan
+    whole.check_matches(graph=profile.graph, device=profile.device)
+
+
+def test_layers_of_a_module_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_layers names \['b'\]; the modules are a"):
+        planned("spindle", {"a": flat(3)}, 1, num_layers={"b": 2})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"default_layers": 0},
+        {"num_layers": {"a": 0}},
+    ],
+)
+def test_senseless_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        PlannerSettings(**settings)
+
+
+def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
+    memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept.items()]
+    return profile_of(
+        dict.fromkeys(kept, linear(8)), num_slots=2, degrees=(1, 2), memory=memory, memory_bytes=memory_bytes, **more
+    )
+
+
+@pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
+def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
+    found = solved(made({"a": 60, "b": 60}, 100), name, 2, default_layers=1)  # both devices would keep both modules
+    assert sorted(placed.devices for placed in found.plan.placements) == [(0,), (1,)]
+
+
+def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing() -> None:
+    profile = made({"a": 60, "b": 60}, 100)
+    with pytest.raises(UndecidedError, match="no devices were found that hold what data-parallel plans"):
+        solved(profile, "data-parallel", 2)
+
+
+def test_jobs_move_to_devices_that_hold_them_and_slices_keep_their_share() -> None:
+    found = solved(made({"a": 60, "b": 30, "c": 60, "d": 30}, 100, edges=["ac", "bd"]), "distmm", 2, default_layers=1)
+    at = {placed.module: placed.devices for placed in found.plan.placements}
+    assert at["a"] != at["c"]
+    sliced = solved(made({"a": 90, "b": 10}, 100), "spindle", 1)
+    assert sliced.plan.sliced == ()
+
+
+SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)
+EIGHT_AND_FOUR = (AslTuple(degree=2, count=8), AslTuple(degree=1, count=4))
+
+
+def scaled(num_operators: int, *degrees: int) -> MetaOp:
+    return MetaOp(degrees=degrees, times=tuple(12.0 / degree for degree in degrees), num_operators=num_operators)
+
+
+def test_the_papers_example_gives_8_4_and_3_6_of_12_operators() -> None:
+    end, devices = continuous_optimum([SEVEN_THREE, SEVEN_THREE], 3)
+    assert end == pytest.approx(50.4)
+    assert devices == pytest.approx((1.5, 1.5))
+    high, low = two_points(SEVEN_THREE, devices[0], end)
+    assert (high.degree, low.degree) == (2, 1)
+    assert (high.count, low.count) == pytest.approx((8.4, 3.6))
+    assert rounded((high, low), 12) == (AslTuple(degree=2, count=8), AslTuple(degree=1, count=4))
+
+
+@pytest.mark.parametrize(
+    ("level", "num_devices", "end", "devices"),
+    [
+        pytest.param([scaled(3, 1, 2, 4), scaled(1, 1, 2, 4)], 4, 12.0, (3.0, 1.0), id="by their work"),
+        pytest.param(
+            [MetaOp(degrees=(1,), times=(9.0,), num_operators=1), scaled(1, 1, 2, 4)],
+            4,
+            9.0,
+            (1.0, 12 / 9),
+            id="never before the slowest module on all devices",
+        ),
+        pytest.param([scaled(1, 1)] * 3, 2, 18.0, (2 / 3, 2 / 3, 2 / 3), id="parts of a device"),
+    ],
+)
+def test_devices_are_shared_as_worked_out_by_hand(
+    level: list[MetaOp], num_devices: int, end: float, devices: tuple[float, ...]
+) -> None:
+    found = continuous_optimum(level, num_devices)
+    assert found[0] == pytest.approx(end)
+    assert found[1] == pytest.approx(devices)
+
+
+def test_modules_that_take_no_time_get_no_share_and_still_run() -> None:
+    nothing = MetaOp(degrees=(1,), times=(0.0,), num_operators=4)
+    end, devices = continuous_optimum([nothing, nothing], 1)
+    assert (end, devices) == (0.0, (0.0, 0.0))
+    assert two_points(nothing, 0.0, end) == (AslTuple(degree=1, count=4),)
+
+
+def test_below_the_first_degree_idling_stands_for_the_lower_tuple() -> None:
+    assert two_points(scaled(5, 2, 4), 0.7, 100.0) == (AslTuple(degree=2, count=5),)
+
+
+@pytest.mark.parametrize(("degrees", "times"), [((), ()), ((1, 2), (3.0,)), ((1, 2), (3.0, 3.0)), ((1,), (-1.0,))])
+def test_times_that_do_not_fall_are_refused(degrees: tuple[int, ...], times: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="a time for each degree, and they fall"):
+        MetaOp(degrees=degrees, times=times, num_operators=1)
+
+
+def alike(time: float, num_operators: int) -> MetaOp:
+    return MetaOp(degrees=(1,), times=(time,), num_operators=num_operators)
+
+
+def one(degree: int, count: int) -> tuple[AslTuple, ...]:
+    return (AslTuple(degree=degree, count=count),)
+
+
+def cut(*args: object, **more: object) -> list[list[tuple[int, int, int]]]:
+    """Waves as (MetaOp, devices, operators)."""
+    return [[(s.metaop, s.degree, s.count) for s in wave] for wave in schedule_level(*args, **more)]
+
+
+WIDE = MetaOp(degrees=(1, 2, 4), times=(8.0, 4.0, 2.0), num_operators=4)
+THREE = MetaOp(degrees=(3,), times=(2.0,), num_operators=2)
+BOTH = MetaOp(degrees=(1, 2), times=(4.0, 2.0), num_operators=4)
+PAPER = ([SEVEN_THREE, SEVEN_THREE], [EIGHT_AND_FOUR, EIGHT_AND_FOUR], 3)
+
+
+@pytest.mark.parametrize(
+    ("level", "waves"),
+    [
+        # Wave 0: 8 on two devices take 24, and 3 of the other on one take 21; then the other way round; then what is
+        # left, one operator each, of which the first gets the idle device.
+        pytest.param(
+            PAPER, [[(0, 2, 8), (1, 1, 3)], [(0, 1, 3), (1, 2, 8)], [(0, 2, 1), (1, 1, 1)]], id="the paper's example"
+        ),
+        pytest.param(
+            ([alike(2.0, 6), alike(3.0, 4)], [one(1, 6), one(1, 4)], 2), [[(0, 1, 6), (1, 1, 4)]], id="equal length"
+        ),
+        pytest.param(
+            ([alike(1.0, 1), alike(5.0, 2)], [one(1, 1), one(1, 2)], 2),
+            [[(0, 1, 1), (1, 1, 1)], [(1, 1, 1)]],
+            id="a longer run is cut to the nearest number and at least one",
+        ),
+        # The wave has a device to spare, so two becomes four; the rest is extended anew beside nobody.
+        pytest.param(
+            ([WIDE, alike(2.0, 1)], [one(2, 4), one(1, 1)], 5), [[(0, 4, 1), (1, 1, 1)], [(0, 4, 3)]], id="own devices"
+        ),
+        # Both halves of the longer module run alone on two devices.
+        pytest.param(([BOTH], [(*one(2, 2), *one(1, 2))], 2), [[(0, 2, 4)]], id="neighbouring waves are joined"),
+        pytest.param(([THREE, THREE], [one(3, 2), one(3, 2)], 4), [[(0, 3, 2)], [(1, 3, 2)]], id="they take turns"),
+        pytest.param(
+            ([alike(0.0, 3), alike(1.0, 2)], [one(1, 3), one(1, 2)], 2),
+            [[(0, 1, 3), (1, 1, 1)], [(1, 1, 1)]],
+            id="operators that take no time",
+        ),
+    ],
+)
+def test_waves_are_those_worked_out_by_hand(level: tuple, waves: list[list[tuple[int, int, int]]]) -> None:
+    assert cut(*level) == waves
