@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mosaic.backends.host.backend import available_cores
 
-_ROOT = Path("/")
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal; guest time is part of user
 _SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
 
@@ -25,11 +24,11 @@ class CpuTime:
     """CPU time over a while, in seconds."""
 
     foreign: float
-    """What other processes took; a tick may be counted early or late, so it may be below 0."""
+    """Time that other processes took; a tick may be counted early or late, so it may be below 0."""
     capacity: float
-    """What all cores have."""
+    """Time that all cores have."""
     wall: float
-    """How long the while is."""
+    """Length of the while."""
 
     @property
     def share(self) -> float | None:
@@ -41,24 +40,16 @@ class CpuTime:
         return CpuTime(self.foreign + other.foreign, self.capacity + other.capacity, self.wall + other.wall)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    wall: float
-    busy: float
-    own: float
-    cores: float
-
-
 class ForeignLoad:
     """Measures the CPU time that other processes took since it was made or last reset.
 
     Where the system does not say (no ``/proc/stat``), it is None: unknown, not zero.
 
     Args:
-        root: Where ``proc`` and ``sys`` are.
+        root: The folder of ``proc`` and ``sys``.
     """
 
-    def __init__(self, root: Path = _ROOT) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._cores = available_cores()
         self._start = self._read()
@@ -73,36 +64,36 @@ class ForeignLoad:
         start, now = self._start, self._read()
         if start is None or now is None:
             return None
-        wall = now.wall - start.wall
-        return CpuTime((now.busy - start.busy) - (now.own - start.own), wall * now.cores, wall)
+        (began, foreign, _), (ended, foreign_now, num_cores) = start, now
+        return CpuTime(foreign_now - foreign, (ended - began) * num_cores, ended - began)
 
     @property
     def share(self) -> float | None:
         """See ``CpuTime``; None where unknown."""
         return None if (taken := self.taken) is None else taken.share
 
-    def _read(self) -> _Reading | None:
+    def _read(self) -> tuple[float, float, float] | None:
+        """Returns the clock, the CPU seconds that others took since boot, and the number of cores."""
         wall, hertz = time.monotonic(), os.sysconf("SC_CLK_TCK")
         try:
-            group = self._limited_group()
-            busy, num_cores = group or (self._busy_ticks() / hertz, float(len(self._cores)))
-            own = sum(self._ticks_of(process) for process in self._tree(_first_of_tree())) / hertz
+            busy_s, num_cores = self._limited_group() or (self._busy_ticks() / hertz, float(len(self._cores)))
+            own_s = sum(self._ticks_of(process) for process in self._tree(_first_of_tree())) / hertz
         except (OSError, IndexError, ValueError):
             return None
-        return _Reading(wall=wall, busy=busy, own=own, cores=num_cores)
+        return wall, busy_s - own_s, num_cores
 
     def _busy_ticks(self) -> int:
         names = {f"cpu{core}" for core in self._cores}
-        lines = (line.split() for line in self._text("proc/stat").splitlines())
-        found = [fields for fields in lines if fields and fields[0] in names]
-        if not found:
+        lines = (line.split() for line in (self._root / "proc/stat").read_text(encoding="utf-8").splitlines())
+        listed = [fields for fields in lines if fields and fields[0] in names]
+        if not listed:
             raise ValueError("no core of this process is listed")
-        return sum(int(fields[index]) for fields in found for index in _BUSY_FIELDS)
+        return sum(int(fields[index]) for fields in listed for index in _BUSY_FIELDS)
 
     def _limited_group(self) -> tuple[float, float] | None:
         """CPU seconds and cores of the control group (version 2) whose quota allows the fewest cores; None: all."""
         top = self._root / "sys/fs/cgroup"
-        lines = self._text("proc/self/cgroup").splitlines()
+        lines = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         inner = top / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
         least: tuple[float, float] | None = None
         for folder in (inner, *inner.parents):
@@ -127,9 +118,6 @@ class ForeignLoad:
         """User and system time of a process and of its children that have ended; 0 once it is gone."""
         fields = _text_of(self._root / f"proc/{process}/stat").rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
-
-    def _text(self, name: str) -> str:
-        return (self._root / name).read_text(encoding="utf-8")
 
 
 def _first_of_tree() -> int:

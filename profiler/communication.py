@@ -22,7 +22,7 @@ T = TypeVar("T")
 _SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 _ROUTE_SIZES = tuple(8**power for power in range(4, 8))  # 4 KiB to 2 MiB
 _REPEATS = 7
-_TURNS = 4
+_TRIES = 4
 """Most times that all sizes are measured."""
 
 
@@ -62,49 +62,26 @@ class Route:
     gb_per_s: float
     """What the busiest rank receives, in 10^9 bytes a second."""
     agreement_ms: float
-    """What telling all ranks a few numbers takes, in milliseconds; it comes before rows move."""
+    """Time to gather a few numbers on all ranks, in milliseconds; it comes before rows move."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
-    """One measured all-reduce."""
+def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Returns the latency in microseconds and the bandwidth in 10^9 bytes a second with the least squares of relative
+    errors.
 
-    num_bytes: int
-    """Bytes on each device."""
-    degree: int
-    """Devices."""
-    time_ms: float
-    """How long it took, in milliseconds."""
-
-
-def fit_ring(measured: Sequence[AllReduce]) -> Ring:
-    """Returns the latency and bandwidth with the least squares of relative errors.
+    Args:
+        points: Messages one after the other, bytes in all of them, and milliseconds.
 
     Raises:
-        ValueError: There are not two sizes over two devices or more, or they tell of no bandwidth.
+        ValueError: There are not two sizes, or larger messages took no longer.
     """
-    points = [(*_ring(m.num_bytes, m.degree), m.time_ms) for m in measured if m.degree > 1 and m.time_ms > 0]
-    if len({(steps, sent) for steps, sent, _ in points}) < 2:
-        raise ValueError(
-            f"{len(points)} all-reduces over several devices; two different sizes tell latency and bandwidth"
-        )
-    latency_us, gb_per_s = _fit(points)
-    return Ring(latency_us=latency_us, gb_per_s=gb_per_s)
-
-
-def _fit(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Returns latency in microseconds and 10^9 bytes a second from messages, bytes and milliseconds.
-
-    Raises:
-        ValueError: They tell of no bandwidth.
-    """
+    if len({point[:2] for point in points}) < 2:
+        raise ValueError(f"{len(points)} measured messages; two different sizes tell latency and bandwidth")
     rows = [(steps / ms, sent / ms) for steps, sent, ms in points]
     aa, ab, bb = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = (math.fsum(row[i] for row in rows) for i in (0, 1))
     determinant = aa * bb - ab * ab
-    step_ms = (a * bb - b * ab) / determinant if determinant > 0 else 0.0
-    if step_ms < 0:
-        step_ms = 0.0
+    step_ms = max(0.0, (a * bb - b * ab) / determinant) if determinant > 0 else 0.0
     byte_ms = (b - ab * step_ms) / bb
     if byte_ms <= 0:
         raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
@@ -116,23 +93,21 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
 
     Raises:
         BackendUnavailableError: There is no process group of two ranks or more.
-        ValueError: See ``fit_ring``.
+        ValueError: Larger messages took no longer.
     """
     degree = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
     if degree < 2:
         raise BackendUnavailableError(
             "communication cannot be measured", found=f"{degree} rank", needed="a torch.distributed group of 2 or more"
         )
-    return _tried_again(lambda: fit_ring(_measure_sizes(device, degree, group)))
 
-
-def _measure_sizes(device: torch.device, degree: int, group: dist.ProcessGroup | None) -> list[AllReduce]:
-    measured = []
-    for size in _SIZES:
+    def point(size: int) -> tuple[int, float, float]:
         data = torch.zeros(size // 4, device=device)
         time_ms = _slowest_ms(partial(dist.all_reduce, data, group=group), device, group)
-        measured.append(AllReduce(num_bytes=size, degree=degree, time_ms=time_ms))
-    return measured
+        return 2 * (degree - 1), 2 * (degree - 1) / degree * size, time_ms
+
+    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(size) for size in _SIZES]))
+    return Ring(latency_us=latency_us, gb_per_s=gb_per_s)
 
 
 def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
@@ -142,26 +117,24 @@ def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
         ValueError: Larger messages took no longer.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    told = [torch.zeros(8, dtype=torch.int64, device=device) for _ in range(size)]
-    agreement_ms = _slowest_ms(lambda: dist.all_gather(told, told[0].clone(), group=group), device, group)
+    gathered = [torch.zeros(8, dtype=torch.int64, device=device) for _ in range(size)]
+    agreement_ms = _slowest_ms(lambda: dist.all_gather(gathered, gathered[0].clone(), group=group), device, group)
 
-    def routed_ms(num_bytes: int) -> float:
-        given = torch.zeros(num_bytes // 4, device=device)
-        receives = [len(given)] * size if rank == 0 else [0] * size
-        sends = [len(given), *[0] * (size - 1)]
-        made = given.new_empty(sum(receives))
-        return _slowest_ms(lambda: dist.all_to_all_single(made, given, receives, sends, group=group), device, group)
+    def point(num_bytes: int) -> tuple[int, float, float]:
+        rows = torch.zeros(num_bytes // 4, device=device)
+        receives = [len(rows)] * size if rank == 0 else [0] * size
+        sends = [len(rows), *[0] * (size - 1)]
+        received = rows.new_empty(sum(receives))
+        work = partial(dist.all_to_all_single, received, rows, receives, sends, group=group)
+        return size - 1, (size - 1) * num_bytes, _slowest_ms(work, device, group)
 
-    def fitted() -> tuple[float, float]:
-        return _fit([(size - 1, (size - 1) * num_bytes, routed_ms(num_bytes)) for num_bytes in _ROUTE_SIZES])
-
-    latency_us, gb_per_s = _tried_again(fitted)
+    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(num_bytes) for num_bytes in _ROUTE_SIZES]))
     return Route(latency_us=latency_us, gb_per_s=gb_per_s, agreement_ms=agreement_ms)
 
 
 def _tried_again(fitted: Callable[[], T]) -> T:
-    """Measures anew where a turn tells of no bandwidth, as it may on a busy machine; all ranks see the same times."""
-    for _ in range(_TURNS - 1):
+    """Measures anew where a try shows no bandwidth, as it may on a busy machine; all ranks see the same times."""
+    for _ in range(_TRIES - 1):
         with suppress(ValueError):
             return fitted()
     return fitted()
@@ -172,6 +145,14 @@ def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.Pr
     times = torch.tensor([_time_ms(work, device) for _ in range(_REPEATS)][1:], device=device)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
     return float(statistics.median(times.tolist()))
+
+
+def _time_ms(work: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,11 +171,11 @@ def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | 
     """Opens a group of the ranks that torchrun started, measures its links and closes it; None for a process alone.
 
     Args:
-        environ: Where torchrun left ``WORLD_SIZE``, ``LOCAL_RANK`` and where to meet.
+        environ: torchrun's variables: ``WORLD_SIZE``, ``LOCAL_RANK`` and the address of the first rank.
         on_gpu: Whether the links are those between GPUs (NCCL), one a rank, or between hosts (gloo).
 
     Raises:
-        ValueError: See ``fit_ring``.
+        ValueError: Larger messages took no longer.
     """
     if int(environ.get("WORLD_SIZE", "1")) < 2:
         return None
@@ -206,16 +187,3 @@ def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | 
         return Launched(ring=measure_ring(device), rank=dist.get_rank(), world_size=dist.get_world_size())
     finally:
         dist.destroy_process_group()
-
-
-def _time_ms(work: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) * 1e3
-
-
-def _ring(num_bytes: float, degree: int) -> tuple[int, float]:
-    """Steps of a ring, and the bytes that each device sends in all of them."""
-    return 2 * (degree - 1), 2 * (degree - 1) / degree * num_bytes

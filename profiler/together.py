@@ -1,4 +1,4 @@
-"""Keeping several lanes running at the same time, timed by marks on the lanes themselves.
+"""Modules that run over and over at the same time, each on a partition of its own, timed by marks on their lanes.
 
 On the host a lane is a thread, and lanes run at the same time by themselves. On CUDA the calling thread launches for
 all of them, so their launches take turns in small pieces, and nothing waits before all are launched. Either way a
@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from mosaic.backends.base import Lane, Mark, Ticket
+from mosaic.profile import PairSample, Phase
+from mosaic.profiler.measure import prepare_phase
+from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.subject import Subject
 
 Call = Callable[[], object]
 """One repetition of some work; launches on the current stream, or runs on the calling thread."""
@@ -25,6 +31,8 @@ Call = Callable[[], object]
 MAX_PIECES = 300
 """A stream's queue of launches is finite: full, it would keep the other lane from its own."""
 
+_CPU = torch.device("cpu")
+_TRIES = 3  # on a busy machine a thread may wait for its core while all others run
 _SLICE_MS = 0.5
 _MIN_SLICES = 8
 _LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
@@ -34,7 +42,7 @@ _WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """When the timed pieces of one lane began and ended."""
+    """Beginnings and ends of the timed pieces of one lane."""
 
     marks_ms: tuple[float, ...]
     """Ends of neighbouring pieces on a clock that all lanes share; one more than there are pieces."""
@@ -54,12 +62,10 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """What one lane does, and how much of it."""
+    """The work of one lane, and how much of it is timed."""
 
     lane: Lane
-    """Where."""
     call: Call
-    """What is repeated."""
     calls: int
     """Calls in each piece."""
     pieces: int
@@ -101,12 +107,12 @@ def run_together(
     else:
         marks = _run_on_threads(parts, seconds)
     origin = marks[0][0]
-    return tuple(Pieces(_on_clock(origin, found), part.calls) for found, part in zip(marks, parts, strict=True))
+    return tuple(Pieces(_on_clock(origin, own), part.calls) for own, part in zip(marks, parts, strict=True))
 
 
 def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
     """Returns when all of them were running; the end lies before the start where they never met."""
-    return max(found.marks_ms[0] for found in pieces), min(found.marks_ms[-1] for found in pieces)
+    return max(own.marks_ms[0] for own in pieces), min(own.marks_ms[-1] for own in pieces)
 
 
 def hold_back(device: torch.device, milliseconds: float) -> None:
@@ -136,8 +142,8 @@ def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
 
     def launch(mine: int, pieces: int) -> None:
         part = parts[mine]
-        found = _run_pieces(part.lane, part.call, part.calls, pieces)
-        marks[mine] += found[1:] if marks[mine] else found
+        own = _run_pieces(part.lane, part.call, part.calls, pieces)
+        marks[mine] += own[1:] if marks[mine] else own
 
     left = [part.pieces for part in parts]
     launched_ms = [0.0] * len(parts)
@@ -178,19 +184,97 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
         finally:
             enough[mine].set()  # or the others would go on for ever
 
-    return _wait_for_all([part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)])
-
-
-def _wait_for_all(tickets: Sequence[Ticket[list[Mark]]]) -> list[list[Mark]]:
-    """Waits for all; raises what went wrong first, rather than that the others stopped for it."""
-    errors: list[BaseException] = []
-    found: list[list[Mark]] = []
+    tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
+    marks, errors = list[list[Mark]](), list[BaseException]()
     for ticket in tickets:
         try:
-            found.append(ticket.wait())
+            marks.append(ticket.wait())
         except BaseException as error:
             errors.append(error)
-    errors.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
-    if errors:
-        raise errors[0]
-    return found
+    if errors:  # the first that is not about the others having stopped for it
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    return marks
+
+
+class BesideTimes(NamedTuple):
+    """Raw measurements of one of several modules, in milliseconds."""
+
+    beside_ms: tuple[float, ...]
+    """While all others ran."""
+    alone_ms: tuple[float, ...]
+    """With the other partitions idle."""
+
+
+def measure_beside(
+    subjects: Sequence[Subject],
+    lanes: Sequence[Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = _CPU,
+) -> tuple[BesideTimes, ...]:
+    """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
+
+    Only repetitions during which all others ran from beginning to end count as beside.
+
+    Args:
+        subjects: Modules whose inputs are given, so that none waits for another.
+        lanes: A lane for each, without slots in common.
+        phase: Forward or backward, of all.
+        settings: How carefully.
+        inline: Whether the calling thread launches the work of all lanes (``Lanes.launches_inline``).
+        device: Where the lanes run.
+
+    Returns:
+        The times of each; none where one of them has no such phase, or where they never met.
+    """
+    calls: list[Call] = []
+    for lane, subject in zip(lanes, subjects, strict=True):
+        call = lane.submit(partial(prepare_phase, subject, phase)).wait()
+        if call is None:
+            return ()
+        calls.append(call)
+    alone = [
+        run_alone(lane, call, calls=1, pieces=settings.warmup + settings.min_repeats).all_ms[settings.warmup :]
+        for lane, call in zip(lanes, calls, strict=True)
+    ]
+    middles = [max(1e-4, statistics.median(times)) for times in alone]
+    least = settings.min_repeats + 2  # the first of each may be warm-up
+    length_ms = max(middles) * least
+    parts = [
+        TimedWork(lane, call, 1, min(MAX_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
+        for lane, call, ms in zip(lanes, calls, middles, strict=True)
+    ]
+    for _ in range(_TRIES):
+        pieces = run_together(parts, inline=inline, device=device, seconds=2 * settings.sample_seconds)
+        beside = [own.within(*window_ms(pieces)) for own in pieces]
+        if all(beside):
+            return tuple(map(BesideTimes, beside, alone))
+    return ()
+
+
+def measure_pair(
+    subjects: Sequence[Subject],
+    lanes: Sequence[Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = _CPU,
+) -> tuple[PairSample, ...]:
+    """Times two modules as ``measure_beside`` does; returns a sample for each, none where they never met."""
+    times = measure_beside(subjects, lanes, phase, settings, inline=inline, device=device)
+    return tuple(
+        PairSample(
+            module=subjects[mine].name,
+            beside=subjects[other].name,
+            phase=phase,
+            quota=len(lanes[mine].slots),
+            beside_quota=len(lanes[other].slots),
+            times_ms=times[mine].beside_ms,
+            alone_ms=times[mine].alone_ms,
+        )
+        for mine, other in ((0, 1), (1, 0))
+        if times
+    )
