@@ -20,7 +20,7 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.ready import Asked, Laps, names_of
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
-from mosaic.files import plan_of
+from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
@@ -32,7 +32,6 @@ from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankReady
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
-from mosaic.solver.reserve import CommunicationSlots
 
 
 def colocate(
@@ -84,7 +83,7 @@ def colocate(
     return place(
         model,
         sample,
-        plan=plan_of(plan),
+        plan=load_as(Plan, plan),
         modules=names_of(modules),
         exclude=names_of(exclude) or (),
         backend=open_backend(backend) if isinstance(backend, str) else backend,
@@ -179,5 +178,4 @@ def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
     world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
-    slots: CommunicationSlots = plan.communication_slots or ("remainder" if plan.communication_sms else 0)
-    return rank_plans_to_try(plan, graph, trial, communication_slots=slots)
+    return rank_plans_to_try(plan, graph, trial, communication_slots=plan.communication_slots)
