@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bench.papers.baselines import PAPER_BASELINES
+from bench.papers.generators import rise_and_fall
 from bench.pipeline.replicated import REPLICATED_RANKS, replicated
 from bench.pipeline.steps import Job, options, own_options, ratios, simulated
 from bench.record import Figure, missing_figure
@@ -23,7 +24,6 @@ from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.pipelining.workload.generators import rise_and_fall
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 RIVALS = ("megatron", "nnscaler*", "optimus-coarse")

@@ -11,6 +11,7 @@ from oracles.pipeline_proof import prove
 from pipeline_cases import chain, images, models, steps, two_encoders
 from pipeline_oracle import simulated
 
+from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
 from mosaic.pipelining.compiled import ActionKind
@@ -20,7 +21,6 @@ from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
-from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 FEW = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=2000))
