@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
-from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost, NoInterference
-from mosaic.cost.retimed import RetimedCost
+from mosaic.cost.protocol import RetimedCost
 from mosaic.errors import UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase

@@ -23,7 +23,7 @@ from bench.record import Figure, Study
 from bench.study_parts import StudyPart
 from mosaic import models
 from mosaic.artifact import load
-from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 
