@@ -85,7 +85,6 @@ SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
 PACKAGES = [
     *find_packages(include=["mosaic", "mosaic.*"], exclude=["mosaic.profiler", "mosaic.profiler.*"]),
     "mosaic.profiler",
-    *(f"mosaic.profiler.{name}" for name in find_packages("profiler")),
 ]
 
 ParallelCompile("MOSAIC_BUILD_JOBS").install()  # one compiler a core unless the variable says how many

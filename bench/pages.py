@@ -15,7 +15,7 @@ from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.cost.interference import FORMS
 from mosaic.hardware import HARDWARE_NAMES
 from mosaic.models import MODELS
-from mosaic.pipelining.baselines.methods import BASELINES
+from mosaic.pipelining.baselines import BASELINES
 from mosaic.pipelining.partition.methods import PARTITION_METHODS
 from mosaic.solver.methods import METHODS
 
@@ -146,12 +146,12 @@ def choices_table() -> str:
     rows = [
         ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
-        ("a model", "`mosaic/models/catalogue.py`", MODELS),
+        ("a model", "`mosaic/models/rows.py`", MODELS),
         ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
         ("a form of interference", "`mosaic/cost/interference.py`", FORMS),
         ("a way to cut a pipeline", "`mosaic/pipelining/partition/methods.py`", PARTITION_METHODS),
         ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
-        ("a schedule to compare with", "`mosaic/pipelining/baselines/methods.py`", BASELINES),
+        ("a schedule to compare with", "`mosaic/pipelining/baselines.py`", BASELINES),
     ]
     return table(
         ("to add", "write a file, and a line in", "there are"),

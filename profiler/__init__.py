@@ -4,49 +4,46 @@ from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
 from mosaic.profiler.cache import ProfileCache, open_cache
-from mosaic.profiler.machine.communication import (
-    AllReduce,
+from mosaic.profiler.communication import (
     Launched,
     Network,
     Ring,
     Route,
-    fit_ring,
     measure_launched,
     measure_ring,
     measure_route,
 )
-from mosaic.profiler.machine.counters import Counters, Utilisation
-from mosaic.profiler.machine.noise import ForeignLoad
-from mosaic.profiler.measuring.batch import repeat_batch
-from mosaic.profiler.measuring.measure import Retries
-from mosaic.profiler.quotas import QuotaChoice
-from mosaic.profiler.session import SessionCache
-from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.structure import structures_of
-from mosaic.profiler.subject import Subject
-from mosaic.profiler.surroundings import environment_of, key_of, open_counters
-from mosaic.profiler.sweep import profile_modules
-from mosaic.profiler.traffic import traffic_of
+from mosaic.profiler.counters import Counters, Utilisation, open_counters
+from mosaic.profiler.identity import environment_of, key_of, structures_of
+from mosaic.profiler.measure import Retries
+from mosaic.profiler.noise import CpuTime, ForeignLoad
+from mosaic.profiler.settings import ProfileSettings, QuotaChoice, default_quotas
+from mosaic.profiler.subject import Subject, batch_of, repeat_batch, split_batch, traffic_of
+from mosaic.profiler.sweep import ProgressCallback, profile_modules
+from mosaic.profiler.together import hold_back, measure_beside
 
 __all__ = [
-    "AllReduce",
     "Counters",
+    "CpuTime",
     "ForeignLoad",
     "Launched",
     "Network",
     "ProfileCache",
     "ProfileSettings",
+    "ProgressCallback",
     "QuotaChoice",
     "Retries",
     "Ring",
     "Route",
-    "SessionCache",
     "Subject",
     "Utilisation",
+    "batch_of",
     "default_cache_folder",
+    "default_quotas",
     "environment_of",
-    "fit_ring",
+    "hold_back",
     "key_of",
+    "measure_beside",
     "measure_launched",
     "measure_ring",
     "measure_route",
@@ -54,6 +51,7 @@ __all__ = [
     "open_counters",
     "profile_modules",
     "repeat_batch",
+    "split_batch",
     "structures_of",
     "traffic_of",
 ]

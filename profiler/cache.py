@@ -1,126 +1,234 @@
-"""Measurements kept in a folder: what was measured once is not measured again, and a killed run goes on where it was.
+"""Measurements kept in memory and in a folder: what was measured once is not measured again, and a killed run goes on.
 
-One file holds one module, found by what it is (``ModuleKey``) and not by its name or its model. A file is replaced as
+One file holds one module, found by its ``ModuleKey`` and not by its name or its model. A file is replaced as
 a whole, and under a lock where the system has one, so processes that profile at the same time lose nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
+from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.profile import ModuleMemory, PairSample
-from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord, PairKey, PairRecord
+from mosaic.profile import ModuleMemory, PairSample, Phase, Profile, Sample
+from mosaic.profiler.identity import ModuleKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPoint:
+    """One point of a module, and how far it can be trusted."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    samples: tuple[Sample, ...]
+    """Forward and backward. Of a degree above 1, compute alone, without communication."""
+    foreign_cpu_share: float | None
+    """Share of the machine's CPU time that other processes took meanwhile; None where unknown."""
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """Degree and quota."""
+        return self.samples[0].degree, self.samples[0].quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord:
+    """Measurements of one module."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: Literal[1] = 1
+    """Version of this file's layout."""
+    key: ModuleKey
+    """Which module."""
+    memory: ModuleMemory | None = None
+    """What it keeps."""
+    points: tuple[MeasuredPoint, ...] = ()
+    """What was measured, each point once."""
+
+    def updated(self, newer: ModuleRecord) -> ModuleRecord:
+        """Returns both records together; newer measurements take the place of older ones."""
+        points = {measured.point: measured for measured in (*self.points, *newer.points)}
+        return dataclasses.replace(self, points=tuple(points.values()), memory=newer.memory or self.memory)
+
+    def renamed(self, name: str) -> ModuleRecord:
+        """Returns the record under another name of the module."""
+
+        def rename(value: Any) -> Any:
+            return None if value is None else dataclasses.replace(value, module=name)
+
+        points = (dataclasses.replace(one, samples=tuple(map(rename, one.samples))) for one in self.points)
+        return dataclasses.replace(self, memory=rename(self.memory), points=tuple(points))
+
+    def at(self, degree: int, quota: int) -> MeasuredPoint | None:
+        """Returns one point; None where it was not measured."""
+        return next((measured for measured in self.points if measured.point == (degree, quota)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairKey:
+    """Two modules side by side; their order is that of their names in a record: ``0``, ``1``."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    modules: tuple[ModuleKey, ...]
+    """Both."""
+    quotas: tuple[int, ...]
+    """Slots of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRecord:
+    """Measurements of two modules side by side, in both phases."""
+
+    SCHEMA_VERSION: ClassVar[int] = 2
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: Literal[2] = 2
+    """Version of this file's layout."""
+    key: PairKey
+    """Which modules."""
+    pairs: tuple[PairSample, ...] = ()
+    """Each of the two beside the other."""
+
+    def updated(self, newer: PairRecord) -> PairRecord:
+        """Returns the newer measurements, if there are any."""
+        return newer if newer.pairs else self
+
 
 Record = TypeVar("Record", ModuleRecord, PairRecord)
 
 
-class KeepsMeasurements(Protocol):
-    """Where measurements are looked up and kept."""
-
-    def module(self, key: ModuleKey, name: str) -> ModuleRecord:
-        """Returns what is known of a module, under its present name."""
-
-    def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
-        """Keeps measurements of a module; newer ones take the place of older ones."""
-
-    def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
-        """Returns what is known of two modules side by side, under their present names in the order of the key."""
-
-    def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
-        """Keeps measurements of two modules side by side, in the place of older ones."""
-
-
 class ProfileCache:
-    """A folder of measurements. It only ever grows; deleting any of its files is safe at any time.
+    """Measurements in a folder, or of this process alone. Deleting any of the folder's files is safe at any time.
 
     Args:
-        folder: Where; made when the first measurement is kept.
-        reuse: Whether to read what is there; without, everything is measured again and kept.
+        folder: Where; made when the first measurement is kept. None keeps them in memory.
+        reuse: Whether to read what is in the folder; without, everything is measured again and kept.
     """
 
-    def __init__(self, folder: Path, *, reuse: bool = True) -> None:
+    def __init__(self, folder: Path | None = None, *, reuse: bool = True) -> None:
         self.folder = folder
-        self._reuse = reuse
+        self.reuse = reuse
+        self._own: dict[ModuleKey | PairKey, Any] = {}
         self._warned = False
 
     def module(self, key: ModuleKey, name: str) -> ModuleRecord:
         """Returns what is known of a module, under its present name."""
-        empty = ModuleRecord(key=key)
-        return self._read(ModuleRecord, empty, self._path(key)).renamed(name) if self._reuse else empty
+        return self._find(ModuleRecord(key=key)).renamed(name)
 
     def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
         """Keeps measurements of a module; newer ones take the place of older ones."""
-        found = tuple(points)
-        self._change(ModuleRecord, ModuleRecord(key=key), self._path(key), lambda record: record.merged(found, memory))
+        self._add(ModuleRecord(key=key, points=tuple(points), memory=memory))
 
     def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
         """Returns what is known of two modules side by side, under their present names in the order of the key."""
-        found = self._read(PairRecord, PairRecord(key=key), self._path(key)).pairs if self._reuse else ()
-        return renamed_pairs(found, {str(index): name for index, name in enumerate(names)})
+        return _renamed(self._find(PairRecord(key=key)).pairs, {str(index): name for index, name in enumerate(names)})
 
     def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
         """Keeps measurements of two modules side by side, in the place of older ones."""
-        numbered = renamed_pairs(pairs, {name: str(index) for index, name in enumerate(names)})
-        found = PairRecord(key=key, pairs=numbered)
-        self._change(PairRecord, found, self._path(key), lambda _: found)
+        numbered = _renamed(pairs, {name: str(index) for index, name in enumerate(names)})
+        self._add(PairRecord(key=key, pairs=numbered))
 
-    def _path(self, key: ModuleKey | PairKey) -> Path:
-        kind, record = ("module", ModuleRecord) if isinstance(key, ModuleKey) else ("pair", PairRecord)
-        return self.folder / f"{kind}-{record.SCHEMA_VERSION}-{fingerprint(key)}.json"
+    def learn(self, profile: Profile, keys: Mapping[str, ModuleKey]) -> None:
+        """Takes the measurements of a user's profile into memory, under the keys of its modules; the folder gets none.
 
-    def _read(self, kind: type[Record], empty: Record, path: Path) -> Record:
-        if not path.exists():
-            return empty
-        try:
-            record = load(kind, path)
-        except (InvalidFileError, MosaicError) as error:
-            warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
-            return empty
-        return record if record.key == empty.key else empty
+        Those of one device alone: times at higher degrees have communication in them.
+        """
+        memory = {entry.module: entry for entry in profile.memory}
+        share = profile.environment.foreign_cpu_share
+        for name, key in keys.items():
+            forwards, backwards = (profile.samples_of(name, phase) for phase in Phase)
+            points = tuple(
+                MeasuredPoint(samples=(forward, backward), foreign_cpu_share=share)
+                for forward, backward in itertools.product(forwards, backwards)
+                if forward.quota == backward.quota
+            )
+            self._keep(ModuleRecord(key=key, points=points, memory=memory.get(name)))
+        for names in itertools.combinations(keys, 2):
+            by_quotas: dict[tuple[int, int], list[PairSample]] = {}
+            for sample in profile.pairs:
+                if (sample.module, sample.beside) == names:
+                    by_quotas.setdefault((sample.quota, sample.beside_quota), []).append(sample)
+                elif (sample.beside, sample.module) == names:
+                    by_quotas.setdefault((sample.beside_quota, sample.quota), []).append(sample)
+            modules, numbers = tuple(keys[name] for name in names), {name: str(i) for i, name in enumerate(names)}
+            for quotas, pairs in by_quotas.items():
+                self._keep(PairRecord(key=PairKey(modules=modules, quotas=quotas), pairs=_renamed(pairs, numbers)))
 
-    def _change(self, kind: type[Record], empty: Record, path: Path, change: Callable[[Record], Record]) -> None:
+    def _find(self, empty: Record) -> Record:
+        stored = self._read(empty) if self.reuse else empty
+        own: Record | None = self._own.get(empty.key)
+        return stored if own is None else stored.updated(own)
+
+    def _keep(self, record: Record) -> None:
+        own: Record | None = self._own.get(record.key)
+        self._own[record.key] = record if own is None else own.updated(record)
+
+    def _add(self, record: Record) -> None:
+        if self.folder is None or not self.reuse:  # else it is read from the folder, where others may renew it
+            self._keep(record)
+        if self.folder is None:
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder / ".lock"):
-                save(change(self._read(kind, empty, path)), path)
+                save(self._read(type(record)(key=record.key)).updated(record), self._path(record))
         except (OSError, MosaicError) as error:
             if not self._warned:  # a profile is worth having without a cache
                 warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
             self._warned = True
 
+    def _path(self, record: Record) -> Path:
+        assert self.folder is not None
+        kind = "module" if isinstance(record, ModuleRecord) else "pair"
+        return self.folder / f"{kind}-{record.SCHEMA_VERSION}-{fingerprint(record.key)}.json"
 
-def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache | None:
-    """Returns a cache: one that is passed, one in a folder, the user's own (``"user"``), or none.
+    def _read(self, empty: Record) -> Record:
+        if self.folder is None or not (path := self._path(empty)).exists():
+            return empty
+        try:
+            record = load(type(empty), path)
+        except (InvalidFileError, MosaicError) as error:
+            warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
+            return empty
+        return record if record.key == empty.key else empty
+
+
+def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
+    """Returns the cache of a handle: over the folder of a cache that is passed, over a folder, over the user's own
+    (``"user"``), or in memory.
 
     A user without a home folder has none, which is a warning.
     """
-    if where is None or isinstance(where, ProfileCache):
-        return where
+    if isinstance(where, ProfileCache):
+        return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
-        return ProfileCache(Path(where))
+        return ProfileCache(None if where is None else Path(where))
     try:
         return ProfileCache(default_cache_folder())
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
-        return None
+        return ProfileCache()
 
 
-def renamed_pairs(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
-    """Returns samples of two modules with other names for them."""
+def _renamed(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
     return tuple(dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in pairs)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keeps other processes out; where the system has no such lock, whoever writes last wins."""
+    """Keeps other processes out; where the system has no such lock, the last writer wins."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system

@@ -1,12 +1,41 @@
-"""Bounds of a profiling run: its time, its repetitions, its tolerance of noise."""
+"""Bounds of a profiling run: its quotas, its time, its repetitions, its tolerance of noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Literal
 
+from mosaic.device import Device
 from mosaic.profile import COMPARABLE_SHARE
+
+QuotaChoice = Literal["tenths", "all"]
+"""The slots nearest to tenths of the device, or every slot."""
+
+
+def default_quotas(device: Device) -> tuple[int, ...]:
+    """Returns the slots nearest to tenths of a device, paper section 3.3; all of them up to ten slots."""
+    return tuple(sorted({max(1, round(tenth * device.num_slots / 10)) for tenth in range(1, 11)}))
+
+
+def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[int, ...]:
+    """Returns the quotas of a choice in slots, rising.
+
+    Raises:
+        InvalidPlanError: A quota is below one slot or above the device.
+        ValueError: The choice is unknown or empty.
+    """
+    if choice == "tenths":
+        return default_quotas(device)
+    if choice == "all":
+        return tuple(range(1, device.num_slots + 1))
+    quotas = () if isinstance(choice, str) else tuple(sorted(set(choice)))
+    if not quotas:
+        raise ValueError(f"quotas={choice!r}; use tenths, all, or numbers of slots")
+    for quota in quotas:
+        device.check_quota(quota, of="profiling")
+    return quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +83,14 @@ class ProfileSettings:
 
 
 class Deadline:
-    """The end of a profiling run's time, and what it left out; begins when it is made.
+    """The end of a profiling run's time, which begins when this is made.
 
     Args:
         seconds: Until it is over; None for never.
-        clock: Tells seconds.
+        clock: Returns seconds.
 
     Attributes:
-        left_out: What was not measured for want of time, in words.
+        left_out: Names of the measurements for which no time was left.
     """
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = monotonic) -> None:
@@ -69,9 +98,9 @@ class Deadline:
         self._clock = clock
         self._ends = None if seconds is None else clock() + seconds
 
-    def leaves_out(self, what: str) -> bool:
-        """Returns whether the time is over; notes what is therefore not measured."""
+    def leaves_out(self, name: str) -> bool:
+        """Returns whether the time is over, and then notes the measurement."""
         if self._ends is None or self._clock() < self._ends:
             return False
-        self.left_out.append(what)
+        self.left_out.append(name)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.cost.communication import ModuleTraffic
+from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import Changes
 
 
@@ -42,15 +44,25 @@ class Subject:
 
     @property
     def num_trained(self) -> int:
-        """Parameters that take a gradient, counted as elements."""
+        """Elements of the parameters that take a gradient."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters, buffers, and gradients of what trains."""
+        weights = sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
+        return weights + self.gradient_bytes
+
+    def call(self, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Calls the module in its settings on replacements of its tensors."""
+        args, kwargs = map_tensors(replace, (self.args, self.kwargs))
+        with self.settings() if self.settings is not None else nullcontext():
+            return self.module(*args, **kwargs)
 
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
-        args, kwargs = map_tensors(_alias, (self.args, self.kwargs))
         try:
-            with self.settings() if self.settings is not None else nullcontext():
-                result = self.module(*args, **kwargs)
+            result = self.call(_alias)
         finally:  # as at the end of a step: no other call, perhaps on another lane, may find weights that this one cast
             torch.clear_autocast_cache()
         return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
@@ -62,31 +74,110 @@ class Subject:
         for parameter in self.module.parameters():
             parameter.grad = None
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of parameters, buffers, and gradients of what trains."""
-        weights = sum(p.nbytes for p in self.module.parameters())
-        return weights + self.gradient_bytes + sum(buffer.nbytes for buffer in self.module.buffers())
-
     def activation_bytes(self) -> int:
         """Runs a forward and returns the bytes that it keeps for backward, parameters not counted."""
         own = {tensor.untyped_storage().data_ptr() for tensor in self.module.parameters()}
-        kept: dict[int, int] = {}
+        saved: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+                saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self.backward(self.forward())
-        return sum(kept.values())
+        return sum(saved.values())
 
 
-def _is_dataclass(value: Any) -> bool:
-    """Whether a value is a plain dataclass, which pytrees do not see through."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
+def batch_of(subject: Subject, purpose: str) -> int:
+    """Returns the samples of a module's batch: the leading dimension that its tensors have in common.
+
+    Raises:
+        UnsupportedModelError: They have none; says that the module cannot be ``purpose``.
+    """
+    if subject.batch is not None:
+        return subject.batch
+    tensors = list(tensors_in((subject.args, subject.kwargs)))
+    sizes = {len(tensor) for tensor in tensors if tensor.dim() > 0}
+    wide = sizes - {1} or sizes
+    if len(wide) != 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
+        raise UnsupportedModelError(
+            f"{subject.name!r} cannot be {purpose}: its inputs ({shapes}) share no leading "
+            "dimension that is the batch; profile it at degree 1"
+        )
+    return wide.pop()
+
+
+def split_batch(subject: Subject, degree: int) -> Subject:
+    """Returns a module with the inputs of one of ``degree`` replicas: ceil(B/d) of the B samples.
+
+    The batch is the leading dimension of all its tensors. One of size 1 where others have more is taken to
+    be broadcast, and scalars have none; both stay as they are.
+
+    Raises:
+        UnsupportedModelError: The tensors share no leading dimension, or there are fewer samples than replicas.
+    """
+    if degree == 1:
+        return subject
+    batch = batch_of(subject, f"split over {degree} devices")
+    if batch < degree:
+        raise UnsupportedModelError(
+            f"{subject.name!r} has a batch of {batch}, which is less than one sample for each of {degree} devices"
+        )
+    share = -(-batch // degree)
+    return _with_batch(subject, batch, share, lambda tensor: tensor[:share].clone())
+
+
+def repeat_batch(subject: Subject, times: int) -> Subject:
+    """Returns a module with inputs of ``times`` as many samples: those of all ranks, where each holds as many.
+
+    Raises:
+        UnsupportedModelError: The tensors share no leading dimension.
+    """
+    if times == 1:
+        return subject
+    batch = batch_of(subject, f"repeated {times} times")
+    return _with_batch(subject, batch, times * batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)))
+
+
+def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Subject:
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or len(tensor) != batch:
+            return tensor
+        return make(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    args, kwargs = map_tensors(resized, subject.args), map_tensors(resized, subject.kwargs)
+    return dataclasses.replace(subject, args=args, kwargs=kwargs, batch=subject.batch and new)
+
+
+def traffic_of(subject: Subject, *, batch: int | None = None) -> ModuleTraffic:
+    """Runs a module's forward once and returns the bytes of its arguments, results and gradients, for its whole batch:
+    they travel where it runs on some of several ranks.
+
+    Args:
+        subject: The module with its inputs.
+        batch: Samples, where its arguments do not tell: those with another leading dimension are no part of the batch.
+
+    Raises:
+        UnsupportedModelError: Its arguments have no batch in common.
+    """
+    batch = batch_of(subject, "split over ranks") if batch is None else batch
+    arguments = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() > 0 and len(t) == batch]
+    with torch.enable_grad():
+        results = list(tensors_in(subject.call(_alias)))
+    return ModuleTraffic(
+        arguments=_num_bytes(arguments),
+        results=_num_bytes(results),
+        argument_gradients=_num_bytes(t for t in arguments if t.requires_grad),
+        result_gradients=_num_bytes(t for t in results if t.requires_grad),
+        parameter_gradients=subject.gradient_bytes,
+    )
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,3 +209,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         elif _is_dataclass(leaf):
             for field in dataclasses.fields(leaf):
                 yield from tensors_in(getattr(leaf, field.name))
+
+
+def _is_dataclass(value: Any) -> bool:
+    """Returns whether a value is a plain dataclass, which pytrees do not see through."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES

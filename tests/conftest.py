@@ -43,8 +43,7 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session", autouse=True)
 def quiet_machine() -> Iterator[None]:
     """Measures as on a machine that nobody else uses, whatever else runs here."""
-    from mosaic.profiler import ForeignLoad
-    from mosaic.profiler.machine.noise import CpuTime
+    from mosaic.profiler import CpuTime, ForeignLoad
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForeignLoad, "taken", CpuTime(0.0, 1.0, 1.0))

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.models import build, make_batch
-from mosaic.models.imagebind import MODALITIES, SIZES, ImageBindConfig
-from mosaic.models.inputs import InputSizes
-from mosaic.models.layers.block import Shape
-from mosaic.models.multitask_clip import TASKS
+from mosaic.models import build, find_model, make_batch
+from mosaic.models.layers import Blocks, Encoder
+from mosaic.models.multimodal import Config
+from mosaic.models.rows import CLIP_TASKS
 
 MODEL = "multitask-clip"
 PHASES: tuple[tuple[str, ...], ...] = (
@@ -28,27 +27,23 @@ PHASES: tuple[tuple[str, ...], ...] = (
 
 def modalities_of(tasks: Sequence[str]) -> tuple[str, ...]:
     """Returns the modalities that tasks have, in the order in which they name them."""
-    return tuple(dict.fromkeys(modality for task in tasks for modality in TASKS[task]))
+    return tuple(dict.fromkeys(modality for task in tasks for modality in CLIP_TASKS[task].reads))
 
 
-def _stack(kind: Shape, layers: int, width: int) -> Shape:
-    return replace(kind, layers=layers, width=width, heads=4)
+def _tower(sample: tuple[int, ...], patch: tuple[int, ...], layers: int, width: int, **more: Any) -> Encoder:
+    return Encoder(sample=sample, patch=patch, blocks=Blocks(layers=layers, width=width, heads=4), **more)
 
 
-_PAPER = SIZES["paper"]
-CONFIG: ImageBindConfig = replace(
-    _PAPER,  # without anything random, so that all ways can be held to one loss
-    image=_stack(_PAPER.image, 4, 160),
-    text=_stack(_PAPER.text, 3, 128),
-    audio=_stack(_PAPER.audio, 3, 128),
-    depth=_stack(_PAPER.depth, 2, 96),
-    thermal=_stack(_PAPER.thermal, 3, 128),
-    imu=_stack(_PAPER.imu, 2, 96),
-    out_width=64,
-    vocabulary=1000,
-    inputs=InputSizes(
-        image_px=64, text_tokens=16, audio_frames=64, audio_mels=32, depth_px=64, thermal_px=64, imu_samples=128
-    ),
+CONFIG = replace(
+    find_model(MODEL).sizes["tiny"],
+    encoders={
+        "image": _tower((3, 64, 64), (16, 16), 4, 160),
+        "audio": _tower((1, 32, 64), (16, 16), 3, 128, stride=(10, 10)),
+        "text": _tower((16,), (), 3, 128, vocabulary=1000),
+        "depth": _tower((1, 64, 64), (16, 16), 2, 96),
+        "thermal": _tower((1, 64, 64), (16, 16), 3, 128),
+        "imu": _tower((6, 128), (8,), 2, 96),
+    },
 )
 """Encoders of unequal size, of some ten milliseconds each on two cores."""
 
@@ -57,7 +52,7 @@ CONFIG: ImageBindConfig = replace(
 class Scale:
     """How much is measured."""
 
-    config: ImageBindConfig = CONFIG
+    config: Config = CONFIG
     """Of the model."""
     phases: tuple[tuple[str, ...], ...] = PHASES
     """The tasks of each."""
@@ -83,7 +78,7 @@ class Scale:
 
 
 TINY = Scale(
-    config=replace(CONFIG, **{name: replace(getattr(CONFIG, name), layers=1, width=16) for name in MODALITIES}),
+    config=CONFIG.tiny(),
     phases=PHASES[:2],
     rows=2,
     rounds=1,

@@ -14,7 +14,7 @@ from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
 
-COMPARED = tuple(name for name, one in CONTEXT_METHODS.items() if one.is_compared)
+COMPARED = tuple(CONTEXT_METHODS)
 
 
 def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:

@@ -36,10 +36,8 @@ from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, hardware_of
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Phase, Profile, Sample
-from mosaic.profiler import ProfileSettings, open_counters, profile_modules
-from mosaic.profiler.measuring.beside import measure_beside
-from mosaic.profiler.measuring.pairs import lay_out
-from mosaic.profiler.quotas import default_quotas
+from mosaic.profiler import ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
+from mosaic.profiler.sweep import lay_out
 
 FIT_DEGREES, HELD_DEGREE = (1, 2, 8), 4
 SIZES = (2, 3, 4, 6, 8)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu.bench import Bench
+from bench.pipeline.in_process import InProcess, InProcessTransport
 from bench.pipeline.measured.models import MODELS, Microbatch
 from bench.record import Figure, median_figure
 from mosaic.hardware import find_cluster
@@ -30,7 +31,6 @@ from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.ranks.pipeline.transports.in_process import InProcess, InProcessTransport
 
 PLAIN, PLANNED, RIVAL = "plain loop", "planned", "1f1b"
 RANKS = 2

@@ -9,8 +9,7 @@ from bench.gpu.models.measure import even_plan
 from bench.gpu.models.variants import Step, Workload, colocated
 from bench.record import Figure, missing_figure
 from mosaic.engine import find_modules
-from mosaic.profiler import Counters
-from mosaic.profiler.surroundings import open_counters
+from mosaic.profiler import Counters, open_counters
 
 WINDOW_S = 1.0
 NAMES = ("sm_occupancy", "sm_util", "dram_bandwidth")

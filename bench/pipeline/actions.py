@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.pipeline.in_process import InProcess
 from bench.pipeline.steps import Job
 from bench.record import Figure
 from mosaic.pipelining.compiled import ActionKind
@@ -26,7 +27,6 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.program import program_of
 from mosaic.ranks.pipeline.executing.work import Edge
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 
 LAYERS, MICROBATCHES, ROWS, WIDTH = 4, 32, 4, 8

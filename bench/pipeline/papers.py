@@ -8,11 +8,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from bench.papers.baselines import PAPER_BASELINES
 from bench.pipeline.replicated import REPLICATED_RANKS, replicated
 from bench.pipeline.steps import Job, options, own_options, ratios, simulated
 from bench.record import Figure, missing_figure
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.baselines.multimodal import one_f_one_b
+from mosaic.pipelining.baselines import one_f_one_b
 from mosaic.pipelining.compare import STRATEGIES, contend
 from mosaic.pipelining.order.search import METHODS, OrderLimits, Searched, search_orders
 from mosaic.pipelining.order.simulate import roll_out, simulate
@@ -169,7 +170,7 @@ def figure_11(seconds: float) -> Iterator[Figure]:
     step = free.step(0)
     megatron, optimus = contend(
         replace(free.request, chunks_per_rank=2), step, space=free.space, names=("megatron", "optimus-coarse"),
-        strategies=("keep",),
+        strategies=("keep",), table=PAPER_BASELINES,
     )  # fmt: skip
     planned = free.plan(step, options(seconds))
     runs: dict[str, tuple[TaskGraph, Timed]] = {"planned, everything kept": (planned.graph, planned.timed)}

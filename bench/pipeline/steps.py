@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bench.papers.baselines import PAPER_BASELINES
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
 from mosaic.pipelining.compare import Contender, contend
@@ -79,7 +80,9 @@ class Job:
 
     def contend(self, step: Sequence[Microbatch], names: Sequence[str]) -> tuple[Contender, ...]:
         """Simulates baselines."""
-        return contend(replace(self.request, chunks_per_rank=2), step, space=self.space, names=names)
+        return contend(
+            replace(self.request, chunks_per_rank=2), step, space=self.space, names=names, table=PAPER_BASELINES
+        )
 
     def mfu(self, step: Sequence[Microbatch], step_ns: float) -> float:
         """Returns the model's operations over the peak of the pipeline's devices in that time: no recomputation."""

@@ -3,7 +3,7 @@
 ``python -m bench.ranks [--quick] [--json FILE] [--pictures DIR]``
 
 Measured on two gloo ranks of this machine, since there are two cores. Simulated on 8 to 256 GPUs, from analytic
-profiles that are kept (``layer_tables``). What needs a GPU has no number here; ``bench.gpu`` measures it. Every part
+profiles (``layer_tables``). What needs a GPU has no number here; ``bench.gpu`` measures it. Every part
 runs in processes of its own that are ended in time, and the file is written anew after each part.
 ``--quick``: within a minute on two quiet cores.
 """

@@ -1,4 +1,4 @@
-"""Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
+"""Many GPUs, simulated from counted operators: every planner's plan of one model under one cost model, links included.
 
 A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
 inputs are there and its slots are free. Its time has the rows that travel to its ranks and back (``RankedCost``);
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.figures.papers.read import printed
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
-from mosaic.artifact import fingerprint
 from mosaic.cost.communication import RankedCost
 from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
@@ -41,10 +40,10 @@ TABLE_2 = printed("spindle", "Table 2")
 
 
 class ModelCost:
-    """The cost model of a kept table."""
+    """The cost model of a counted model."""
 
     def __init__(self, table: ModelTable) -> None:
-        self.profile_fingerprint: str | None = fingerprint(table)
+        self.profile_fingerprint: str | None = None
         self.interference: Interference = NoInterference()
         self._degrees = {degree: place for place, degree in enumerate(table.degrees)}
         self._modules = {module.module: module for module in table.modules}
@@ -88,7 +87,7 @@ def simulated_steps(
     """Returns each method's plan with its simulated step in milliseconds, or why there is none.
 
     Args:
-        name: A kept table.
+        name: A counted model.
         num_devices: GPUs.
         seconds: When an exact search ends.
         methods: Who plans.
@@ -127,7 +126,7 @@ def scaling(
     """A model on 8, 16, 32 GPUs: simulated steps, and others' over ``auto``'s.
 
     Args:
-        name: A kept table.
+        name: A counted model.
         num_devices: Numbers of GPUs.
         seconds: When an exact search ends.
         paper: ``14a`` or ``9``: whose numbers stand beside.

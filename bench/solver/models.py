@@ -18,7 +18,7 @@ from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.cost.precision import Dtype
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import find_cluster
-from mosaic.models.catalogue import PAPER_MODELS
+from mosaic.models import PAPER_MODELS
 
 DEVICE = "h100-80g"
 DTYPE: Dtype = "bfloat16"

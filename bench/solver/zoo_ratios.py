@@ -29,7 +29,7 @@ STEP = 3
 """Operations of forward and backward over those of a forward."""
 ROWS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "qwen3-vl": {"qwen3vl_llm": ("language_model",), "qwen3vl_vision": ("visual",)},
+        "qwen3-vl": {"qwen3vl_llm": ("language_model",), "qwen3vl_vision": ("encoders.image",)},
         "unified-io-2": {
             "uio2_llm": ("encoder", "decoder"),
             "uio2_vision": ("encoders.image", "encoders.image_history"),
@@ -42,9 +42,9 @@ ROWS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         },
         "ofasys": {
             "ofasys_llm": ("encoder", "decoder"),
-            "ofasys_vision": ("adaptors.image",),
-            "ofasys_text": ("adaptors.text",),
-            "ofasys_audio": ("adaptors.audio",),
+            "ofasys_vision": ("encoders.image",),
+            "ofasys_text": ("encoders.text",),
+            "ofasys_audio": ("encoders.audio",),
         },
     }
 )

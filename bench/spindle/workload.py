@@ -29,9 +29,7 @@ from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.models import find_model
-from mosaic.models.multitask_clip import TASKS as CLIP_TASKS
-from mosaic.models.multitask_ofasys import TASKS as OFASYS_TASKS
-from mosaic.models.qwen_val import TASKS as QWEN_TASKS
+from mosaic.models.rows import CLIP_TASKS
 from mosaic.solver.planners.draft import PlannerSettings
 
 DEVICE = "a100-80g"
@@ -41,9 +39,7 @@ NVLINK_GB_PER_S = 200.0
 NODE_GB_PER_S = 50.0
 """Between nodes: "400 Gbps InfiniBand", which we read as what a node has in all."""
 TASKS: Mapping[str, tuple[str, ...]] = {
-    "multitask-clip": tuple(CLIP_TASKS),
-    "multitask-ofasys": tuple(OFASYS_TASKS),
-    "qwen-val": tuple(QWEN_TASKS),
+    name: find_model(name).tasks for name in ("multitask-clip", "multitask-ofasys", "qwen-val")
 }
 """Tasks of each model, in the order in which they join."""
 EACH_ENCODER_ONCE = ("image_thermal", "text_imu", "audio_depth")
@@ -60,14 +56,14 @@ class Scale:
     """Which sizes of the models, and how much of each."""
 
     size: str
-    """Size in the zoo; ``spindle`` in its place where a model has one."""
+    """Size in the zoo."""
     batch: int
     """Samples of each task."""
     degrees: tuple[int, ...]
     """Data-parallel degrees that are counted."""
 
 
-PUBLISHED = Scale(size="public", batch=64, degrees=(1, 2, 4, 8, 16, 32, 64))
+PUBLISHED = Scale(size="spindle", batch=64, degrees=(1, 2, 4, 8, 16, 32, 64))
 TINY = Scale(size="tiny", batch=8, degrees=(1, 2, 4, 8))
 """For tests and the quick form."""
 
@@ -121,7 +117,7 @@ def cluster_of(num_devices: int) -> Cluster:
 
 def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
     """Returns tasks of a model, counted."""
-    size = "spindle" if scale.size == "public" and "spindle" in find_model(model).sizes else scale.size
+    size = scale.size
     flows = {task: _counted(model, size, task, scale) for task in tasks}
     sharing = Counter(name for graph, _ in flows.values() for name in graph.names)
     modules, edges, counts, parameters, layers = [], [], {}, {}, {}
@@ -158,7 +154,7 @@ def _counted(model: str, size: str, task: str, scale: Scale) -> tuple[ModuleGrap
         counted = _count(model, size, (task,), scale)
         return counted.graph, counted.counts
     counted = _count(model, size, EACH_ENCODER_ONCE, scale)
-    names = tuple(f"encoders.{modality}" for modality in CLIP_TASKS[task])
+    names = tuple(f"encoders.{modality}" for modality in CLIP_TASKS[task].reads)
     modules = tuple(module for module in counted.graph.modules if module.name in names)
     return ModuleGraph(modules=modules), {name: counted.counts[name] for name in names}
 

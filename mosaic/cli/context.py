@@ -47,7 +47,7 @@ class ContextCommand:
     def execute(self) -> int:
         """Plans by every method and prints them; returns the exit code."""
         mask = self._mask()
-        names = dict.fromkeys([self.method, *(name for name, one in CONTEXT_METHODS.items() if one.is_compared)])
+        names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         plans = [self._plan(mask, name) for name in names]
         console_beside(self.json).print(context_table(plans))
         rows = [

@@ -86,7 +86,7 @@ class PipelineCommand:
     """Of the search."""
     memory_gb: float | None = None
     """Of each device; by default what its description says."""
-    baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "optimus-coarse", "zb-v")
+    baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
     """Other ways to show beside it; none with --baselines alone."""
     output: Path = Path("schedule.json")
     """Where to write the schedule."""

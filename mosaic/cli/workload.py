@@ -123,14 +123,10 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         count = int(batch)
     try:
         model = models.build(name, size, device=device)
-        choice: dict[str, Any] = {"tasks": tasks.split(",")} if tasks else {}
-        sample = models.make_batch(name, size, batch=count, device=device, **choice)
+        sample = models.make_batch(name, size, batch=count, device=device, tasks=tasks.split(",") if tasks else None)
     except ValueError as error:
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise MosaicError(f"{where!r}: {name} does not have the tasks {tasks!r} ({error})") from error
-    found = models.find_model(name)
-    return Workload(model, sample, found.loss, found.modules, count)
+    return Workload(model, sample, models.loss_of, models.find_model(name).modules, count)
 
 
 def moved(sample: Any, device: torch.device) -> Any:

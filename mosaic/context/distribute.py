@@ -85,8 +85,6 @@ class ContextMethod:
     """Gives each piece its rank."""
     chooses_chunk: bool = False
     """Whether it takes the coarsest chunks that keep ranks even, where nobody says how coarse they are."""
-    is_compared: bool = True
-    """Whether it is compared with the others where nobody names methods."""
 
 
 def longest_first(pieces: Pieces) -> RankOf:
@@ -137,13 +135,6 @@ def random(pieces: Pieces) -> RankOf:
     return rank_of
 
 
-def exactly(pieces: Pieces) -> RankOf:
-    """The least work for the rank with most, by CP-SAT; for tests and small cases."""
-    from mosaic.context.exact import share_exactly
-
-    return share_exactly(pieces.work, pieces.ranks)
-
-
 _ALL = (
     ContextMethod(
         name="lpt",
@@ -161,9 +152,6 @@ _ALL = (
     ContextMethod(name="ring", phrase="a stretch each", share=ring),
     ContextMethod(name="striped", phrase="blocks in turn", share=striped),
     ContextMethod(name="random", phrase="blocks drawn, equal counts", share=random),
-    ContextMethod(
-        name="exact", phrase="the best with equal counts, by CP-SAT; small cases", share=exactly, is_compared=False
-    ),
 )
 
 CONTEXT_METHODS = {method.name: method for method in _ALL}

@@ -35,7 +35,7 @@ from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, Uns
 from mosaic.files import profile_of
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import SessionCache, environment_of, key_of, open_cache, profile_modules, structures_of
+from mosaic.profiler import ProfileCache, environment_of, key_of, open_cache, profile_modules, structures_of
 from mosaic.solver.runnable import plan_to_run
 
 MIN_GAIN = 1.02
@@ -84,11 +84,11 @@ def colocate_one(
     assert asked.backend is not None
     if SPINNING in asked.backend.notes and asked.backend.device.num_slots > 1:
         _LOG.warning("%s", SPINNING)
-    make = partial(_ready, model, SessionCache(open_cache(options.cache)))
+    make = partial(_ready, model, open_cache(options.cache))
     return Handle(model, make(asked), asked=asked, make=make)
 
 
-def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
+def _ready(model: nn.Module, kept: ProfileCache, asked: Asked) -> Ready:
     """Finds a model's modules, measures what is not known of them, plans, and opens lanes."""
     backend, options, laps = asked.backend, asked.options, Laps()
     assert backend is not None
@@ -144,7 +144,7 @@ def _left_alone(why: str, error: Exception, finding: Finding, asked: Asked, laps
     return Ready(finding=finding, plan=plan, notes=(note, *asked.backend.notes), setup_ms=laps.ms)
 
 
-def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
+def _profile(model: nn.Module, finding: Finding, kept: ProfileCache, asked: Asked) -> Profile | None:
     """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
     backend, profile = asked.backend, profile_of(asked.options.profile)
     assert backend is not None

@@ -10,8 +10,7 @@ from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import profile_of
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileCache, ProfileSettings
-from mosaic.profiler.sweep import ProgressCallback
+from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
 

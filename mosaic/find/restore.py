@@ -31,7 +31,8 @@ from mosaic.find.random_numbers import Generator, generator_state, random_state,
 from mosaic.find.torch_settings import SETTINGS, put_back, read
 
 MAX_COPIED_BYTES = 1 << 28
-"""Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written."""
+"""Tensors that are smaller together are all copied; of larger models buffers, and memory before it is written. Where
+writes are watched, a sixteenth of it."""
 MAX_ARRAY_BYTES = 1 << 26
 """A larger array of numpy's is taken for a table that is only read."""
 _MAX_DEPTH = 3
@@ -114,7 +115,12 @@ def preserved(
     settings, numbers, changes = read(SETTINGS), random_state(), Changes()
     objects = Objects(model)
     objects.note(sample, [(one.args, one.kwargs) for one in alone])
-    memory = _Memory(model, objects, written=[key for one in earlier for key in one.storages])
+    memory = _Memory(
+        model,
+        objects,
+        written=[key for one in earlier for key in one.storages],
+        limit_bytes=MAX_COPIED_BYTES if elsewhere else MAX_COPIED_BYTES // 16,
+    )
 
     def steps() -> Iterator[Callable[[], Any]]:
         yield from _reshards(model)
@@ -335,9 +341,10 @@ class _Memory:
         model: The model, for names.
         objects: Where the tensors were reached.
         written: Keys of storages that an earlier run wrote.
+        limit_bytes: Tensors that are smaller together are all copied.
     """
 
-    def __init__(self, model: nn.Module, objects: Objects, *, written: Collection[int]) -> None:
+    def __init__(self, model: nn.Module, objects: Objects, *, written: Collection[int], limit_bytes: int) -> None:
         self.written: set[int] = set(written)
         self._model = model
         self._by_storage: dict[int, list[_Bytes]] = {}
@@ -349,7 +356,7 @@ class _Memory:
         with _unseen():
             self._notes = [_TensorNote(tensor) for tensor in objects.tensors]
             pieces = [piece for note in self._notes for piece in note.pieces]
-            is_small = sum(piece.end - piece.start for piece in pieces) <= MAX_COPIED_BYTES
+            is_small = sum(piece.end - piece.start for piece in pieces) <= limit_bytes
             for note in self._notes:
                 for piece in note.pieces:
                     self._by_storage.setdefault(piece.key, []).append(piece)

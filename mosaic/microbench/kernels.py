@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from mosaic.find.random_numbers import forked
 from mosaic.microbench.settings import Scale
 from mosaic.microbench.timing import Call
 from mosaic.profiler import Subject
@@ -174,7 +175,7 @@ _SIZES: dict[Scale, _Size] = {
 def default_subjects(scale: Scale, device: torch.device, *, seed: int = 0) -> tuple[Subject, Subject]:
     """Returns two modules with inputs on a device, the same numbers for the same seed."""
     size, dtype = _SIZES[scale], half_type(device)
-    with torch.random.fork_rng(devices=[]):
+    with forked(python=False):
         torch.manual_seed(seed)
         encoder: nn.Module = nn.Sequential(
             *(

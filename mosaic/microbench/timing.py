@@ -10,7 +10,7 @@ import torch
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.microbench.settings import BenchSettings
-from mosaic.profiler.measuring.together import (
+from mosaic.profiler.together import (
     MAX_PIECES,
     Call,
     Pieces,

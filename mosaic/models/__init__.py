@@ -1,30 +1,128 @@
-"""The model zoo: the paper's six multimodal models and Spindle's three workloads, as plain modules.
+"""The model zoo: one parametric multimodal model in the sizes of a table, and published models of transformers.
 
 ::
 
     model = models.build("imagebind", size="tiny")
     loss = models.loss_of(model(**models.make_batch("imagebind", size="tiny")))
 
-Each model is a file with a ``MODEL`` at its end, which ``catalogue`` names. It exists ``tiny``, as published
-(``public``) and with the dimensions of the paper's Table 1 on the inputs of its Table 2 (``paper``); its file says
-where the table and the published model differ. The table's operations are not those of its dimensions on these inputs:
-where it has a row, ``table1`` has its layers, widths and ratios of operations, within 3 %. Weights and samples are
-random. ``python -m bench.solver`` counts all three beside the table.
+``rows`` has the table: the main paper's six models, Spindle's three workloads, and LLaVA. ``multimodal`` has the model.
+Weights and samples are random.
 """
 
-from mosaic.models.catalogue import MODELS, PAPER_MODELS, build, config_of, find_model, make_batch
-from mosaic.models.inputs import TABLE_2, InputSizes
-from mosaic.models.zoo_model import ZooModel, loss_of
+from __future__ import annotations
 
-__all__ = [
-    "MODELS",
-    "PAPER_MODELS",
-    "TABLE_2",
-    "InputSizes",
-    "ZooModel",
-    "build",
-    "config_of",
-    "find_model",
-    "loss_of",
-    "make_batch",
-]
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mosaic.errors import unknown
+from mosaic.models.multimodal import Config, Draw, Mutual
+from mosaic.models.published import Published
+from mosaic.models.rows import MODELS, PAPER_MODELS, Row
+
+__all__ = ["MODELS", "PAPER_MODELS", "Row", "build", "config_of", "find_model", "loss_of", "make_batch"]
+
+
+def find_model(name: str) -> Row:
+    """Returns a model's row of the table.
+
+    Raises:
+        ValueError: There is no such model.
+    """
+    if name not in MODELS:
+        raise ValueError(unknown("model", name, MODELS))
+    return MODELS[name]
+
+
+def config_of(name: str, size: str) -> Config | Mutual | Published:
+    """Returns a model's dimensions.
+
+    Raises:
+        ValueError: There is no such model or size.
+    """
+    sizes = find_model(name).sizes
+    if size not in sizes:
+        raise ValueError(unknown(f"size of {name}", size, sizes))
+    return sizes[size]
+
+
+def build(
+    name: str,
+    size: str = "tiny",
+    *,
+    config: Config | Mutual | Published | None = None,
+    freeze: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> nn.Module:
+    """Makes a model with random weights; the same ones for the same seed.
+
+    Its forward takes a batch as keywords and returns a mapping with ``loss``. The caller's random numbers stay as they
+    were.
+
+    Args:
+        name: One of ``MODELS``.
+        size: One of its sizes.
+        config: Dimensions in the place of a size's.
+        freeze: Names of modules whose parameters do not train; ``find_model(name).frozen`` for what the original froze.
+        device: Where it is made; ``meta`` for one without data.
+        seed: Of its weights.
+
+    Raises:
+        ValueError: There is no such model or size, or ``freeze`` names what the model does not have.
+        MosaicError: The size comes from transformers, which is not installed.
+    """
+    config, device = config_of(name, size) if config is None else config, torch.device(device)
+    forked = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=forked), device:
+        torch.manual_seed(seed)
+        model = config.make()
+    modules = dict(model.named_modules())
+    for part in freeze:
+        if part not in modules:
+            raise ValueError(unknown(f"module of {name}", part, [child for child, _ in model.named_children()]))
+        modules[part].requires_grad_(False)
+    return model
+
+
+def make_batch(
+    name: str,
+    size: str = "tiny",
+    *,
+    batch: int = 4,
+    config: Config | Mutual | Published | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    tasks: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Draws a batch of random samples, keywords of the model's forward; the same ones for the same seed.
+
+    Args:
+        name: One of ``MODELS``.
+        size: One of its sizes.
+        batch: Samples; of each task, for models of several.
+        config: Dimensions in the place of a size's.
+        device: Where it is made; ``meta`` for shapes alone.
+        seed: Of its numbers.
+        tasks: Some of ``find_model(name).tasks``; all by default.
+
+    Raises:
+        ValueError: There is no such model, size or task.
+    """
+    config = config_of(name, size) if config is None else config
+    return config.sample(Draw(batch, torch.device(device), seed), tasks)
+
+
+def loss_of(output: Mapping[str, Tensor]) -> Tensor:
+    """Returns the loss of a model's output.
+
+    Raises:
+        ValueError: The batch had nothing to learn from.
+    """
+    if "loss" not in output:
+        raise ValueError(
+            f"the model returned {', '.join(output) or 'nothing'} and no loss; give it a batch with targets"
+        )
+    return output["loss"]

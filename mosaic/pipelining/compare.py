@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mosaic.pipelining.baselines.methods import BASELINES, draw_baseline
+from mosaic.errors import unknown
+from mosaic.pipelining.baselines import BASELINES, Baseline, draw_baseline
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Partition
@@ -69,19 +70,26 @@ def contend(
     space: RankSpace | None = None,
     names: Sequence[str] = tuple(BASELINES),
     strategies: Sequence[str] = STRATEGIES,
+    table: Mapping[str, Baseline] = BASELINES,
 ) -> tuple[Contender, ...]:
     """Returns each baseline's fastest step that fits, in the order of ``names``.
 
     Raises:
-        ValueError: A name is none of ``BASELINES``.
+        ValueError: A name is not in ``table``.
     """
-    if unknown := [name for name in names if name not in BASELINES]:
-        raise ValueError(f"baseline={unknown[0]!r} is none; use some of {', '.join(BASELINES)}")
-    return tuple(_contender(name, request, microbatches, space or RankSpace(), strategies) for name in names)
+    for name in names:
+        if name not in table:
+            raise ValueError(unknown("baseline", name, table))
+    space = space or RankSpace()
+    return tuple(_contender(table[name], request, microbatches, space, strategies) for name in names)
 
 
 def _contender(
-    name: str, request: Request, microbatches: Sequence[Microbatch], space: RankSpace, strategies: Sequence[str]
+    baseline: Baseline,
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    space: RankSpace,
+    strategies: Sequence[str],
 ) -> Contender:
     for strategy in strategies:
 
@@ -89,9 +97,9 @@ def _contender(
             return space.tasks(request, partition, microbatches, strategies=strategy, weights_apart=weights_apart)
 
         try:
-            drawn = draw_baseline(name, request, microbatches, build=build)
+            drawn = draw_baseline(baseline, request, microbatches, build=build)
         except ValueError as error:
-            return Contender(name=name, reason=str(error))
+            return Contender(name=baseline.name, reason=str(error))
         played = [(orders, simulate(drawn.graph, orders)) for orders in drawn.candidates]
         fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
         if fits:
@@ -99,5 +107,5 @@ def _contender(
             run = ContenderRun(
                 partition=drawn.partition, graph=drawn.graph, orders=orders, timed=timed, strategy=strategy
             )
-            return Contender(name=name, run=run)
-    return Contender(name=name, reason=f"its memory does not hold with {' or '.join(strategies)}")
+            return Contender(name=baseline.name, run=run)
+    return Contender(name=baseline.name, reason=f"its memory does not hold with {' or '.join(strategies)}")

@@ -1,7 +1,7 @@
 """A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
 
 Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what time
-is left is for the best one again. Small steps are shown to CP-SAT in the end.
+is left is for the best one again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.compare import Contender, ContenderRun, contend
 from mosaic.pipelining.costs import Strategies
 from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
-from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.order.simulate import roll_out
 from mosaic.pipelining.pair_layers import pair_layers
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.proof import prove
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
@@ -37,8 +36,6 @@ TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 """Ways to cut a model that are tried where none is asked for."""
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
 """Ways to treat backward for weights: for each whether it is a task of its own."""
-MAX_PROVEN = 60
-"""Tasks of a step that CP-SAT looks at, with half of the time."""
 _TRIAL_SHARE = 0.6
 """Of the time, for all ways together; the rest is for the best one again."""
 
@@ -132,8 +129,6 @@ def plan_step(
     runs = [(one.run, one.name) for one in contenders if one.run is not None]
     found = [job.as_planned(run, name) for run, name in runs if options.weights != "with" or not run.weights_apart]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
-    asked, is_small = options, len(ways[0].graph.tasks) <= MAX_PROVEN
-    options = replace(options, limits=options.limits.share(0.5)) if is_small else options
     misfit = None
     best_way: _Way | None = None  # none where no way is planned that could be shorter than a contender
     share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
@@ -154,7 +149,7 @@ def plan_step(
     if len(ways) > 1 and best_way is not None and not job.is_over(options.limits):
         with suppress(InfeasibleError):  # other draws than the first time; what was found then stays
             found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
-    return job.proven(min(found, key=lambda planned: planned.makespan_ns), asked)
+    return min(found, key=lambda planned: planned.makespan_ns)
 
 
 def plan_baseline(
@@ -273,21 +268,6 @@ class _Job:
             training=training_chunks(self.request.model, run.partition),
             origin=name,
         )
-
-    def proven(self, planned: PlannedStep, options: PlannerOptions) -> PlannedStep:
-        """Has CP-SAT look for shorter orders of a small step in the time that is left; counted limits leave none."""
-        seconds = options.limits.seconds
-        is_small = len(planned.graph.tasks) <= MAX_PROVEN and planned.makespan_ns > planned.bound_ns
-        if seconds is None or not is_small or options.method != DEFAULT_METHOD or self.is_over(options.limits):
-            return planned
-        left_s = seconds - (time.monotonic() - self.began)
-        found = prove(planned.graph, hint=planned.timed.start_ns, seconds=left_s)
-        if found.is_optimal and planned.strategies == "keep" and not self.space.limit_bytes:
-            planned = replace(planned, bound_ns=max(planned.bound_ns, found.bound_ns))
-        timed = simulate(planned.graph, found.orders) if found.orders else None
-        if not isinstance(timed, Timed) or timed.makespan_ns >= planned.makespan_ns:
-            return planned
-        return replace(planned, orders=found.orders, timed=timed, origin=f"{planned.origin}, CP-SAT")
 
     def _pairs(self, way: _Way, candidates: Candidates) -> tuple[Pair, ...]:
         layers = pair_layers(self.request.model, way.partition, self.microbatches)

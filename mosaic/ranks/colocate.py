@@ -22,7 +22,7 @@ from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import plan_of
 from mosaic.plan import Plan
-from mosaic.profiler import SessionCache
+from mosaic.profiler import ProfileCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
 from mosaic.ranks.choosing.rank_trial import try_plans
@@ -137,11 +137,11 @@ def colocate_ranks(
     with world.opening():
         backend = world.together(lambda: options.with_sms(backend_for(model, given, device)))
         asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
-        make = partial(_ready, model, world, SessionCache())
+        make = partial(_ready, model, world, ProfileCache())
         return RankHandle(model, make(asked), world=world, asked=asked, make=make)
 
 
-def _ready(model: nn.Module, world: World, kept: SessionCache, asked: Asked) -> RankReady:
+def _ready(model: nn.Module, world: World, kept: ProfileCache, asked: Asked) -> RankReady:
     """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
     options, laps = asked.options, Laps()
     with laps("find"):

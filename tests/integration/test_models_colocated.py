@@ -13,25 +13,25 @@ from torch import nn
 from mosaic import models
 from mosaic.engine import find_modules
 
-ADAPTORS = ("text", "image", "audio", "video", "motion", "box", "phone", "struct", "category")
+ENCODERS = ("text", "image", "audio", "video", "motion", "box", "phone", "struct", "category")
 FOUND: dict[str, list[set[str]]] = {
-    "clip": [{"visual", "text"}],
-    "qwen3-vl": [{"visual", "embed_tokens"}, {"language_model"}, {"lm_head"}],
+    "clip": [{"encoders.image", "encoders.text"}],
+    "qwen3-vl": [{"encoders.image", "embed_tokens"}, {"language_model"}, {"lm_head"}],
     "unified-io-2": [
         {"encoders.image", "encoders.audio", "encoders.image_history", "encoders.audio_history"},
         {"encoder"},
         {"decoder"},
     ],
     "imagebind": [{f"encoders.{name}" for name in ("image", "text", "audio", "depth", "thermal", "imu")}],
-    "ofasys": [{f"adaptors.{name}" for name in ADAPTORS}, {"encoder"}, {"decoder"}],
+    "ofasys": [{f"encoders.{name}" for name in ENCODERS}, {"encoder"}, {"decoder"}],
     "ctvlm": [{"small", "large"}],
     "multitask-clip": [{f"encoders.{name}" for name in ("image", "text", "audio", "depth", "thermal", "imu")}],
     "multitask-ofasys": [
-        {f"adaptors.{name}" for name in ("text", "image", "audio", "video", "struct")},
+        {f"encoders.{name}" for name in ("text", "image", "audio", "video", "struct")},
         {"encoder"},
         {"decoder"},
     ],
-    "qwen-val": [{"visual", "audio", "embed_tokens"}, {"language_model"}, {"lm_head"}],
+    "qwen-val": [{"encoders.image", "encoders.audio", "embed_tokens"}, {"language_model"}, {"lm_head"}],
 }
 """The modules of each model that are worth placing, by how many others stand before them."""
 
@@ -67,7 +67,7 @@ def train(name: str, *, steps: int = 3):
     return loop
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", FOUND)
 def test_the_modules_of_each_model_are_found(name: str):
     finding = find_modules(models.build(name), batch_of(name))
     levels = FOUND[name]
@@ -79,7 +79,7 @@ def test_the_modules_of_each_model_are_found(name: str):
         assert set(find_modules(models.build(name), batch_of(name), include=named).graph.names) == set(named)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", FOUND)
 def test_each_model_trains_colocated_as_it_does_plain(name: str):
     described = run_both(lambda: models.build(name), batch_of(name), pairs(FOUND[name]), train(name))
     assert "in place" not in described, described

@@ -39,7 +39,7 @@ HOMES = {
         *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },
-    "ortools": {"solver", "pipelining/proof.py", "context/exact.py"},
+    "ortools": {"solver"},
     "mosaic._C": {"backends/cuda/driver.py"},
 }
 """The packages and files that may import a library."""

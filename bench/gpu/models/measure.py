@@ -14,7 +14,7 @@ from bench.gpu.bench import Bench
 from bench.gpu.models.rounds import Rounds
 from bench.gpu.models.rule_of_thumb import measure_rule
 from bench.gpu.models.variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
-from bench.gpu.models.zoo import MAX_BATCH, fit
+from bench.gpu.models.zoo import MAX_BATCH, samples_that_fit
 from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
@@ -61,7 +61,7 @@ def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
     batches between are left out.
     """
     if not bench.dry_run:
-        most = fit(name, memory_bytes=bench.device.memory_bytes).batch
+        most = samples_that_fit(name, bench.device.memory_bytes)
         if most <= batch < MAX_BATCH:
             bench.verdict = f"measured as models/{name}/{MAX_BATCH}: memory holds a batch of {most}"
             return

@@ -25,9 +25,7 @@ from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from mosaic.backends.base import Lane, Lanes
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
-from mosaic.profiler import Subject
-from mosaic.profiler.measuring.batch import batch_of, split_batch
-from mosaic.profiler.measuring.together import hold_back
+from mosaic.profiler import Subject, batch_of, hold_back, split_batch
 
 Lever = Literal["lanes", "graphs", "neither"]
 

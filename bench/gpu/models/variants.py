@@ -10,7 +10,7 @@ import torch
 
 import mosaic
 from bench.gpu.bench import Bench
-from bench.gpu.models.zoo import NOTES, build, config_of, fit, make_batch
+from bench.gpu.models.zoo import samples_that_fit
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
@@ -28,18 +28,17 @@ class Workload:
 
     Attributes:
         batch: Samples of a step: as many as were asked for, or fewer where the device's memory does not hold them.
-        note: What the model is, and what was cut.
+        note: Which model and size it is.
     """
 
     def __init__(self, name: str, batch: int, bench: Bench) -> None:
-        fitted = None if bench.dry_run else fit(name, memory_bytes=bench.device.memory_bytes)
-        config = config_of(name, "tiny") if fitted is None else fitted.config
-        self.batch = batch if fitted is None else min(batch, fitted.batch)
-        self.note = NOTES[name] if fitted is None else fitted.note
+        size = "tiny" if bench.dry_run else "gpu"
+        self.batch = batch if bench.dry_run else samples_that_fit(name, bench.device.memory_bytes, batch)
+        self.note = f"{name}-{size} of the zoo"
         self.device = bench.torch_device
         self.modules = models.find_model(name).modules
-        self.model = build(name, config=config, device=self.device)
-        self.inputs = make_batch(name, config=config, batch=self.batch, device=self.device)
+        self.model = models.build(name, size, device=self.device)
+        self.inputs = models.make_batch(name, size, batch=self.batch, device=self.device)
         on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **on_gpu)
         self._first = [parameter.detach().clone() for parameter in self.model.parameters()]

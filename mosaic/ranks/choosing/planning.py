@@ -21,7 +21,9 @@ from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import (
+    ProfileCache,
     ProfileSettings,
+    ProgressCallback,
     Ring,
     Route,
     measure_ring,
@@ -30,15 +32,13 @@ from mosaic.profiler import (
     repeat_batch,
     traffic_of,
 )
-from mosaic.profiler.cache import KeepsMeasurements
-from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
 
 
 def plans_of_first(
-    on: Prepared, options: Options, trial: TrialSettings | None, kept: KeepsMeasurements | None = None
+    on: Prepared, options: Options, trial: TrialSettings | None, kept: ProfileCache | None = None
 ) -> Candidates:
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
@@ -68,7 +68,7 @@ def _planned(
     route: Route | None,
     options: Options,
     trial: TrialSettings | None,
-    kept: KeepsMeasurements | None,
+    kept: ProfileCache | None,
 ) -> Candidates:
     """Profiles and solves; where there is no memory to profile, returns data-parallel training, and says why."""
     model, finding, backend = on.model, on.finding, on.backend
@@ -148,7 +148,7 @@ def profile_of_all(
     ring: Ring,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
-    kept: KeepsMeasurements | None = None,
+    kept: ProfileCache | None = None,
 ) -> Profile:
     """Profiles the batch of all ranks on this one, at ``degrees_to_look_at``.
 

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from mosaic.profiler import ForeignLoad
-from mosaic.profiler.machine.noise import CpuTime
+from mosaic.profiler import CpuTime, ForeignLoad
 
 
 def others_use(monkeypatch: pytest.MonkeyPatch, *shares: float | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from executor_cases import order
 from torch import nn
 
+from bench.pipeline.in_process import InProcess
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend
 from mosaic.hardware import find_cluster
@@ -31,7 +32,6 @@ from mosaic.ranks.pipeline.executing.lane_ways import InTurn
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_lanes import check_lanes, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Transport
 
 Microbatch = Mapping[str, Any]

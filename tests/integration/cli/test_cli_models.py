@@ -43,7 +43,8 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
         str(output),
     ]
     assert run(command) == 0
-    assert {placement.module for placement in artifact.load(Plan, output).placements} == {"visual", "text"}
+    placed = {placement.module for placement in artifact.load(Plan, output).placements}
+    assert placed == {"encoders.image", "encoders.text"}
     said = " ".join(capsys.readouterr().out.split())
     assert "16 slots, in bfloat16" in said
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in said
@@ -122,10 +123,10 @@ def test_a_plan_for_several_gpus_has_the_modules_that_ranks_place(tmp_path: Path
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("zoo:blip-tiny", "there is no model 'blip' in the zoo; it has clip, qwen3-vl"),
-        ("zoo:clip", "it names no size; clip has tiny, public, paper"),
-        ("zoo:qwen3-vl", "it names no size; qwen3-vl has tiny, public, paper"),
-        ("zoo:clip-huge", "there is no size 'huge'; clip has tiny, public, paper"),
+        ("zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
+        ("zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
+        ("zoo:qwen3-vl", "it names no size; qwen3-vl has tiny, gpu, paper, table1, public"),
+        ("zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
         ("zoo:clip-tiny:none", "asks for a batch of 'none'"),
         ("zoo:clip-tiny:0", "asks for a batch of '0'"),
     ],

@@ -20,7 +20,7 @@ def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Pa
     assert code == 0
     assert load(PipelineSchedule, output).num_microbatches == 4
     assert picture.stat().st_size > 10_000
-    for word in ("planned", "megatron", "optimus-coarse", "nothing here was measured", "longer than the best"):
+    for word in ("planned", "megatron", "zb-v", "nothing here was measured", "longer than the best"):
         assert word in said
 
 
@@ -78,7 +78,7 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     [
         (("--model", "zoo:vlm-q"), "no pipelined model is named 'vlm-q'; there are lm-7b"),
         (("--partition", "diagonal"), "is no way to partition; use one of separated"),
-        (("--baselines", "zigzag"), "baseline='zigzag' is none"),
+        (("--baselines", "zigzag"), "unknown baseline 'zigzag'; choose one of: gpipe"),
         (("--method", "luck"), "unknown method 'luck'; choose one of: natural"),
         (("--microbatches", "0"), "num_microbatches=0; a step has at least one"),
         (("--pipeline", "100"), "layers for 100 ranks"),

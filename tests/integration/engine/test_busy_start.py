@@ -21,7 +21,7 @@ from mosaic.engine import handle as handles
 from mosaic.errors import UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings
-from mosaic.profiler.measuring import measure as measuring
+from mosaic.profiler import measure as measuring
 
 BUSY = ProfileSettings(retry_seconds=0.0, sample_seconds=0.05, min_repeats=2, max_repeats=3)
 NOTE = "other processes used 61% of the CPU; times are not comparable"

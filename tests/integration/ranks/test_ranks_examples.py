@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from ranks.cases import run_ranks
 from ranks.example_runs import HAS, RUNS, needs
-from ranks.programs.parameters.zoo import ON_THREE
-
-from mosaic import models
+from ranks.programs.parameters.zoo import ON_THREE, OURS
 
 
 def overlap_in_part(members: list[Any]) -> bool:
@@ -38,7 +36,7 @@ def test_examples_run_on_ranks_unchanged(tmp_path: Path, size: int):
 def test_each_model_of_the_zoo_trains_on_ranks_as_under_data_parallel_training(tmp_path: Path, size: int):
     told = run_ranks("ranks.programs.parameters.zoo:zoo", size, tmp_path)
     for rank in told:
-        assert set(rank) == (set(ON_THREE) if size == 3 else set(models.MODELS) - set(ON_THREE))
+        assert set(rank) == (set(ON_THREE) if size == 3 else set(OURS) - set(ON_THREE))
         for name, found in rank.items():
             assert found["moved"] > 1e-3, name
             assert found["losses"] < 1e-5, name

@@ -7,11 +7,9 @@ import pytest
 
 from mosaic.context.distribute import CONTEXT_METHODS, distribute
 from mosaic.context.drawn import DRAWN
-from mosaic.context.exact import share_exactly
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks
 from mosaic.context.words import causal
-from mosaic.errors import UndecidedError
 
 
 def test_shares_are_what_their_names_say():
@@ -115,12 +113,6 @@ def test_a_sequence_with_fewer_blocks_than_ranks_is_refused():
         plan_context(causal(200), 3)
     with pytest.raises(ValueError, match="block=0; a block has 1 token or more"):
         plan_context(causal(200), 3, block=0)
-
-
-def test_what_is_not_proven_in_time_says_so():
-    work = np.random.RandomState(0).randint(1, 10**6, 60)
-    with pytest.raises(UndecidedError, match="60 blocks over 7 ranks was not proven"):
-        share_exactly(work, 7, seconds=0.01)
 
 
 def test_every_method_is_in_the_table_by_its_name():

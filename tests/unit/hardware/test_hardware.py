@@ -9,8 +9,17 @@ import math
 import pytest
 
 from mosaic.artifact import save, to_json
+from mosaic.device import Device
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.hardware import HARDWARE_NAMES, Hardware, Message, find_cluster, find_hardware, load_hardware
+from mosaic.hardware import (
+    HARDWARE_NAMES,
+    Hardware,
+    Message,
+    find_cluster,
+    find_hardware,
+    hardware_of,
+    load_hardware,
+)
 
 H100 = find_hardware("h100-80g")
 
@@ -220,3 +229,17 @@ def test_the_host_has_the_cores_of_this_machine():
     assert host.kind == "host"
     assert host.num_slots == host.num_sms
     assert host.memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-80g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_a_gpu_is_found_by_its_product_name(product: str, name: str | None):
+    hardware = hardware_of(Device(name=product, kind="cuda", num_slots=16))
+    assert (hardware.name if hardware is not None else None) == name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.pipeline_proof import exchangeable, prove
 from task_graph_cases import BACKWARD, FORWARD, random_step
 
 from mosaic.errors import InfeasibleError
@@ -12,7 +13,6 @@ from mosaic.graph import Part
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
 from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.proof import exchangeable, prove
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
 
 PARTS = (Part(module="text"),)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.pipeline_proof import prove
 from pipeline_cases import chain, images, models, steps, two_encoders
 from pipeline_oracle import simulated
 
@@ -15,8 +16,7 @@ from mosaic.pipelining.compare import contend
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.planner import MAX_PROVEN, WEIGHTS, PlannerOptions, plan_step
-from mosaic.pipelining.proof import prove
+from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
@@ -93,7 +93,7 @@ def test_memory_that_no_schedule_fits_is_an_error_that_says_where_and_what_helps
 def test_the_planned_step_of_a_model_of_the_paper_is_no_longer_than_any_baseline(vlm):
     request, microbatches = vlm
     planned = plan_step(request, microbatches, options=FEW)
-    found = contend(replace(request, chunks_per_rank=2), microbatches, names=("1f1b", "megatron", "optimus-coarse"))
+    found = contend(replace(request, chunks_per_rank=2), microbatches, names=("1f1b", "megatron", "zb-v"))
     assert all(one.makespan_ns is not None and planned.makespan_ns <= one.makespan_ns for one in found)
 
 
@@ -124,7 +124,7 @@ def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot
 
 def test_unknown_baselines_and_steps_without_microbatches_are_refused():
     request = Request(model=two_encoders(), num_ranks=2, microbatches=images(1))
-    with pytest.raises(ValueError, match="baseline='zigzag' is none; use some of gpipe"):
+    with pytest.raises(ValueError, match="unknown baseline 'zigzag'; choose one of: gpipe"):
         contend(request, images(1), names=("zigzag",))
     with pytest.raises(ValueError, match="no microbatches"):
         plan_step(request, [], options=FEW)
@@ -135,6 +135,4 @@ def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
     request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
     options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=1.0))
     planned = plan_step(request, images(*counts), options=options)
-    assert len(planned.graph.tasks) <= MAX_PROVEN
     assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns
-    assert planned.gap == 0

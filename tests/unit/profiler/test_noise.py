@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mosaic.profiler import ForeignLoad
-from mosaic.profiler.machine import noise
+from mosaic.profiler import ForeignLoad, noise
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 OWN = os.getpid()

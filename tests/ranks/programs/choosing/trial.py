@@ -19,8 +19,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
-from mosaic.profiler import ForeignLoad, Ring, Route
-from mosaic.profiler.machine.noise import CpuTime
+from mosaic.profiler import CpuTime, ForeignLoad, Ring, Route
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL

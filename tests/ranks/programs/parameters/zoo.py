@@ -10,24 +10,14 @@ from torch import nn
 from mosaic import models
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.models.layers.block import DropPath
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.graphs import difference, in_part, plan_of, twins
 
 STEPS = 2
+OURS = tuple(name for name, row in models.MODELS.items() if row.workload is not None)
+"""Those that are not transformers' own."""
 ON_THREE = ("imagebind", "ofasys", "qwen-val")
 """Those with the most modules, the most edges, and three inputs into one; the others run on two ranks."""
-
-
-def build(name: str) -> nn.Module:
-    """Makes a tiny model without dropout, which each rank draws for itself."""
-    model = models.build(name)
-    for part in model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        elif isinstance(part, DropPath):
-            part.probability = 0.0
-    return model
 
 
 def train(name: str, model: nn.Module, rank: int, size: int) -> list[float]:
@@ -50,10 +40,10 @@ def batch_of(name: str, step: int, rank: int, size: int) -> dict[str, Any]:
 def zoo(rank: int, size: int) -> dict[str, Any]:
     """Trains those models that belong on so many ranks; returns how far each is from the plain form."""
     found = {}
-    for name in models.MODELS:
+    for name in OURS:
         if (name in ON_THREE) != (size == 3):
             continue
-        model, wrapped = twins(lambda name=name: build(name), 0)
+        model, wrapped = twins(lambda name=name: models.build(name), 0)
         sample = batch_of(name, 0, rank, size)
         graph = find_modules(model, sample, include=models.find_model(name).modules, may_share=True).graph
         members = in_part(graph.names, size)

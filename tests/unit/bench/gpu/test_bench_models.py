@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,7 +155,7 @@ def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
 
 
 def test_a_batch_that_the_largest_was_cut_to_is_not_measured_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_models, "fit", lambda name, *, memory_bytes: SimpleNamespace(batch=4))
+    monkeypatch.setattr(gpu_models, "samples_that_fit", lambda name, memory_bytes: 4)
     bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=False)
     assert list(gpu_models.measure_model(bench, name="ctvlm", batch=4)) == []
     assert bench.verdict == "measured as models/ctvlm/8: memory holds a batch of 4"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, RankFailedError
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Message, TensorSpec, Transport
 
 SPECS = (TensorSpec((2,), torch.float32),)

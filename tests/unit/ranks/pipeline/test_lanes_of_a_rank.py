@@ -14,13 +14,13 @@ from lane_cases import Seen, check_equal, laned, lanes_of_host, run, seen_step
 from ranks.programs.pipeline.trained import llava, ragged
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
 from mosaic.errors import InvalidPlanError, RankFailedError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.rank_lanes import slots_of
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import Tensors, Transport
 
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))

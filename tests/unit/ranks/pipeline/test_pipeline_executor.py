@@ -9,12 +9,12 @@ import pytest
 import torch
 from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, no_caption, step
 
+from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.program import program_of
-from mosaic.ranks.pipeline.transports.in_process import InProcess
 from mosaic.ranks.pipeline.transports.transport import TensorSpec, Transport
 
 

@@ -1,1 +1,0 @@
-"""Layers that the zoo's models are made of."""

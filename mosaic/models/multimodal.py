@@ -1,0 +1,518 @@
+"""One parametric multimodal model: towers for each modality, and one of three ways to fuse what they make.
+
+================  ========================================================================  =====================
+fusion            what it does                                                              loss
+================  ========================================================================  =====================
+`Contrast`        pooled vectors of pairs of modalities are pulled together (CLIP)          InfoNCE
+`Decode`          tokens take placeholders' places in one language model (LLaVA)            next token
+`Translate`       all tokens go into an encoder, from which a decoder writes targets (T5)   a mean over targets
+================  ========================================================================  =====================
+
+A batch is a mapping of keywords. `Contrast` and `Translate` also take several tasks at once, each with a batch of its
+own by the task's name: each tower, encoder and decoder then runs once, over the rows of all tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mosaic.models.layers import Blocks, Encoder, Stack, Tower, embedding
+
+Rows = Mapping[str, Tensor]
+"""Samples by what they are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """Modalities in one space."""
+
+    width: int
+    """Features of the space."""
+    pairs: tuple[tuple[str, str], ...]
+    """Which two modalities a loss pulls together, where a batch has both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """A decoder-only language model."""
+
+    blocks: Blocks
+    """Of the language model."""
+    vocabulary: int
+    """Ids; the last ones are the encoders' placeholders."""
+    tokens: int
+    """Tokens of a row, placeholders included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a decoder writes."""
+
+    tokens: int
+    """Steps of the decoder."""
+    ids: tuple[int, int] = (0, 0)
+    """First and last + 1 of the shared vocabulary's ids that it may write."""
+    features: int = 0
+    """Numbers a step, in the place of ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translate:
+    """An encoder and a decoder with one vocabulary."""
+
+    encoder: Blocks
+    """Reads the tokens of all towers."""
+    decoder: Blocks
+    """Writes the targets one after the other in one sequence; none of them sees another."""
+    vocabulary: int
+    """Ids of all words and codes."""
+    targets: Mapping[str, Target]
+    """What is written, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a task of a model of several reads and writes."""
+
+    reads: tuple[str, ...]
+    """Encoders."""
+    writes: tuple[str, ...] = ()
+    """Targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Dimensions of a multimodal model."""
+
+    encoders: Mapping[str, Encoder]
+    """Towers by modality."""
+    fusion: Contrast | Decode | Translate
+    """What joins them."""
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    """Tasks that a batch may be made of; none: a batch has everything."""
+
+    def tiny(self) -> Config:
+        """Returns the same graph of modules with towers and stacks of two narrow layers."""
+        encoders = {name: encoder.tiny() for name, encoder in self.encoders.items()}
+        fusion = self.fusion
+        if isinstance(fusion, Contrast):
+            return replace(self, encoders=encoders, fusion=replace(fusion, width=16))
+        if isinstance(fusion, Decode):
+            tokens = 8 + sum(encoder.out_tokens for encoder in encoders.values())
+            small = replace(fusion, blocks=fusion.blocks.tiny(), vocabulary=64, tokens=tokens)
+            return replace(self, encoders=encoders, fusion=small)
+        targets = {
+            name: replace(target, tokens=6, ids=(0, 64) if target.ids[1] else (0, 0), features=min(target.features, 8))
+            for name, target in fusion.targets.items()
+        }
+        stacks = {"encoder": fusion.encoder.tiny(), "decoder": fusion.decoder.tiny()}
+        return replace(self, encoders=encoders, fusion=replace(fusion, **stacks, vocabulary=64, targets=targets))
+
+    def cut(self, share: float) -> Config:
+        """Returns the same widths and samples with a share of every stack's layers and of every vocabulary."""
+
+        def shorter(blocks: Blocks) -> Blocks:
+            return replace(blocks, layers=max(1, round(blocks.layers * share)) if blocks.layers else 0)
+
+        def fewer(ids: int) -> int:
+            return 64 * round(ids * share / 64)
+
+        encoders = {
+            name: replace(encoder, blocks=shorter(encoder.blocks), vocabulary=fewer(encoder.vocabulary))
+            for name, encoder in self.encoders.items()
+        }
+        fusion = self.fusion
+        if isinstance(fusion, Decode):
+            fusion = replace(fusion, blocks=shorter(fusion.blocks), vocabulary=fewer(fusion.vocabulary))
+        elif isinstance(fusion, Translate):
+            targets = {
+                name: replace(target, ids=(fewer(target.ids[0]), fewer(target.ids[1])))
+                for name, target in fusion.targets.items()
+            }
+            stacks = {"encoder": shorter(fusion.encoder), "decoder": shorter(fusion.decoder)}
+            fusion = replace(fusion, **stacks, vocabulary=fewer(fusion.vocabulary), targets=targets)
+        return replace(self, encoders=encoders, fusion=fusion)
+
+    def make(self) -> nn.Module:
+        """Returns the model with random weights."""
+        if isinstance(self.fusion, Contrast):
+            return ContrastiveModel(self, self.fusion)
+        if isinstance(self.fusion, Decode):
+            return DecoderModel(self, self.fusion)
+        return TranslatingModel(self, self.fusion)
+
+    def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
+        """Draws a batch, of some tasks or of all where the model has any.
+
+        Raises:
+            ValueError: There is no such task.
+        """
+        chosen = tuple(self.tasks) if tasks is None else tuple(tasks)
+        for task in chosen:
+            if task not in self.tasks:
+                raise ValueError(f"there is no task {task!r}; choose some of {', '.join(self.tasks) or 'none'}")
+        if isinstance(self.fusion, Decode):
+            reads = [self.tasks[task].reads for task in chosen] or [tuple(self.encoders)]
+            return self._placed(self.fusion, draw, reads)
+        targets = tuple(self.fusion.targets) if isinstance(self.fusion, Translate) else ()
+        if not chosen:
+            return self._drawn(draw, tuple(self.encoders), targets)
+        return {task: self._drawn(draw, self.tasks[task].reads, self.tasks[task].writes) for task in chosen}
+
+    def _drawn(self, draw: Draw, reads: Sequence[str], writes: Sequence[str]) -> dict[str, Tensor]:
+        words = 0 if isinstance(self.fusion, Contrast) else self.fusion.vocabulary
+        made = {name: draw.sample(self.encoders[name], words) for name in reads}
+        for name in writes:
+            assert isinstance(self.fusion, Translate)
+            target = self.fusion.targets[name]
+            if target.features:
+                made[f"{name}_targets"] = draw.normal(target.tokens, target.features)
+            else:
+                made[f"{name}_targets"] = draw.ids(target.tokens, *target.ids)
+        return made
+
+    def _placed(self, fusion: Decode, draw: Draw, reads: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+        """Draws rows of text of each kind, with placeholders after the first token for what a row sees or hears."""
+        words = fusion.vocabulary - len(self.encoders)
+        rows: list[Tensor] = []
+        samples: dict[str, list[Tensor]] = {name: [] for name in self.encoders}
+        for names in reads:
+            ids, start = draw.ids(fusion.tokens, 0, words), 1
+            for name in names:
+                end = start + self.encoders[name].out_tokens
+                if end >= fusion.tokens:
+                    raise ValueError(f"{name} ends at token {end} of {fusion.tokens}; use a longer text")
+                ids[:, start:end] = words + tuple(self.encoders).index(name)
+                samples[name].append(draw.sample(self.encoders[name], words))
+                start = end
+            rows.append(ids)
+        ids = torch.cat(rows)
+        labels = ids.masked_fill(ids >= words, -100)
+        seen = {name: torch.cat(drawn) for name, drawn in samples.items() if drawn}
+        return {"input_ids": ids, "labels": labels, **seen}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutual:
+    """A small and a large model of the same inputs and vocabulary that learn from each other (CTVLM)."""
+
+    small: Config
+    """Of the kind ``Decode``, as ``large`` is."""
+    large: Config
+    """With encoders of as many tokens."""
+
+    def tiny(self) -> Mutual:
+        """Returns two tiny models."""
+        return Mutual(small=self.small.tiny(), large=self.large.tiny())
+
+    def cut(self, share: float) -> Mutual:
+        """Returns both with a share of their layers and words."""
+        return Mutual(small=self.small.cut(share), large=self.large.cut(share))
+
+    def make(self) -> nn.Module:
+        """Returns both with random weights."""
+        return MutualModel(self)
+
+    def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
+        """Draws a batch."""
+        return self.small.sample(draw, tasks)
+
+
+class Draw:
+    """Draws random samples on one device; the same ones for the same seed.
+
+    Args:
+        batch: Samples.
+        device: Where they are made; ``meta`` for shapes alone.
+        seed: Of their numbers.
+    """
+
+    def __init__(self, batch: int, device: torch.device, seed: int) -> None:
+        self.batch, self.device = batch, device
+        self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Returns normal numbers, (batch, *shape)."""
+        return torch.randn(self.batch, *shape, generator=self._generator, device=self.device)
+
+    def ids(self, tokens: int, first: int, end: int) -> Tensor:
+        """Returns ids from ``first`` to before ``end``, (batch, tokens)."""
+        return torch.randint(first, end, (self.batch, tokens), generator=self._generator, device=self.device)
+
+    def sample(self, encoder: Encoder, words: int) -> Tensor:
+        """Returns what an encoder reads; ids are below its own vocabulary's size or ``words``."""
+        if encoder.patch or encoder.convolutions:
+            return self.normal(*(() if encoder.count == 1 else (encoder.count,)), *encoder.sample)
+        return self.ids(encoder.sample[0], 0, encoder.vocabulary or words)
+
+
+class ContrastiveModel(nn.Module):
+    """Towers into one space, and a learned temperature."""
+
+    def __init__(self, config: Config, fusion: Contrast) -> None:
+        super().__init__()
+        self.tasks, self.pairs = tuple(config.tasks), fusion.pairs
+        self.encoders = nn.ModuleDict(
+            {name: Tower(encoder, fusion.width, pooled=True) for name, encoder in config.encoders.items()}
+        )
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        """Takes samples by modality, or by task samples by modality.
+
+        Returns:
+            ``loss``, the mean over pairs; each modality's vectors, (batch, width), rows of length one, or each task's
+            own loss.
+
+        Raises:
+            ValueError: A modality or a task is unknown, or there is nothing to compare.
+        """
+        tasks = _tasks(batch, self.tasks, tuple(self.encoders))
+        vectors: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
+        for name, rows in _by_encoder(tasks, tuple(self.encoders)).items():
+            for task, made in _split(self.encoders[name], rows).items():
+                vectors[task][name] = F.normalize(made, dim=-1)
+        losses = {task: loss for task, own in vectors.items() if (loss := self._loss(own)) is not None}
+        result = dict(vectors[""]) if "" in vectors else dict(losses)
+        return result | ({"loss": torch.stack(list(losses.values())).mean()} if losses else {})
+
+    def _loss(self, vectors: Rows) -> Tensor | None:
+        losses = []
+        for left, right in self.pairs:
+            if left in vectors and right in vectors:
+                logits = self.log_scale.exp() * vectors[left].float() @ vectors[right].float().t()
+                goal = torch.arange(len(logits), device=logits.device)
+                losses.append((F.cross_entropy(logits, goal) + F.cross_entropy(logits.t(), goal)) / 2)
+        return torch.stack(losses).mean() if losses else None
+
+
+class DecoderModel(nn.Module):
+    """Towers, embedding, language model and head."""
+
+    def __init__(self, config: Config, fusion: Decode) -> None:
+        super().__init__()
+        width = fusion.blocks.width
+        self.first_placeholder = fusion.vocabulary - len(config.encoders)
+        self.encoders = nn.ModuleDict({name: Tower(encoder, width) for name, encoder in config.encoders.items()})
+        self.embed_tokens = embedding(fusion.vocabulary, width)
+        self.language_model = Stack(fusion.blocks)
+        self.lm_head = nn.Linear(width, fusion.vocabulary, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **samples: Tensor) -> dict[str, Tensor]:
+        """Puts what is seen and heard into the text and predicts the next tokens.
+
+        Args:
+            input_ids: (batch, tokens), with a placeholder for each token of an encoder.
+            labels: Ids to predict, (batch, tokens); -100 where there is nothing to predict.
+            samples: By encoder, of the rows that have its placeholders, in their order.
+
+        Returns:
+            ``hidden`` (batch, tokens, width), ``logits`` (batch, tokens, vocabulary), and ``loss`` with labels.
+        """
+        hidden = self.embed_tokens(input_ids)
+        for place, name in enumerate(self.encoders):
+            if name in samples:
+                hidden = merge(hidden, input_ids == self.first_placeholder + place, self.encoders[name](samples[name]))
+        hidden = self.language_model(hidden, causal=True)
+        found = {"hidden": hidden, "logits": self.lm_head(hidden)}
+        if labels is not None:
+            logits = found["logits"][:, :-1].flatten(0, 1).float()
+            found["loss"] = F.cross_entropy(logits, labels[:, 1:].flatten())
+        return found
+
+
+def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
+    """Puts a tower's features into the stream of tokens.
+
+    ``masked_scatter`` does the same, but its backward asks the device how many placeholders there are: a step with it
+    waits there, and cannot be a CUDA graph.
+
+    Args:
+        embedded: (batch, tokens, width).
+        where: Which tokens are placeholders, (batch, tokens) of bool; as many as there are features.
+        features: (..., width), in the order of the placeholders.
+    """
+    index = (where.flatten().cumsum(0) - 1).clamp(min=0)
+    spread = features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)
+    return torch.where(where.unsqueeze(-1), spread.to(embedded.dtype), embedded)
+
+
+def _width(config: Config) -> int:
+    if not isinstance(config.fusion, Decode):
+        raise TypeError(f"models of {type(config.fusion).__name__} have no words to learn from; give two of Decode")
+    return config.fusion.blocks.width
+
+
+class MutualModel(nn.Module):
+    """Two models on the same batch; each learns from the labels and from the other's words."""
+
+    temperature = 2.0
+
+    def __init__(self, config: Mutual) -> None:
+        super().__init__()
+        self.small, self.large = config.small.make(), config.large.make()
+        self.align = nn.Linear(_width(config.small), _width(config.large))
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        """Runs both; returns ``loss``: both cross-entropies, both distillations, and the hidden states' distance."""
+        small, large = self.small(**batch), self.large(**batch)
+        away = F.mse_loss(self.align(small["hidden"]).float(), large["hidden"].detach().float())
+        learned = self._distil(small["logits"], large["logits"]) + self._distil(large["logits"], small["logits"])
+        return {"loss": small["loss"] + large["loss"] + away + learned}
+
+    def _distil(self, learner: Tensor, teacher: Tensor) -> Tensor:
+        words, goal = (part.float().div(self.temperature).log_softmax(-1) for part in (learner, teacher.detach()))
+        return F.kl_div(words, goal, reduction="none", log_target=True).sum(-1).mean() * self.temperature**2
+
+
+class TranslatingModel(nn.Module):
+    """Towers, a shared embedding, an encoder and a decoder; logits share the embedding's weights."""
+
+    def __init__(self, config: Config, fusion: Translate) -> None:
+        super().__init__()
+        width = fusion.encoder.width
+        self.tasks, self.targets = tuple(config.tasks), dict(fusion.targets)
+        self.words = tuple(
+            name for name, one in config.encoders.items() if not (one.patch or one.convolutions or one.vocabulary)
+        )
+        self.embed_tokens = embedding(fusion.vocabulary, width)
+        self.encoders = nn.ModuleDict({name: Tower(encoder, width) for name, encoder in config.encoders.items()})
+        self.encoder = Stack(fusion.encoder)
+        self.decoder = Stack(fusion.decoder, context_width=width)
+        longest = max(target.tokens for target in fusion.targets.values())
+        self.positions = nn.Parameter(0.02 * torch.randn(longest, width))
+        features = {name: target.features for name, target in fusion.targets.items() if target.features}
+        self.readers = nn.ModuleDict({name: nn.Linear(count, width) for name, count in features.items()})
+        self.writers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in features.items()})
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        """Takes samples by encoder and ``NAME_targets`` by target, or by task such a batch.
+
+        Returns:
+            ``loss``, the mean over targets and tasks; of several tasks each one's own by its name.
+
+        Raises:
+            ValueError: An encoder, a target or a task is unknown, or there is nothing to read or to write.
+        """
+        known = (*self.encoders, *(f"{name}_targets" for name in self.targets))
+        tasks = _tasks(batch, self.tasks, known)
+        goals = {
+            task: {name: rows[f"{name}_targets"] for name in self.targets if f"{name}_targets" in rows}
+            for task, rows in tasks.items()
+        }
+        words = self._embed(tasks, goals)
+        read: dict[str, list[Tensor]] = {task: [] for task in tasks}
+        for name, rows in _by_encoder(tasks, tuple(self.encoders)).items():
+            own = {task: words.get((task, name), part) for task, part in rows.items()}
+            for task, made in _split(self.encoders[name], own).items():
+                read[task].append(made)
+        if not all(read.values()) or not all(goals.values()):
+            raise ValueError(f"got {', '.join(batch) or 'nothing'}; something to read and a target are needed")
+        context, seen = _padded([torch.cat(parts, dim=1) for parts in read.values()])
+        context = self.encoder(context, mask=seen)
+        return self._write(context, seen, words, goals)
+
+    def _embed(self, tasks: Mapping[str, Rows], goals: Mapping[str, Rows]) -> dict[tuple[str, str], Tensor]:
+        """Embeds the words of all tasks, those read and those written before, in one call."""
+        ids: dict[tuple[str, str], Tensor] = {}
+        for task, rows in tasks.items():
+            ids |= {(task, name): rows[name] for name in self.words if name in rows}
+            ids |= {(task, f"{n}_targets"): _shifted(g) for n, g in goals[task].items() if n not in self.readers}
+        if not ids:
+            return {}
+        embedded = self.embed_tokens(torch.cat([part.flatten() for part in ids.values()]))
+        parts = embedded.split([part.numel() for part in ids.values()])
+        return {key: part.unflatten(0, ids[key].shape) for key, part in zip(ids, parts, strict=True)}
+
+    def _write(
+        self, context: Tensor, seen: Tensor | None, words: Mapping[tuple[str, str], Tensor], goals: Mapping[str, Rows]
+    ) -> dict[str, Tensor]:
+        rows, masks = [], []
+        longest = max(sum(goal.shape[1] for goal in own.values()) for own in goals.values())
+        for task, own in goals.items():
+            before = [
+                self.readers[name](_shifted(goal)) if name in self.readers else words[task, f"{name}_targets"]
+                for name, goal in own.items()
+            ]
+            lengths = [part.shape[1] for part in before]
+            rows.append(torch.cat([part + self.positions[: part.shape[1]] for part in before], dim=1))
+            mask = target_mask([*lengths, longest - sum(lengths)], context.device)
+            masks.append(mask if len(goals) == 1 else mask.expand(len(rows[-1]), 1, -1, -1))
+        tokens, _ = _padded(rows)
+        hidden = self.decoder(tokens, context, mask=torch.cat(masks), context_mask=seen)
+        counts = [len(part) for part in rows]
+        losses = {task: self._loss(part, goals[task]) for task, part in zip(goals, hidden.split(counts), strict=True)}
+        found = {} if "" in losses else dict(losses)
+        return found | {"loss": torch.stack(list(losses.values())).mean()}
+
+    def _loss(self, hidden: Tensor, goals: Rows) -> Tensor:
+        losses, start = [], 0
+        for name, goal in goals.items():
+            part, (first, end) = hidden[:, start : start + goal.shape[1]], self.targets[name].ids
+            start += goal.shape[1]
+            if name in self.writers:
+                losses.append(F.l1_loss(self.writers[name](part).float(), goal.float()))
+            else:
+                logits = F.linear(part, self.embed_tokens.weight[first:end])
+                losses.append(F.cross_entropy(logits.flatten(0, 1).float(), goal.flatten() - first))
+        return torch.stack(losses).mean()
+
+
+def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Returns which token may see which, (tokens, tokens) of bool: those before it in its own target, and itself.
+
+    ::
+
+        lengths (2, 3)   1 . . . .
+                         1 1 . . .
+                         . . 1 . .
+                         . . 1 1 .
+                         . . 1 1 1
+    """
+    # Filled on the device: a copy of the lengths could not be captured in a CUDA graph.
+    target = torch.cat([torch.full((length,), number, device=device) for number, length in enumerate(lengths)])
+    return (target.unsqueeze(1) == target).tril()
+
+
+def _tasks(batch: Mapping[str, Any], tasks: Sequence[str], known: Sequence[str]) -> dict[str, Rows]:
+    """Returns the batch by task; one without tasks has the name ``""``."""
+    is_of_tasks = any(isinstance(value, Mapping) for value in batch.values())
+    allowed = tasks if is_of_tasks else known
+    if not batch or set(batch) - set(allowed):
+        raise ValueError(f"got {', '.join(batch) or 'nothing'}; give some of {', '.join(allowed)}")
+    return dict(batch) if is_of_tasks else {"": batch}
+
+
+def _by_encoder(tasks: Mapping[str, Rows], encoders: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    by_encoder = {name: {task: rows[name] for task, rows in tasks.items() if name in rows} for name in encoders}
+    return {name: rows for name, rows in by_encoder.items() if rows}
+
+
+def _split(module: nn.Module, rows: Rows) -> dict[str, Tensor]:
+    """Runs a module once over the rows of all tasks; returns each task's own."""
+    if len(rows) == 1:
+        return {task: module(part) for task, part in rows.items()}
+    made = module(torch.cat(list(rows.values())))
+    return dict(zip(rows, made.split([len(part) for part in rows.values()]), strict=True))
+
+
+def _shifted(goal: Tensor) -> Tensor:
+    """Returns what the decoder has read before each of its targets: (batch, tokens, ...), a zero in front."""
+    return F.pad(goal[:, :-1], [0, 0] * (goal.dim() - 2) + [1, 0])
+
+
+def _padded(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Returns rows of unequal lengths as one tensor, and which tokens are real, (rows, 1, 1, tokens), or None: all."""
+    if len(parts) == 1:
+        return parts[0], None
+    longest = max(part.shape[1] for part in parts)
+    rows = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+    lengths = torch.cat([torch.full((len(part),), part.shape[1], device=part.device) for part in parts])
+    return rows, (torch.arange(longest, device=rows.device) < lengths.unsqueeze(1))[:, None, None]

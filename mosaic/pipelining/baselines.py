@@ -1,0 +1,363 @@
+"""Schedules of other systems, to compare ours with: GPipe, 1F1B, interleaved 1F1B, ZB-V, and 1F1B beside lanes.
+
+A baseline cuts a model and orders the tasks that come of it. Orders are written as slots, as torch writes them: ``0F1``
+is chunk 0's forward of microbatch 1. Chunk c is on rank c mod P, or in a V on the rank that a ball reaches that falls
+down all ranks and bounces back. To add one, write a function from a task graph and its partition to orders, and name it
+in ``BASELINES``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mosaic.pipelining.compiled import ActionKind
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.tasks import Orders, TaskGraph
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One phase of a chunk with a whole microbatch: all of its pieces in turn."""
+
+    chunk: int
+    """Index in the partition."""
+    kind: ActionKind
+    """Forward, backward or backward for weights."""
+    microbatch: int
+    """Its place in the order of microbatches."""
+
+    def __str__(self) -> str:
+        return f"{self.chunk}{self.kind.value}{self.microbatch}"
+
+
+Rows = Sequence[Iterable[Slot]]
+"""For each row of a graph its slots, in order."""
+
+
+def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None = None) -> Orders:
+    """Returns the orders of a graph's tasks that slots say; ``microbatches`` says which one is the n-th.
+
+    Slots of what a microbatch skips, or has no backward for, are empty. Where a graph has backward for weights in one
+    task with that for inputs, slots for it are empty too.
+
+    Raises:
+        ValueError: A task has no slot, or a slot is of another row.
+    """
+    found: dict[Slot, list[int]] = defaultdict(list)
+    place = {name: at for at, name in enumerate(microbatches)} if microbatches is not None else None
+    for index, task in enumerate(graph.tasks):
+        at = task.microbatch if place is None else place[task.microbatch]
+        found[Slot(task.chunk, task.kind, at)].append(index)
+    for slot, tasks in found.items():
+        if slot.kind is ActionKind.FORWARD:
+            tasks.sort(key=lambda index: graph.tasks[index].piece)
+    orders = []
+    for row, slots in enumerate(rows):
+        order = [index for slot in slots for index in found.pop(slot, ())]
+        strange = next((index for index in order if graph.tasks[index].row != row), None)
+        if strange is not None:
+            raise ValueError(f"task {strange} is of row {graph.tasks[strange].row}, and its slot of row {row}")
+        orders.append(tuple(order))
+    if found:
+        raise ValueError(f"no slot for {next(iter(found))}; the order is for other chunks or microbatches")
+    return tuple(orders)
+
+
+def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> list[list[Slot]]:
+    """Every forward, then every backward (https://arxiv.org/abs/1811.06965); of several chunks one after the other."""
+    rows = []
+    for rank in range(num_ranks):
+        own = range(rank, num_ranks * chunks_per_rank, num_ranks)
+        forward = [Slot(chunk, F, at) for chunk in own for at in range(num_microbatches)]
+        rows.append(forward + [Slot(slot.chunk, B, slot.microbatch) for slot in reversed(forward)])
+    return rows
+
+
+def one_f_one_b_slots(depths: Sequence[int], num_microbatches: int) -> list[list[Slot]]:
+    """One chunk a rank, the c-th ``depths[c]`` chunks before the end: so many forwards, then in turn (PipeDream-Flush).
+
+    With depths 2, 1, 0 and four microbatches::
+
+        0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
+        1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3
+        2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+    """
+    return [
+        in_turn(
+            [Slot(chunk, F, at) for at in range(num_microbatches)],
+            [Slot(chunk, B, at) for at in range(num_microbatches)],
+            min(depth, num_microbatches),
+        )
+        for chunk, depth in enumerate(depths)
+    ]
+
+
+def interleaved(num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> list[list[Slot]]:
+    """Several chunks a rank, P microbatches through each in turn (https://arxiv.org/abs/2104.04473, section 2.2).
+
+    With one chunk a rank this is 1F1B.
+
+    Raises:
+        ValueError: The microbatches are no multiple of the ranks, with several chunks a rank; Megatron's rule.
+    """
+    if chunks_per_rank > 1 and num_microbatches % num_ranks:
+        raise ValueError(
+            f"{num_microbatches} microbatches on {num_ranks} ranks with {chunks_per_rank} chunks each; interleaving "
+            f"takes P microbatches at a time: use a multiple of {num_ranks}, or one chunk a rank"
+        )
+    rows = []
+    hop = 1 if chunks_per_rank == 1 else 2
+    group = num_ranks if chunks_per_rank > 1 else num_microbatches
+    for rank in range(num_ranks):
+        own = range(rank, num_ranks * chunks_per_rank, num_ranks)
+        forward = by_groups(own, F, num_microbatches, group)
+        backward = by_groups(own[::-1], B, num_microbatches, group)
+        warm_up = min((chunks_per_rank - 1) * group + hop * (num_ranks - 1 - rank), len(forward))
+        rows.append(in_turn(forward, backward, warm_up))
+    return rows
+
+
+def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
+    """Two chunks a rank in a V, backward for weights apart (https://arxiv.org/abs/2401.10241, section 6)."""
+    count = max(2 * num_ranks - 1, num_microbatches)
+    rows = []
+    for rank in range(num_ranks):
+        row = Row(down=rank, up=2 * num_ranks - 1 - rank)
+        row.repeat(2 * (num_ranks - rank) - 1, "F0")
+        row.repeat(rank, "F1 F0")
+        row.repeat(num_ranks - rank, "F1 B1 W1")
+        for _ in range(count - row.done(F, row.down)):
+            row.repeat(1, "F0 B0 W0 F1 B1 W1")
+        row.repeat(count - row.done(F, row.up), "B0 W0 F1 B1 W1")
+        row.repeat(rank, "B0 B1")
+        row.repeat(num_ranks - rank, "B0 W0")
+        row.repeat(row.done(B, row.up) - row.done(W, row.up), "W1")
+        row.repeat(row.done(B, row.down) - row.done(W, row.down), "W0")
+        rows.append([slot for slot in row.slots if slot.microbatch < num_microbatches])
+    return rows
+
+
+class Row:
+    """A rank's slots as they are written, with the next microbatch of each phase of its two chunks."""
+
+    def __init__(self, *, down: int, up: int) -> None:
+        self.down, self.up = down, up
+        self.slots: list[Slot] = []
+        self._next = Counter[tuple[ActionKind, int]]()
+
+    def done(self, kind: ActionKind, chunk: int) -> int:
+        """Returns how many microbatches had that phase of that chunk."""
+        return self._next[kind, chunk]
+
+    def repeat(self, times: int, phases: str) -> None:
+        """Writes phases such as ``F0 B1`` that many times."""
+        for _ in range(times):
+            for phase in phases.split():
+                self.write(phase)
+
+    def write(self, phase: str) -> None:
+        """Writes one phase: ``0`` is the chunk on the way down, ``1`` that on the way up."""
+        self.put(ActionKind(phase[0]), self.up if phase[1] == "1" else self.down)
+
+    def put(self, kind: ActionKind, chunk: int) -> Slot:
+        """Writes the next microbatch's phase of a chunk."""
+        self.slots.append(Slot(chunk, kind, self._next[kind, chunk]))
+        self._next[kind, chunk] += 1
+        return self.slots[-1]
+
+
+def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, group: int) -> list[Slot]:
+    """Returns a phase of a group of microbatches through each chunk in turn, then of the next group."""
+    return [
+        Slot(chunk, kind, at)
+        for start in range(0, num_microbatches, group)
+        for chunk in chunks
+        for at in range(start, min(start + group, num_microbatches))
+    ]
+
+
+def in_turn(forward: Sequence[Slot], backward: Sequence[Slot], warm_up: int) -> list[Slot]:
+    """Returns so many forwards, then one forward and one backward in turn, then what backwards are left."""
+    row = list(forward[:warm_up])
+    for one, other in zip(forward[warm_up:], backward, strict=False):
+        row += [one, other]
+    return row + list(backward[len(forward) - warm_up :])
+
+
+def num_microbatches_of(graph: TaskGraph) -> int:
+    """Returns how many microbatches a graph's tasks have."""
+    return 1 + max(task.microbatch for task in graph.tasks)
+
+
+def chunk_depths(graph: TaskGraph, partition: Partition) -> tuple[int, ...]:
+    """Returns for each chunk the chunks after it on the longest way to the end."""
+    after: list[set[int]] = [set() for _ in partition.chunks]
+    for wait in graph.waits:
+        source, target = graph.tasks[wait.source], graph.tasks[wait.target]
+        if source.kind is F and target.kind is F:
+            after[source.chunk].add(target.chunk)
+    depths = [0] * len(after)
+    for chunk in reversed(range(len(after))):  # data pass through chunks in their order
+        depths[chunk] = max((depths[target] + 1 for target in after[chunk]), default=0)
+    return tuple(depths)
+
+
+def one_f_one_b(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
+    """1F1B where each row has one chunk: as many forwards first as there are chunks after it (Cornstarch, Figure 6).
+
+    Raises:
+        ValueError: A row has several chunks.
+    """
+    return (one_f_one_b_of(graph, partition, range(num_microbatches_of(graph))),)
+
+
+def one_f_one_b_of(graph: TaskGraph, partition: Partition, microbatches: Sequence[int]) -> Orders:
+    """Returns 1F1B of microbatches in an order of their own."""
+    of_row = {chunk.row: index for index, chunk in enumerate(partition.chunks)}
+    if len(of_row) < len(partition.chunks):
+        raise ValueError(
+            f"{len(partition.chunks)} chunks on {len(of_row)} rows; 1F1B has one on each: use chunks_per_rank=1, or an "
+            "interleaved schedule"
+        )
+    slots = one_f_one_b_slots(chunk_depths(graph, partition), len(microbatches))
+    rows = [slots[of_row[row]] if row in of_row else [] for row in partition.rows]
+    return orders_of(graph, rows, microbatches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A way to cut a model and to order its tasks."""
+
+    name: str
+    """As people give it."""
+    phrase: str
+    """What it does."""
+    cut: Callable[[Request], Partition]
+    """Makes the partition, for the request's representative microbatches."""
+    order: Callable[[TaskGraph, Partition], tuple[Orders, ...]]
+    """Orders the tasks of a step; several orders where the baseline tries them and takes the fastest."""
+    weights_apart: bool = False
+    """Whether it orders backward for weights by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a baseline makes of a step."""
+
+    partition: Partition
+    """Chunks on ranks."""
+    graph: TaskGraph
+    """The step's tasks."""
+    candidates: tuple[Orders, ...]
+    """Orders of them, the fastest of which the baseline runs."""
+
+
+def cut_by(
+    name: str, *, chunks_per_rank: int | None = None, frozen_aware: bool | None = None
+) -> Callable[[Request], Partition]:
+    """Returns a cut by a method of ``PARTITION_METHODS`` under other settings than the request's."""
+
+    def cut(request: Request) -> Partition:
+        if chunks_per_rank is not None:
+            request = dataclasses.replace(request, chunks_per_rank=chunks_per_rank)
+        if frozen_aware is not None:
+            request = dataclasses.replace(request, frozen_aware=frozen_aware)
+        return partition_by(name, request)
+
+    return cut
+
+
+def _cut_interleaved(request: Request) -> Partition:
+    return partition_by(
+        "mixed-parameters", dataclasses.replace(request, chunks_per_rank=max(2, request.chunks_per_rank))
+    )
+
+
+def chain_of(
+    slots: Callable[[int, int, int], Sequence[Sequence[Slot]]],
+) -> Callable[[TaskGraph, Partition], tuple[Orders, ...]]:
+    """Orders a partition whose chunks pass over all ranks again and again by slots of ranks, microbatches, chunks."""
+
+    def order(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
+        count = num_microbatches_of(graph)
+        rows = slots(partition.num_ranks, count, len(partition.chunks) // partition.num_ranks)
+        return (orders_of(graph, rows),)
+
+    return order
+
+
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {
+        baseline.name: baseline
+        for baseline in (
+            Baseline(
+                name="gpipe",
+                phrase="every forward before every backward",
+                cut=cut_by("mixed-parameters", chunks_per_rank=1),
+                order=chain_of(gpipe),
+            ),
+            Baseline(
+                name="1f1b",
+                phrase="one forward, one backward, one chunk a rank balanced by parameters",
+                cut=cut_by("mixed-parameters", chunks_per_rank=1),
+                order=one_f_one_b,
+            ),
+            Baseline(
+                name="megatron",
+                phrase="interleaved 1F1B, two chunks a rank or more balanced by parameters",
+                cut=_cut_interleaved,
+                order=chain_of(interleaved),
+            ),
+            Baseline(
+                name="zb-v",
+                phrase="two chunks a rank in a V, backward for weights in bubbles",
+                cut=cut_by("mixed-v"),
+                order=chain_of(lambda num_ranks, count, _: zero_bubble_v(num_ranks, count)),
+                weights_apart=True,
+            ),
+            Baseline(
+                name="lanes",
+                phrase="encoders on lanes of the same ranks, by 1F1B; no paper's",
+                cut=cut_by("lanes"),
+                order=one_f_one_b,
+            ),
+        )
+    }
+)
+"""By name."""
+
+
+def draw_baseline(
+    baseline: Baseline,
+    request: Request,
+    microbatches: Sequence[Microbatch],
+    *,
+    build: Callable[[Partition, bool], TaskGraph] | None = None,
+) -> Drawn:
+    """Cuts a model for ``request`` and orders the step ``microbatches`` as a baseline does.
+
+    Args:
+        baseline: Such as one of ``BASELINES``.
+        request: Model, ranks, and the microbatches that the partition is made for.
+        microbatches: The step's.
+        build: Makes the tasks of a partition, backward for weights apart or not; None: without a network or limits.
+
+    Raises:
+        ValueError: It does not fit the model, the ranks or the step.
+    """
+    partition = baseline.cut(request)
+    if build is None:
+        graph = task_graph(request.model, partition, microbatches, weights_apart=baseline.weights_apart)
+    else:
+        graph = build(partition, baseline.weights_apart)
+    return Drawn(partition=partition, graph=graph, candidates=baseline.order(graph, partition))

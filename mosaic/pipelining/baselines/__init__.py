@@ -1,1 +1,0 @@
-"""Schedules of others, to compare with: a partition and orders each."""

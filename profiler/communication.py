@@ -1,0 +1,189 @@
+"""The time to sum gradients over several devices, so that degrees beyond this machine can be composed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from mosaic.errors import BackendUnavailableError
+from mosaic.hardware import Link
+
+T = TypeVar("T")
+
+_SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
+_ROUTE_SIZES = tuple(8**power for power in range(4, 8))  # 4 KiB to 2 MiB
+_REPEATS = 7
+_TRIES = 4
+"""Most times that all sizes are measured."""
+
+
+class Network(Protocol):
+    """Links between devices; ``mosaic.hardware.Cluster`` is one, ``Ring`` another."""
+
+    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
+        """Returns the time in which ``degree`` devices sum ``num_bytes`` that each of them has, in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A ring of equal links: 2 (d-1) steps in which each device sends 1/d of the bytes (Patarasuk and Yuan, 2009)."""
+
+    latency_us: float
+    """Time of a step whatever its size, in microseconds."""
+    gb_per_s: float
+    """What one device sends, in 10^9 bytes a second."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_us < math.inf and 0 < self.gb_per_s < math.inf):
+            raise ValueError(
+                f"latency_us={self.latency_us}, gb_per_s={self.gb_per_s}; a latency of 0 or more, a bandwidth above 0"
+            )
+
+    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
+        """Returns the time of a ring all-reduce, in milliseconds."""
+        return Link(latency_us=self.latency_us, gb_per_s=self.gb_per_s).all_reduce_ms(num_bytes, degree)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way of rows from all ranks to fewer: nothing is added up, and bytes go one way, unlike in a ring."""
+
+    latency_us: float
+    """Time of a message whatever its size, in microseconds."""
+    gb_per_s: float
+    """What the busiest rank receives, in 10^9 bytes a second."""
+    agreement_ms: float
+    """Time to gather a few numbers on all ranks, in milliseconds; it comes before rows move."""
+
+
+def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Returns the latency in microseconds and the bandwidth in 10^9 bytes a second with the least squares of relative
+    errors.
+
+    Args:
+        points: Messages one after the other, bytes in all of them, and milliseconds.
+
+    Raises:
+        ValueError: There are not two sizes, or larger messages took no longer.
+    """
+    if len({point[:2] for point in points}) < 2:
+        raise ValueError(f"{len(points)} measured messages; two different sizes tell latency and bandwidth")
+    rows = [(steps / ms, sent / ms) for steps, sent, ms in points]
+    aa, ab, bb = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    a, b = (math.fsum(row[i] for row in rows) for i in (0, 1))
+    determinant = aa * bb - ab * ab
+    step_ms = max(0.0, (a * bb - b * ab) / determinant) if determinant > 0 else 0.0
+    byte_ms = (b - ab * step_ms) / bb
+    if byte_ms <= 0:
+        raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
+    return step_ms * 1e3, 1 / byte_ms / 1e6
+
+
+def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Ring:
+    """Times all-reduces over a process group and fits them; every rank of the group calls it, and all get the same.
+
+    Raises:
+        BackendUnavailableError: There is no process group of two ranks or more.
+        ValueError: Larger messages took no longer.
+    """
+    degree = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    if degree < 2:
+        raise BackendUnavailableError(
+            "communication cannot be measured", found=f"{degree} rank", needed="a torch.distributed group of 2 or more"
+        )
+
+    def point(size: int) -> tuple[int, float, float]:
+        data = torch.zeros(size // 4, device=device)
+        time_ms = _slowest_ms(partial(dist.all_reduce, data, group=group), device, group)
+        return 2 * (degree - 1), 2 * (degree - 1) / degree * size, time_ms
+
+    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(size) for size in _SIZES]))
+    return Ring(latency_us=latency_us, gb_per_s=gb_per_s)
+
+
+def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
+    """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same.
+
+    Raises:
+        ValueError: Larger messages took no longer.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    gathered = [torch.zeros(8, dtype=torch.int64, device=device) for _ in range(size)]
+    agreement_ms = _slowest_ms(lambda: dist.all_gather(gathered, gathered[0].clone(), group=group), device, group)
+
+    def point(num_bytes: int) -> tuple[int, float, float]:
+        rows = torch.zeros(num_bytes // 4, device=device)
+        receives = [len(rows)] * size if rank == 0 else [0] * size
+        sends = [len(rows), *[0] * (size - 1)]
+        received = rows.new_empty(sum(receives))
+        work = partial(dist.all_to_all_single, received, rows, receives, sends, group=group)
+        return size - 1, (size - 1) * num_bytes, _slowest_ms(work, device, group)
+
+    latency_us, gb_per_s = _tried_again(lambda: fit_link([point(num_bytes) for num_bytes in _ROUTE_SIZES]))
+    return Route(latency_us=latency_us, gb_per_s=gb_per_s, agreement_ms=agreement_ms)
+
+
+def _tried_again(fitted: Callable[[], T]) -> T:
+    """Measures anew where a try shows no bandwidth, as it may on a busy machine; all ranks see the same times."""
+    for _ in range(_TRIES - 1):
+        with suppress(ValueError):
+            return fitted()
+    return fitted()
+
+
+def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Returns the median of the slowest rank's times; a collective ends with that rank."""
+    times = torch.tensor([_time_ms(work, device) for _ in range(_REPEATS)][1:], device=device)
+    dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
+    return float(statistics.median(times.tolist()))
+
+
+def _time_ms(work: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What the ranks that torchrun started measured of their links."""
+
+    ring: Ring
+    """The same on every rank."""
+    rank: int
+    """Of this process."""
+    world_size: int
+    """Ranks."""
+
+
+def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | None:
+    """Opens a group of the ranks that torchrun started, measures its links and closes it; None for a process alone.
+
+    Args:
+        environ: torchrun's variables: ``WORLD_SIZE``, ``LOCAL_RANK`` and the address of the first rank.
+        on_gpu: Whether the links are those between GPUs (NCCL), one a rank, or between hosts (gloo).
+
+    Raises:
+        ValueError: Larger messages took no longer.
+    """
+    if int(environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        return Launched(ring=measure_ring(device), rank=dist.get_rank(), world_size=dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

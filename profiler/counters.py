@@ -1,0 +1,260 @@
+"""Hardware counters of a GPU through NVML: how busy its SMs and its memory are while a module runs on it.
+
+GPM (Hopper and later) compares two samples of the whole device, and the measured module runs alone meanwhile: what
+the device did is what the module did. NVML is found by name at run time; nothing here needs a GPU to be imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from mosaic.backends.base import Backend, Lane, Mark, Ticket
+from mosaic.backends.cuda.driver import describe_devices
+from mosaic.device import Device
+from mosaic.profile import Phase
+from mosaic.profiler.measure import prepare_phase
+from mosaic.profiler.subject import Subject
+
+MIN_SECONDS = 0.5
+"""Shortest window. NVML's counters are refreshed every 100 ms or so, and read zero in between."""
+
+_PROBE_SECONDS = 0.15
+_BATCH_MS = 40.0
+_MAX_IN_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """What a device did on average during a window; shares of the whole device, 0 to 1. None: that one has no value."""
+
+    sm_util: float | None = None
+    """Share of SMs that were busy."""
+    sm_occupancy: float | None = None
+    """Share of all SMs' warps that were active."""
+    dram_bandwidth: float | None = None
+    """Share of the memory's peak bandwidth."""
+
+    def on_partition(self, granted_sms: int, total_sms: int) -> Utilisation:
+        """Returns it as shares of a partition, which was all that ran; bandwidth stays a share of the device's."""
+
+        def scaled(share: float | None) -> float | None:
+            return None if share is None else min(1.0, share * total_sms / granted_sms)
+
+        return Utilisation(
+            sm_util=scaled(self.sm_util), sm_occupancy=scaled(self.sm_occupancy), dram_bandwidth=self.dram_bandwidth
+        )
+
+
+class Window:
+    """Two samples around a load; ``found`` is there once the window is closed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self.found: Utilisation | None = None
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether the load may stop."""
+        return time.monotonic() >= self._end
+
+
+class Counters:
+    """The counters of one GPU.
+
+    Args:
+        gpu: Its number, as NVML counts, or better its ``GPU-...`` UUID: CUDA may count otherwise.
+        nvml: The module ``pynvml``, or something that behaves like it.
+
+    Attributes:
+        missing: Why utilisation cannot be read here; empty where it can.
+    """
+
+    def __init__(self, gpu: int | str, *, nvml: Any = None) -> None:
+        self._device: Any = None
+        self._is_open = False
+        self._nvml, self.missing = (nvml, "") if nvml is not None else _find_nvml()
+        if self.missing:
+            return
+        try:
+            self._nvml.nvmlInit()
+            self._is_open = True
+            by_name = isinstance(gpu, str)
+            find = self._nvml.nvmlDeviceGetHandleByUUID if by_name else self._nvml.nvmlDeviceGetHandleByIndex
+            self._device = find(gpu)
+            self.missing = self._probe()
+        except self._nvml.NVMLError as error:
+            self.missing = f"NVML refuses: {error}"
+
+    @property
+    def clocks_mhz(self) -> tuple[int, int]:
+        """Clocks of SMs and memory at this moment, in MHz; 0 where NVML does not tell."""
+        return self._clock_mhz("NVML_CLOCK_SM"), self._clock_mhz("NVML_CLOCK_MEM")
+
+    def _clock_mhz(self, kind: str) -> int:
+        try:
+            number = getattr(self._nvml, kind)
+            return int(self._nvml.nvmlDeviceGetClockInfo(self._device, number)) if self._device else 0
+        except (AttributeError, self._nvml.NVMLError):
+            return 0
+
+    @contextmanager
+    def window(self, seconds: float = MIN_SECONDS) -> Iterator[Window]:
+        """Samples on entering and on leaving; the caller keeps the device busy until ``is_long_enough``.
+
+        ``found`` stays None where NVML fails at the end.
+
+        Raises:
+            ValueError: The window is shorter than the counters can tell.
+            RuntimeError: They cannot be read here; see ``missing``.
+        """
+        if seconds < MIN_SECONDS:
+            raise ValueError(f"a window of {seconds} s; counters need {MIN_SECONDS} s or more")
+        if self.missing:
+            raise RuntimeError(f"there are no counters: {self.missing}")
+        window = Window(seconds)
+        with self._samples() as (first, second):
+            self._nvml.nvmlGpmSampleGet(self._device, first)
+            yield window
+            try:
+                self._nvml.nvmlGpmSampleGet(self._device, second)
+                window.found = self._compare(first, second)
+            except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
+                window.found = None
+
+    def close(self) -> None:
+        """Releases NVML. Calling it again does nothing."""
+        self._device = None
+        if self._is_open:
+            self._is_open = False
+            self.missing = self.missing or "they were closed"
+            self._nvml.nvmlShutdown()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _probe(self) -> str:
+        """Why counters cannot be read; found out by reading, since a virtual GPU may promise and then not deliver."""
+        if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+            return "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
+        with self._samples() as (first, second):
+            self._nvml.nvmlGpmSampleGet(self._device, first)
+            time.sleep(_PROBE_SECONDS)
+            self._nvml.nvmlGpmSampleGet(self._device, second)
+            if self._compare(first, second) == Utilisation():
+                return "NVML took two samples and made no metric of them, as on a virtual GPU"
+        return ""
+
+    @contextmanager
+    def _samples(self) -> Iterator[tuple[Any, Any]]:
+        first = self._nvml.nvmlGpmSampleAlloc()
+        try:
+            second = self._nvml.nvmlGpmSampleAlloc()
+            try:
+                yield first, second
+            finally:
+                self._nvml.nvmlGpmSampleFree(second)
+        finally:
+            self._nvml.nvmlGpmSampleFree(first)
+
+    def _compare(self, first: Any, second: Any) -> Utilisation:
+        nvml = self._nvml
+        numbers = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_SM_OCCUPANCY, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(numbers)
+        request.sample1, request.sample2 = first, second
+        for index, number in enumerate(numbers):
+            request.metrics[index].metricId = number
+        nvml.nvmlGpmMetricsGet(request)
+        util, occupancy, bandwidth = (_share(request.metrics[index]) for index in range(len(numbers)))
+        return Utilisation(sm_util=util, sm_occupancy=occupancy, dram_bandwidth=bandwidth)
+
+
+def open_counters(backend: Backend) -> Counters | None:
+    """Opens the counters of a backend's GPU, which the caller closes; None on the host, which has none."""
+    if backend.torch_device.type != "cuda":
+        return None
+    return Counters(describe_devices()[backend.torch_device.index or 0].uuid)
+
+
+def measure_utilisation(
+    subject: Subject,
+    lane: Lane,
+    phase: Phase,
+    counters: Counters,
+    device: Device,
+    *,
+    call_ms: float,
+    seconds: float = MIN_SECONDS,
+) -> Utilisation | None:
+    """Repeats one phase of a module on a lane, alone on the device, and returns what the counters saw.
+
+    Args:
+        subject: The module.
+        lane: Where.
+        phase: Forward, or backward over one forward's graph.
+        counters: Of the GPU that the lane is on.
+        device: The same GPU, for the number of its SMs.
+        call_ms: About how long one repetition takes.
+        seconds: Length of the window.
+
+    Returns:
+        Shares of the lane's SMs and of the device's bandwidth; None for a module without that phase.
+    """
+    call = lane.submit(partial(prepare_phase, subject, phase)).wait()
+    if call is None:
+        return None
+    calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS / max(1e-3, call_ms))))
+
+    def batch() -> tuple[Mark, Mark]:
+        start = lane.mark()
+        for _ in range(calls):
+            call()
+        return start, lane.mark()
+
+    def wait(ticket: Ticket[tuple[Mark, Mark]]) -> None:
+        start, end = ticket.wait()
+        start.ms_until(end)
+
+    # One batch is always queued behind the one that runs: the device never waits for the calling thread.
+    running = lane.submit(batch)
+    with counters.window(seconds) as window:
+        while not window.is_long_enough:
+            behind = lane.submit(batch)
+            wait(running)
+            running = behind
+    wait(running)
+    total = device.num_slots * device.sms_per_slot + device.remainder_sms
+    granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
+    return window.found.on_partition(granted, total) if window.found is not None else None
+
+
+def _find_nvml() -> tuple[Any, str]:
+    try:
+        return importlib.import_module("pynvml"), ""
+    except ImportError as error:
+        return _NoNvml, f"NVML cannot be asked: {error}; install nvidia-ml-py"
+
+
+class _NoNvml:
+    """Stands for the package where it is not installed."""
+
+    NVMLError = RuntimeError
+
+
+def _share(metric: Any) -> float | None:
+    """Percent to a share; None where NVML has no value or gives nonsense."""
+    value = float(metric.value) / 100
+    return min(1.0, value) if metric.nvmlReturn == 0 and 0 <= value < float("inf") else None

@@ -1,1 +1,0 @@
-"""The machine around a measurement: its counters, its other load, its links between ranks."""

@@ -1,1 +1,0 @@
-"""Time and memory of modules, alone and side by side."""

@@ -1,0 +1,134 @@
+"""The share of the CPU that other processes take, from ``/proc``: a time measured beside them means little.
+
+Own time is that of the process tree: this process, its children that live (a loop's own ``DataLoader`` workers) and
+those that have ended. Where torchrun started several ranks, the tree begins at their common parent. The cores are those
+that the process may run on, or those of its control group where its quota allows fewer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mosaic.backends.host.backend import available_cores
+
+_BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal; guest time is part of user
+_SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU time over a while, in seconds."""
+
+    foreign: float
+    """Time that other processes took; a tick may be counted early or late, so it may be below 0."""
+    capacity: float
+    """Time that all cores have."""
+    wall: float
+    """Length of the while."""
+
+    @property
+    def share(self) -> float | None:
+        """Part of the cores' time that other processes took, 0 to 1; None of too short a while to count."""
+        return None if self.wall < _SHORTEST_S else min(1.0, max(0.0, self.foreign / self.capacity))
+
+    def __add__(self, other: CpuTime) -> CpuTime:
+        """Returns both whiles together."""
+        return CpuTime(self.foreign + other.foreign, self.capacity + other.capacity, self.wall + other.wall)
+
+
+class ForeignLoad:
+    """Measures the CPU time that other processes took since it was made or last reset.
+
+    Where the system does not say (no ``/proc/stat``), it is None: unknown, not zero.
+
+    Args:
+        root: The folder of ``proc`` and ``sys``.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._cores = available_cores()
+        self._start = self._read()
+
+    def reset(self) -> None:
+        """Starts over."""
+        self._start = self._read()
+
+    @property
+    def taken(self) -> CpuTime | None:
+        """CPU time so far; None where unknown."""
+        start, now = self._start, self._read()
+        if start is None or now is None:
+            return None
+        (began, foreign, _), (ended, foreign_now, num_cores) = start, now
+        return CpuTime(foreign_now - foreign, (ended - began) * num_cores, ended - began)
+
+    @property
+    def share(self) -> float | None:
+        """See ``CpuTime``; None where unknown."""
+        return None if (taken := self.taken) is None else taken.share
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Returns the clock, the CPU seconds that others took since boot, and the number of cores."""
+        wall, hertz = time.monotonic(), os.sysconf("SC_CLK_TCK")
+        try:
+            busy_s, num_cores = self._limited_group() or (self._busy_ticks() / hertz, float(len(self._cores)))
+            own_s = sum(self._ticks_of(process) for process in self._tree(_first_of_tree())) / hertz
+        except (OSError, IndexError, ValueError):
+            return None
+        return wall, busy_s - own_s, num_cores
+
+    def _busy_ticks(self) -> int:
+        names = {f"cpu{core}" for core in self._cores}
+        lines = (line.split() for line in (self._root / "proc/stat").read_text(encoding="utf-8").splitlines())
+        listed = [fields for fields in lines if fields and fields[0] in names]
+        if not listed:
+            raise ValueError("no core of this process is listed")
+        return sum(int(fields[index]) for fields in listed for index in _BUSY_FIELDS)
+
+    def _limited_group(self) -> tuple[float, float] | None:
+        """CPU seconds and cores of the control group (version 2) whose quota allows the fewest cores; None: all."""
+        top = self._root / "sys/fs/cgroup"
+        lines = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        inner = top / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+        least: tuple[float, float] | None = None
+        for folder in (inner, *inner.parents):
+            if not folder.is_relative_to(top):
+                break
+            quota, _, period = _text_of(folder / "cpu.max").partition(" ")
+            if not quota.isdecimal() or int(quota) / int(period) >= (len(self._cores) if least is None else least[1]):
+                continue
+            used = dict(line.split() for line in _text_of(folder / "cpu.stat").splitlines())
+            if "usage_usec" in used:
+                least = int(used["usage_usec"]) / 1e6, int(quota) / int(period)
+        return least
+
+    def _tree(self, process: int) -> Iterator[int]:
+        """A process and all that descend from it and live."""
+        yield process
+        for listed in (self._root / f"proc/{process}/task").glob("*/children"):
+            for child in _text_of(listed).split():
+                yield from self._tree(int(child))
+
+    def _ticks_of(self, process: int) -> int:
+        """User and system time of a process and of its children that have ended; 0 once it is gone."""
+        fields = _text_of(self._root / f"proc/{process}/stat").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15]))
+
+
+def _first_of_tree() -> int:
+    """The process whose descendants count as own: torchrun's, where it started more than one rank here."""
+    is_launched = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    return os.getppid() if is_launched else os.getpid()
+
+
+def _text_of(path: Path) -> str:
+    """A file's text; empty where there is none, as once its process has ended."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

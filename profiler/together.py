@@ -1,0 +1,280 @@
+"""Modules that run over and over at the same time, each on a partition of its own, timed by marks on their lanes.
+
+On the host a lane is a thread, and lanes run at the same time by themselves. On CUDA the calling thread launches for
+all of them, so their launches take turns in small pieces, and nothing waits before all are launched. Either way a
+piece counts as *side by side* only if the other lanes were running from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from mosaic.backends.base import Lane, Mark, Ticket
+from mosaic.profile import PairSample, Phase
+from mosaic.profiler.measure import prepare_phase
+from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.subject import Subject
+
+Call = Callable[[], object]
+"""One repetition of some work; launches on the current stream, or runs on the calling thread."""
+
+MAX_PIECES = 300
+"""A stream's queue of launches is finite: full, it would keep the other lane from its own."""
+
+_CPU = torch.device("cpu")
+_TRIES = 3  # on a busy machine a thread may wait for its core while all others run
+_SLICE_MS = 0.5
+_MIN_SLICES = 8
+_LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
+_MAX_HOLD_MS = 5.0
+_WAIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Beginnings and ends of the timed pieces of one lane."""
+
+    marks_ms: tuple[float, ...]
+    """Ends of neighbouring pieces on a clock that all lanes share; one more than there are pieces."""
+    calls: int
+    """Calls in each piece."""
+
+    def within(self, start_ms: float, end_ms: float) -> tuple[float, ...]:
+        """Returns milliseconds a call of the pieces that lie in a window."""
+        ends = itertools.pairwise(self.marks_ms)
+        return tuple((b - a) / self.calls for a, b in ends if a >= start_ms and b <= end_ms)
+
+    @property
+    def all_ms(self) -> tuple[float, ...]:
+        """Milliseconds a call of every piece."""
+        return self.within(-math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWork:
+    """The work of one lane, and how much of it is timed."""
+
+    lane: Lane
+    call: Call
+    calls: int
+    """Calls in each piece."""
+    pieces: int
+    """Fewest pieces to take."""
+    call_ms: float
+    """About how long a call takes alone; decides in which order launches take turns."""
+
+
+def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch.device | None = None) -> Pieces:
+    """Times pieces of work on one lane; the calling thread waits once, at the end.
+
+    Args:
+        lane: Where.
+        call: What is repeated.
+        calls: Calls in each piece.
+        pieces: How many to take.
+        held_on: A device on which nothing starts before some of it has been launched, as in ``run_together``.
+    """
+    if held_on is not None:
+        hold_back(held_on, min(_MAX_HOLD_MS, pieces * _LAUNCH_MS))
+    marks = lane.submit(partial(_run_pieces, lane, call, calls, pieces)).wait()
+    return Pieces(_on_clock(marks[0], marks), calls)
+
+
+def run_together(
+    parts: Sequence[TimedWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
+) -> tuple[Pieces, ...]:
+    """Keeps all lanes running until each has its pieces.
+
+    Args:
+        parts: One for each lane.
+        inline: Whether the calling thread launches the work (``Lanes.launches_inline``).
+        device: Where the lanes run.
+        seconds: Time after which lanes that are threads stop all the same; launches are bounded by their number.
+    """
+    if inline:
+        hold_back(device, min(_MAX_HOLD_MS, sum(part.pieces for part in parts) * _LAUNCH_MS))
+        marks = _launch_in_turn(parts)
+    else:
+        marks = _run_on_threads(parts, seconds)
+    origin = marks[0][0]
+    return tuple(Pieces(_on_clock(origin, own), part.calls) for own, part in zip(marks, parts, strict=True))
+
+
+def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
+    """Returns when all of them were running; the end lies before the start where they never met."""
+    return max(own.marks_ms[0] for own in pieces), min(own.marks_ms[-1] for own in pieces)
+
+
+def hold_back(device: torch.device, milliseconds: float) -> None:
+    """Keeps the caller's stream busy, so that what is launched behind it starts at one time; nothing on the host."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda._sleep(int(milliseconds * 1.5e6))  # clock ticks, at about 1.5 GHz
+
+
+def _run_pieces(lane: Lane, call: Call, calls: int, count: int) -> list[Mark]:
+    marks = [lane.mark()]
+    for _ in range(count):
+        for _ in range(calls):
+            call()
+        marks.append(lane.mark())
+    return marks
+
+
+def _on_clock(origin: Mark, marks: Sequence[Mark]) -> tuple[float, ...]:
+    return tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks)
+
+
+def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
+    """Launches the next slice of whichever lane has the least launched, by time alone."""
+    marks: list[list[Mark]] = [[] for _ in parts]
+    tickets: list[Ticket[object]] = []
+
+    def launch(mine: int, pieces: int) -> None:
+        part = parts[mine]
+        own = _run_pieces(part.lane, part.call, part.calls, pieces)
+        marks[mine] += own[1:] if marks[mine] else own
+
+    left = [part.pieces for part in parts]
+    launched_ms = [0.0] * len(parts)
+    while any(left):
+        mine = min((index for index in range(len(parts)) if left[index]), key=lambda index: launched_ms[index])
+        piece_ms = max(1e-4, parts[mine].calls * parts[mine].call_ms)
+        few = min(int(_SLICE_MS / piece_ms), parts[mine].pieces // _MIN_SLICES)
+        pieces = min(left[mine], max(1, few))
+        tickets.append(parts[mine].lane.submit(partial(launch, mine, pieces)))
+        left[mine] -= pieces
+        launched_ms[mine] += pieces * piece_ms
+    for ticket in tickets:
+        ticket.wait()
+    return marks
+
+
+def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mark]]:
+    """Starts all lanes at once; each goes on until every one has its pieces."""
+    started = threading.Barrier(len(parts), timeout=_WAIT_S)
+    enough = [threading.Event() for _ in parts]
+    deadline = time.monotonic() + seconds
+
+    def work(mine: int) -> list[Mark]:
+        part = parts[mine]
+        try:
+            started.wait()
+            marks = [part.lane.mark()]
+            while not all(event.is_set() for event in enough) and len(marks) < 10 * MAX_PIECES:
+                for _ in range(part.calls):
+                    part.call()
+                marks.append(part.lane.mark())
+                if len(marks) > part.pieces or time.monotonic() > deadline:
+                    enough[mine].set()
+            return marks
+        except BaseException:
+            started.abort()
+            raise
+        finally:
+            enough[mine].set()  # or the others would go on for ever
+
+    tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
+    marks, errors = list[list[Mark]](), list[BaseException]()
+    for ticket in tickets:
+        try:
+            marks.append(ticket.wait())
+        except BaseException as error:
+            errors.append(error)
+    if errors:  # the first that is not about the others having stopped for it
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    return marks
+
+
+class BesideTimes(NamedTuple):
+    """Raw measurements of one of several modules, in milliseconds."""
+
+    beside_ms: tuple[float, ...]
+    """While all others ran."""
+    alone_ms: tuple[float, ...]
+    """With the other partitions idle."""
+
+
+def measure_beside(
+    subjects: Sequence[Subject],
+    lanes: Sequence[Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = _CPU,
+) -> tuple[BesideTimes, ...]:
+    """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
+
+    Only repetitions during which all others ran from beginning to end count as beside.
+
+    Args:
+        subjects: Modules whose inputs are given, so that none waits for another.
+        lanes: A lane for each, without slots in common.
+        phase: Forward or backward, of all.
+        settings: How carefully.
+        inline: Whether the calling thread launches the work of all lanes (``Lanes.launches_inline``).
+        device: Where the lanes run.
+
+    Returns:
+        The times of each; none where one of them has no such phase, or where they never met.
+    """
+    calls: list[Call] = []
+    for lane, subject in zip(lanes, subjects, strict=True):
+        call = lane.submit(partial(prepare_phase, subject, phase)).wait()
+        if call is None:
+            return ()
+        calls.append(call)
+    alone = [
+        run_alone(lane, call, calls=1, pieces=settings.warmup + settings.min_repeats).all_ms[settings.warmup :]
+        for lane, call in zip(lanes, calls, strict=True)
+    ]
+    middles = [max(1e-4, statistics.median(times)) for times in alone]
+    least = settings.min_repeats + 2  # the first of each may be warm-up
+    length_ms = max(middles) * least
+    parts = [
+        TimedWork(lane, call, 1, min(MAX_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
+        for lane, call, ms in zip(lanes, calls, middles, strict=True)
+    ]
+    for _ in range(_TRIES):
+        pieces = run_together(parts, inline=inline, device=device, seconds=2 * settings.sample_seconds)
+        beside = [own.within(*window_ms(pieces)) for own in pieces]
+        if all(beside):
+            return tuple(map(BesideTimes, beside, alone))
+    return ()
+
+
+def measure_pair(
+    subjects: Sequence[Subject],
+    lanes: Sequence[Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = _CPU,
+) -> tuple[PairSample, ...]:
+    """Times two modules as ``measure_beside`` does; returns a sample for each, none where they never met."""
+    times = measure_beside(subjects, lanes, phase, settings, inline=inline, device=device)
+    return tuple(
+        PairSample(
+            module=subjects[mine].name,
+            beside=subjects[other].name,
+            phase=phase,
+            quota=len(lanes[mine].slots),
+            beside_quota=len(lanes[other].slots),
+            times_ms=times[mine].beside_ms,
+            alone_ms=times[mine].alone_ms,
+        )
+        for mine, other in ((0, 1), (1, 0))
+        if times
+    )

@@ -1,0 +1,111 @@
+"""Schedules of chains: slot by slot what torch's own generators say, and their pictures."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from bench.papers.baselines import dual_pipe_v, zb_h1
+from mosaic.pipelining import baselines
+from mosaic.pipelining.baselines import Slot
+
+LETTERS = {"F": "F", "I": "B", "W": "W"}
+
+
+def torchs(
+    name: str, num_ranks: int, num_microbatches: int, chunks: int | None = None, *, apart: bool
+) -> list[list[str]]:
+    """The one place that reads torch's actions: a full backward becomes both of its halves where they are apart."""
+
+    def read(action) -> list[str]:
+        if action is None or action.computation_type.name in ("REDUCE_GRAD", "UNSHARD", "RESHARD"):
+            return []
+        if action.sub_actions:
+            return [slot for one in action.sub_actions for slot in read(one)]
+        where, which = action.stage_index, action.microbatch_index
+        kind = action.computation_type.value
+        if kind == "B":
+            return [f"{where}B{which}", f"{where}W{which}"] if apart else [f"{where}B{which}"]
+        return [f"{where}{LETTERS[kind]}{which}"]
+
+    ops = get_schedule_ops(name, num_ranks, num_microbatches, chunks)
+    return [[slot for action in row for slot in read(action)] for row in ops]
+
+
+def texts(rows: list[list[Slot]]) -> list[list[str]]:
+    return [[str(slot) for slot in row] for row in rows]
+
+
+SIZES = [(2, 4), (3, 6), (4, 8), (4, 12), (1, 3)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [*SIZES, (4, 5)])
+def test_1f1b_has_the_phases_of_torchs(num_ranks: int, num_microbatches: int):
+    ours = texts(baselines.one_f_one_b_slots(range(num_ranks)[::-1], num_microbatches))
+    theirs = torchs("1F1B", num_ranks, num_microbatches, apart=False)
+    # torch 2.13 numbers its forwards one too high after the first ones, up to a microbatch that is not there
+    assert [[slot[1] for slot in row] for row in ours] == [[slot[1] for slot in row] for row in theirs]
+    assert texts(baselines.interleaved(num_ranks, num_microbatches, 1)) == ours
+
+
+def test_1f1b_is_the_published_picture():
+    assert [" ".join(row) for row in texts(baselines.one_f_one_b_slots((2, 1, 0), 4))] == [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ]
+    assert [" ".join(row) for row in texts(baselines.one_f_one_b_slots((2, 1, 0), 1))] == [
+        "0F0 0B0",
+        "1F0 1B0",
+        "2F0 2B0",
+    ]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [*SIZES, (4, 5), (4, 2)])
+def test_gpipe_runs_what_torchs_does_with_backwards_in_reverse(num_ranks: int, num_microbatches: int):
+    ours = texts(baselines.gpipe(num_ranks, num_microbatches))
+    theirs = torchs("GPipe", num_ranks, num_microbatches, apart=False)
+    assert [row[:num_microbatches] for row in ours] == [row[:num_microbatches] for row in theirs]
+    assert [sorted(row) for row in ours] == [sorted(row) for row in theirs]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_interleaved_1f1b_is_torchs(num_ranks: int, num_microbatches: int, chunks: int):
+    theirs = torchs("Interleaved1F1B", num_ranks, num_microbatches, chunks, apart=False)
+    assert texts(baselines.interleaved(num_ranks, num_microbatches, chunks)) == theirs
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_zb_h1_is_torchs_interleaved_zero_bubble(num_ranks: int, num_microbatches: int, chunks: int):
+    theirs = torchs("InterleavedZeroBubble", num_ranks, num_microbatches, chunks, apart=True)
+    assert texts(zb_h1(num_ranks, num_microbatches, chunks)) == theirs
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [*SIZES, (4, 3), (4, 20)])
+def test_zb_v_is_torchs(num_ranks: int, num_microbatches: int):
+    theirs = torchs("ZBVZeroBubble", num_ranks, num_microbatches, apart=True)
+    assert texts(baselines.zero_bubble_v(num_ranks, num_microbatches)) == theirs
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [*SIZES, (2, 7), (5, 10), (4, 20)])
+def test_dual_pipe_v_is_torchs(num_ranks: int, num_microbatches: int):
+    theirs = torchs("DualPipeV", num_ranks, num_microbatches, apart=True)
+    assert texts(dual_pipe_v(num_ranks, num_microbatches)) == theirs
+
+
+def test_zb_h1_with_one_chunk_a_rank_is_the_published_picture():
+    rows = texts(zb_h1(3, 4, 1))
+    assert [" ".join(row) for row in rows] == [
+        "0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3",
+        "1F0 1F1 1B0 1F2 1B1 1W0 1F3 1B2 1W1 1B3 1W2 1W3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3",
+    ]
+
+
+def test_what_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match="use a multiple of 4"):
+        baselines.interleaved(4, 6, 2)
+    with pytest.raises(ValueError, match="use at least 8"):
+        dual_pipe_v(4, 7)

@@ -1,0 +1,132 @@
+"""Baselines: each runs every task once, without a deadlock, and in its own way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_oracle import simulated
+
+from bench.papers.baselines import PAPER_BASELINES
+from mosaic.pipelining.baselines import Drawn, Slot, draw_baseline, orders_of
+from mosaic.pipelining.compiled import ActionKind
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.workload.layers import Feed, PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def drawn(name: str, model: PipelineModel, microbatches, num_ranks: int = 2) -> Drawn:
+    return draw_baseline(
+        PAPER_BASELINES[name], Request(model=model, num_ranks=num_ranks, microbatches=microbatches), microbatches
+    )
+
+
+def best_ms(one: Drawn) -> float:
+    return min(simulated(one.graph, orders).makespan_ns for orders in one.candidates) / 1e6
+
+
+def row_of(one: Drawn, row: int) -> str:
+    tasks = [one.graph.tasks[index] for index in one.candidates[0][row]]
+    return " ".join(f"{task.chunk}{task.kind}{task.microbatch}.{task.piece}" for task in tasks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(min_layers=4), steps(), st.sampled_from(sorted(PAPER_BASELINES)), st.integers(1, 2))
+def test_each_baseline_runs_every_task_once_to_the_end(model, microbatches, name: str, num_ranks: int):
+    try:
+        one = drawn(name, model, microbatches, num_ranks)
+    except ValueError as error:
+        rules = ("a multiple of", "starts with two", "of their own", "the backbone", "and nothing else")
+        if not any(rule in str(error) for rule in rules):
+            raise
+        return
+    for orders in one.candidates:
+        assert sorted(index for row in orders for index in row) == list(range(len(one.graph.tasks)))
+        assert simulated(one.graph, orders) is not None
+
+
+def test_the_baselines_take_what_they_are_known_for():
+    chained = images(*[1] * 8)  # 8 layers on 4 ranks; forward, backward for inputs and for weights 2 units of time each
+    times = {
+        name: best_ms(drawn(name, chain(8), chained, 4))
+        for name in ("gpipe", "1f1b", "megatron", "zb-h1", "zb-v", "nnscaler*", "dynapipe-order")
+    }
+    assert times["1f1b"] == times["gpipe"] == times["nnscaler*"] == times["dynapipe-order"]
+    assert times["zb-v"] < times["zb-h1"] < times["1f1b"]
+    assert times["megatron"] < times["1f1b"]
+
+
+def test_optimus_runs_all_encoders_first_and_their_backwards_last():
+    one = drawn("optimus-coarse", vision_and_text(2, 2), images(1, 1))
+    assert row_of(one, 0) == "0F0.0 0F1.0 2F0.0 2F1.0 2B0.0 2B1.0 0B0.0 0B1.0"
+    assert row_of(one, 1) == "1F0.0 1F1.0 3F0.0 3B0.0 3F1.0 3B1.0 1B0.0 1B1.0"
+    decoder = PipelineModel(
+        modules=(plain("vision", 4), plain("text", 8, counts="all"), plain("image", 4)),
+        feeds=(Feed(source="vision", target="text"), Feed(source="text", target="image")),
+    )
+    with pytest.raises(ValueError, match="knows no decoders"):
+        drawn("optimus-coarse", decoder, images(1))
+    stranger = PipelineModel(modules=(plain("a", 4), plain("b", 4, 9.0)))
+    with pytest.raises(ValueError, match="'a' does not feed 'b'"):
+        drawn("optimus-coarse", stranger, images(1))
+
+
+def test_parallel_encoders_start_at_the_same_time():
+    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=4.0),) * 4
+    for name in ("cornstarch", "lanes"):
+        one = drawn(name, two_encoders(), microbatches, 4)
+        timed = simulated(one.graph, one.candidates[0])
+        first = [
+            next(
+                start
+                for task, start in zip(one.graph.tasks, timed.start_ns, strict=True)
+                if task.parts[0].module == module
+            )
+            for module in ("vision", "audio")
+        ]
+        assert first == [0, 0]
+
+
+def test_knowing_what_is_frozen_is_no_slower():
+    model = PipelineModel(
+        modules=(plain("vision", 12, 2.0, trains=False), plain("text", 12, 2.0, counts="all")),
+        feeds=(Feed(source="vision", target="text"),),
+    )
+    step = images(*[1] * 8)
+    assert best_ms(drawn("cornstarch", model, step, 6)) < 0.9 * best_ms(drawn("cornstarch-unaware", model, step, 6))
+
+
+def test_dynapipes_order_is_no_worse_than_the_order_given():
+    model = vision_and_text(8, 8)
+    step = images(5, 0, 4, 1, 5, 0)
+    reordered, given_order = drawn("dynapipe-order", model, step, 2), drawn("nnscaler*", model, step, 2)
+    assert len(reordered.candidates) == 25
+    assert best_ms(reordered) <= best_ms(given_order)
+
+
+def test_a_partition_made_for_one_step_runs_another():
+    model = vision_and_text(8, 8)
+    request = Request(model=model, num_ranks=2, microbatches=images(4, 4))
+    static = draw_baseline(PAPER_BASELINES["nnscaler*"], request, images(0, 5, 2))
+    assert simulated(static.graph, static.candidates[0]) is not None
+    assert static.partition.chunks == drawn("nnscaler*", model, images(4, 4)).partition.chunks
+
+
+def test_names_and_rules_are_told():
+    with pytest.raises(ValueError, match="use a multiple of 2"):
+        drawn("megatron", chain(4), images(1, 1, 1))
+    with pytest.raises(ValueError, match="4 layers for 8 chunks"):
+        drawn("megatron", chain(4), images(1, 1, 1, 1), 4)
+
+
+def test_slots_and_tasks_must_match():
+    one = drawn("1f1b", chain(2), images(1))
+    rows = [[Slot(0, F, 0), Slot(0, B, 0)], [Slot(1, F, 0), Slot(1, B, 0)]]
+    assert orders_of(one.graph, rows) == one.candidates[0]
+    with pytest.raises(ValueError, match="no slot for"):
+        orders_of(one.graph, [rows[0], rows[1][:1]])
+    with pytest.raises(ValueError, match="its slot of row"):
+        orders_of(one.graph, rows[::-1])

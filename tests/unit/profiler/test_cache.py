@@ -1,0 +1,430 @@
+"""What was measured once is not measured again: caches, interrupted runs, changed modules, several processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import FAST, TwoTowers, pair_batch, tower
+from planning_cases import device_of, pair, profile_of, sample
+from torch import nn
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.cache_folder import folder_use
+from mosaic.engine import find_modules
+from mosaic.profile import ModuleMemory, Phase, Profile, Sample
+from mosaic.profiler import (
+    ProfileCache,
+    ProfileSettings,
+    default_cache_folder,
+    environment_of,
+    key_of,
+    open_cache,
+    profile_modules,
+)
+from mosaic.profiler.cache import MeasuredPoint, ModuleKey, PairKey
+from mosaic.profiler.identity import digest_of, inputs_of
+
+
+def unequal() -> TwoTowers:
+    """Two towers that differ: equal ones share their measurements."""
+    return TwoTowers(right=tower(8, 16, nn.Tanh()))
+
+
+def profiled(
+    model: nn.Module, cache: ProfileCache, batch: Any = None, settings: ProfileSettings = FAST, **options: Any
+) -> tuple[Profile, list[str]]:
+    """Returns a profile, and the modules that were run for it."""
+    runs: SimpleQueue[str] = SimpleQueue()  # which is not restored, though a hook encloses it
+    finding = find_modules(model, batch if batch is not None else pair_batch())
+    hooks = [
+        subject.module.register_forward_hook(lambda *_, name=subject.name: runs.put(name))
+        for subject in finding.subjects
+    ]
+    try:
+        backend = HostBackend(num_slots=2)
+        profile = profile_modules(
+            model, finding.subjects, finding.graph, backend, cache=cache, settings=settings, **options
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return profile, [runs.get() for _ in range(runs.qsize())]
+
+
+def measurements(profile: Profile) -> object:
+    return profile.samples, profile.pairs, profile.memory
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ProfileCache:
+    return ProfileCache(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_second_run_measures_nothing_and_says_the_same(has_folder: bool, cache: ProfileCache):
+    cache = cache if has_folder else ProfileCache()
+    torch.manual_seed(0)
+    first, runs = profiled(unequal(), cache)
+    assert runs
+    assert first.pairs
+    torch.manual_seed(1)  # values of parameters do not matter
+    again, runs = profiled(unequal(), cache)
+    assert not runs
+    assert measurements(again) == measurements(first)
+
+
+def test_a_changed_module_is_measured_alone(cache: ProfileCache):
+    first, _ = profiled(unequal(), cache)
+    again, runs = profiled(TwoTowers(right=tower(8, 16, nn.Dropout(0.1))), cache)
+    assert runs
+    assert [s for s in again.samples if s.module == "left"] == [s for s in first.samples if s.module == "left"]
+    assert [s for s in again.samples if s.module == "right"] != [s for s in first.samples if s.module == "right"]
+
+
+def test_measurements_are_found_under_another_name(cache: ProfileCache):
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vision, self.audio = tower(), tower(8, 16, nn.Tanh())
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.vision(x) + self.audio(y)
+
+    profiled(unequal(), cache)
+    profile, runs = profiled(Other(), cache)
+    assert not runs
+    assert {sample.module for sample in profile.samples} == {"vision", "audio"}
+    assert {pair.module for pair in profile.pairs} == {"vision", "audio"}
+
+
+def test_equal_modules_are_measured_once(cache: ProfileCache):
+    profile, _ = profiled(TwoTowers(), cache)
+    left, right = ([s.times_ms for s in profile.samples if s.module == name] for name in ("left", "right"))
+    assert left == right
+    assert len(list(cache.folder.glob("module-*"))) == 1
+
+
+def test_more_quotas_other_inputs_and_too_few_repetitions_are_measured(cache: ProfileCache):
+    first, _ = profiled(unequal(), cache, quotas=[2])
+    assert not profiled(unequal(), cache, pair_batch(rows=6), quotas=[2])[1]
+    more, runs = profiled(unequal(), cache, quotas=[1, 2])
+    assert runs
+    assert [s for s in more.samples if s.quota == 2] == list(first.samples)
+    assert profiled(unequal(), cache, pair_batch(rows=4), quotas=[2])[1]
+    careful = ProfileSettings(foreign_share=2.0, sample_seconds=0.05, min_repeats=6)
+    assert profiled(unequal(), cache, settings=careful, quotas=[2])[1]
+
+
+def test_a_cache_can_be_filled_anew(cache: ProfileCache):
+    first, _ = profiled(unequal(), cache)
+    anew, runs = profiled(unequal(), ProfileCache(cache.folder, reuse=False))
+    assert runs
+    assert measurements(anew) != measurements(first)
+    again, runs = profiled(unequal(), cache)
+    assert not runs
+    assert measurements(again) == measurements(anew)
+
+
+def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache: ProfileCache):
+    profile, _ = profiled(unequal(), cache, quotas=[2])
+    model, backend = unequal(), HostBackend(num_slots=2)
+    key = key_of(find_modules(model, pair_batch()).subjects[0], backend, environment_of(backend))
+    assert cache.module(key, "left").points
+    cache.add_module(key, [MeasuredPoint(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
+    assert profiled(model, cache, quotas=[2])[1]
+
+
+CHOOSES = """
+from torch import nn
+from mosaic.profiler.identity import digest_of
+
+class Chooses(nn.Linear):
+    def forward(self, x, mode="sum"):
+        return super().forward(x) if mode in {"sum", "mean", "max", "min"} else x
+
+digest = digest_of(Chooses(3, 4))
+"""
+KILLED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from engine_cases import FAST, TwoTowers, pair_batch, tower
+from torch import nn
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.profiler import ProfileCache, profile_modules
+
+print(digest, flush=True)
+
+def die(what, done, total):
+    if done == 3:
+        os.kill(os.getpid(), 9)
+
+model = TwoTowers(right=tower(8, 16, nn.Tanh()))
+finding = find_modules(model, pair_batch())
+profile_modules(model, finding.subjects, finding.graph, HostBackend(num_slots=2), settings=FAST,
+                cache=ProfileCache(Path(sys.argv[1])), progress=die)
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was_since_digests_are_equal_in_every_process(tmp_path: Path):
+    code = CHOOSES + KILLED.format(tests=str(Path(__file__).parents[2] / "cases" / "engine"))
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        check=False,
+    )
+    assert ended.returncode == -9, ended.stderr
+    here: dict[str, Any] = {"__name__": "__main__"}
+    exec(CHOOSES, here)
+    assert ended.stdout.strip() == here["digest"]
+    cache, model, backend = ProfileCache(tmp_path), unequal(), HostBackend(num_slots=2)
+    environment = environment_of(backend)
+    subjects = find_modules(model, pair_batch()).subjects
+    records = {s.name: cache.module(key_of(s, backend, environment), s.name) for s in subjects}
+    assert {name: len(record.points) for name, record in records.items()} == {"left": 2, "right": 1}
+    profile, runs = profiled(model, cache, settings=dataclasses.replace(FAST, pairs=False))
+    assert set(runs) == {"right"}
+    assert len(profile.samples) == 8
+
+
+def test_a_broken_file_is_measured_again_and_said(cache: ProfileCache):
+    profiled(unequal(), cache, quotas=[2])
+    broken = sorted(cache.folder.glob("module-*"))[0]
+    whole = broken.read_text()
+    for content in ("", "{", '{"schema_version": 99}'):
+        broken.write_text(content)
+        with pytest.warns(UserWarning, match="measured again"):
+            _, runs = profiled(unequal(), cache, quotas=[2])
+        assert runs
+        assert len(broken.read_text()) > len(whole) / 2
+
+
+def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_profile(tmp_path: Path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.warns(UserWarning, match="measurements are not kept") as caught:
+        profile, _ = profiled(unequal(), ProfileCache(blocker / "cache"))
+    assert len(caught) == 1
+    assert len(profile.samples) == 8
+
+
+def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):
+    def write(quota: int) -> None:
+        point = Sample(module="left", phase=Phase.FORWARD, quota=quota, times_ms=(1.0,))
+        own = ProfileCache(cache.folder)  # a file descriptor each, as processes have
+        own.add_module(key("s"), [MeasuredPoint(samples=(point,), foreign_cpu_share=None)], None)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(1, 33)))
+    assert sorted(one.point for one in cache.module(key("s"), "x").points) == [(1, quota) for quota in range(1, 33)]
+    assert {path.suffix for path in cache.folder.iterdir() if path.name != ".lock"} == {".json"}
+
+
+def key(structure: str) -> ModuleKey:
+    return ModuleKey(structure=structure, inputs="rows", device=device_of(2), torch_version="2", driver="")
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_module_and_a_pair_are_found_under_any_name(has_folder: bool, cache: ProfileCache):
+    cache = cache if has_folder else ProfileCache()
+    samples = tuple(sample(1, 4.0, module="m", phase=phase) for phase in Phase)
+    point = MeasuredPoint(samples=samples, foreign_cpu_share=0.0)
+    cache.add_module(key("tower"), [point], ModuleMemory(module="m", resident_bytes=8, activation_bytes=8))
+    record = cache.module(key("tower"), "other")
+    assert record.at(1, 1).samples[0].module == "other"
+    assert record.memory.module == "other"
+    assert cache.module(key("another"), "other").points == ()
+    both = PairKey(modules=(key("tower"), key("another")), quotas=(1, 1))
+    cache.add_pair(both, ["a", "b"], [pair("b", "a", 1.5, phase=Phase.FORWARD)])
+    (beside,) = cache.pair(both, ["c", "d"])
+    assert (beside.module, beside.beside) == ("d", "c")
+
+
+def test_a_users_profile_is_learned_without_its_higher_degrees():
+    pairs = [pair("b", "a", 1.5, phase=phase, quota=2, beside_quota=1) for phase in Phase]
+    times = {"a": lambda degree, quota: 4.0 / quota, "b": lambda degree, quota: 2.0}
+    profile = profile_of(times, num_slots=2, degrees=(1, 2), pairs=pairs)
+    cache = ProfileCache()
+    cache.learn(profile, {"a": key("tower"), "b": key("another")})
+    record = cache.module(key("tower"), "m")
+    assert [known.point for known in record.points] == [(1, 1), (1, 2)]
+    assert record.at(1, 2).samples[1].median_ms == 2.0
+    both = PairKey(modules=(key("tower"), key("another")), quotas=(1, 2))
+    assert [beside.module for beside in cache.pair(both, ["c", "d"])] == ["d", "d"]
+
+
+# A user's own folder.
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "mosaic" / "profiles"
+
+
+def described(model: nn.Module | None = None, **options: Any) -> tuple[Profile, str]:
+    backend = HostBackend(num_slots=1)  # no gain to be had, so nothing is placed
+    handle = mosaic.colocate(
+        model or TwoTowers(), sample=pair_batch(), backend=backend, options=mosaic.Options(profiling=FAST, **options)
+    )
+    assert handle.profile is not None
+    return handle.profile, handle.describe()
+
+
+def test_the_second_call_measures_nothing_and_says_from_when_its_profile_is(users_folder: Path):
+    first, said = described()
+    assert not first.reused
+    assert "4 samples measured" in said
+    assert folder_use(users_folder).num_files > 0
+    again, said = described()
+    assert again.samples == first.samples
+    assert again.reused == again.samples
+    date = first.samples[0].measured[:16].replace("T", " ")
+    assert f"planned from a profile of {date}" in said
+    assert "nothing was measured again" in said
+    changed, said = described(TwoTowers(right=tower(8, 16, nn.ReLU())))
+    assert {sample.module for sample in changed.reused} == {"left"}
+    assert "4 samples, of which 2 reused from" in said
+    assert "and 2 new" in said
+
+
+def test_no_cache_leaves_nothing_and_another_folder_or_cache_may_be_given(users_folder: Path, tmp_path: Path):
+    assert not described(cache=None)[0].reused
+    first, _ = described(cache=tmp_path / "own")
+    again, _ = described(cache=ProfileCache(tmp_path / "own"))
+    assert again.reused == first.samples
+    assert not users_folder.exists()
+
+
+def test_a_user_without_a_home_folder_is_warned_and_served(monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.warns(UserWarning, match="measurements are not kept.*XDG_CACHE_HOME"):
+        assert open_cache("user").folder is None
+
+
+def test_the_default_folder_follows_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_folder() == tmp_path / "mosaic" / "profiles"
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert default_cache_folder() == Path.home() / ".cache" / "mosaic" / "profiles"
+
+
+# Keys.
+
+
+def test_threads_and_sm_settings_make_other_keys_and_memory_does_not(monkeypatch: pytest.MonkeyPatch):
+    subject = find_modules(TwoTowers(), pair_batch()).subjects[0]
+
+    def now() -> ModuleKey:
+        backend = HostBackend(num_slots=2)
+        return key_of(subject, backend, environment_of(backend))
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    keys = [now()]
+    monkeypatch.setattr("mosaic.backends.host.backend._memory_bytes", lambda: 8 << 30)  # as a kernel brings up late
+    assert now() == keys[0]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    keys.append(now())
+    monkeypatch.setattr("mosaic.profiler.identity.available_cores", lambda: (0, 1, 2, 3, 4))
+    keys.append(now())
+    monkeypatch.setattr(HostBackend, "sm_settings", "SM targets")
+    keys.append(now())
+    assert len(set(keys)) == 4
+
+
+def test_a_digest_sees_structure_mode_and_code_and_not_values():
+    torch.manual_seed(0)
+    first = digest_of(tower())
+    torch.manual_seed(1)
+    assert digest_of(tower()) == first
+    assert digest_of(tower().eval()) != first
+    assert digest_of(tower().half()) != first
+    assert digest_of(tower().requires_grad_(False)) != first
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    before = digest_of(Scaled(4, 4))
+
+    class Scaled(nn.Linear):  # type: ignore[no-redef]  # as after an edit
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x).relu()
+
+    assert digest_of(Scaled(4, 4)) != before
+
+
+def test_a_digest_sees_plain_settings_base_classes_and_wrapped_methods():
+    def make(heads: int, factor: int, *, wraps: bool) -> nn.Module:
+        class Base(nn.Module):
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x * (2 if factor == 2 else 3)
+
+        class Doubles(nn.Module):
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+        class Part(Base if factor == 2 else Doubles):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.heads = heads
+
+            if wraps:
+
+                @torch.no_grad()
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return self.scale(x)
+            else:
+
+                @torch.no_grad()
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return self.scale(x).relu()
+
+        return Part()
+
+    digests = [digest_of(make(*how, wraps=w)) for how, w in (((1, 2), True), ((2, 2), True), ((1, 3), True))]
+    digests.append(digest_of(make(1, 2, wraps=False)))
+    assert len(set(digests)) == 4
+    assert digest_of(make(1, 2, wraps=True)) == digests[0]
+
+
+def test_inputs_are_told_apart_by_shape_dtype_plain_values_and_autocast():
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, flag: object = None) -> torch.Tensor:
+            return self.layer(x)
+
+    def digest(*batch: Any, cast: bool = False) -> str:
+        model = nn.Module()
+        model.only = Takes()
+        model.forward = lambda *args: model.only(*args)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            (subject,) = find_modules(model, batch, include=["only"]).subjects
+        return inputs_of(subject)
+
+    x = torch.randn(6, 8)
+    others = (digest(x, True), digest(torch.randn(3, 8)), digest(x.clone().requires_grad_()), digest(x, cast=True))
+    assert len({digest(x), *others}) == 5
+    assert digest(torch.zeros(6, 8)) == digest(x)

@@ -1,0 +1,264 @@
+"""Profiling whole graphs: which points are measured, what is composed of them, what fails, and when time is up."""
+
+from __future__ import annotations
+
+import dataclasses
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import FAST, TwoTowers, pair_batch, tower
+from fake_streams import FakeGreenDriver, FakeStreams
+from fake_streams.runtime import WORKSPACE_BYTES
+from torch import nn
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.cost import CostModel
+from mosaic.device import Device
+from mosaic.engine import find_modules
+from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
+from mosaic.hardware import Cluster, Link, find_hardware
+from mosaic.profile import Phase, Profile, Sample
+from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules, sweep
+from mosaic.profiler.measure import StepTimes
+from mosaic.profiler.settings import Deadline, choose_quotas
+from mosaic.profiler.sweep import compose
+from mosaic.solver import solve
+
+ALONE = dataclasses.replace(FAST, pairs=False)
+RING = Ring(latency_us=10.0, gb_per_s=1.0)
+
+
+def profiled(model: Any = None, *, slots: int = 2, settings: ProfileSettings = ALONE, **options: Any) -> Profile:
+    model = model or TwoTowers(right=tower(8, 16, nn.Tanh()))
+    finding = find_modules(model, pair_batch())
+    if isinstance(model.right, Fails):
+        model.right.armed = True  # fails where it is profiled, not where it is found
+    backend = options.pop("backend", HostBackend(num_slots=slots))
+    return profile_modules(model, finding.subjects, finding.graph, backend, settings=settings, **options)
+
+
+def test_every_module_is_measured_at_every_quota_and_phase_and_pair():
+    told: list[tuple[str, int, int]] = []
+    profile = profiled(settings=FAST, progress=lambda *what: told.append(what))
+    points = {(sample.module, sample.phase, sample.quota) for sample in profile.samples}
+    assert points == {(name, phase, quota) for name in ("left", "right") for phase in Phase for quota in (1, 2)}
+    assert {(pair.module, pair.beside) for pair in profile.pairs} == {("left", "right"), ("right", "left")}
+    assert {memory.module for memory in profile.memory} == {"left", "right"}
+    assert [done for _, done, _ in told] == list(range(5))
+    assert {total for *_, total in told} == {5}
+
+
+def test_the_cuda_backend_itself_is_profiled_and_what_cublas_keeps_for_lanes_does_not_add_up():
+    runtime, reserved = FakeStreams(), []
+    with runtime.watching():
+        backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+        profile = profiled(
+            backend=backend,
+            settings=FAST,
+            quotas="all",
+            progress=lambda what, *_: "beside" in what or reserved.append(runtime.reserved_bytes()),
+        )
+    assert profile.device == backend.device
+    assert {sample.quota for sample in profile.samples} == {1, 2, 3, 4}
+    assert {pair.quota for pair in profile.pairs} == {2}
+    assert max(reserved) <= 2 * WORKSPACE_BYTES  # of a lane, and of the stream on which libraries set themselves up
+
+
+class Fails(nn.Module):
+    """Fails on lanes of some widths: a lane's thread has as many threads for operators as it has slots."""
+
+    def __init__(self, error: Exception, *widths: int, backward: bool = False) -> None:
+        super().__init__()
+        self.inner = tower()
+        self.error, self.widths, self.in_backward = error, widths, backward
+        self.armed = False
+
+    def _check(self) -> None:
+        if self.armed and torch.get_num_threads() in self.widths:
+            raise self.error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.in_backward:
+            self._check()
+        out = self.inner(x)
+        if self.in_backward and out.requires_grad:
+            out.register_hook(lambda grad: self._check())
+        return out
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_the_rest_goes_on(backward: bool):
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n20 GiB")
+    profile = profiled(TwoTowers(right=Fails(error, 1, backward=backward)), slots=3)
+    failed = [sample for sample in profile.samples if sample.infeasible is not None]
+    assert {(s.module, s.phase, s.quota) for s in failed} == {("right", phase, 1) for phase in Phase}
+    assert {s.infeasible for s in failed} == {"out of memory: CUDA out of memory. Tried to allocate"}
+    assert len(profile.samples) == 2 * 2 * 3
+    cost = CostModel.from_profile(profile, interference="none")
+    assert (cost.quotas("right"), cost.quotas("left")) == ((2, 3), (1, 2, 3))
+
+
+def test_an_exception_at_one_quota_is_kept_with_its_text():
+    profile = profiled(TwoTowers(right=Fails(KeyError("no such codebook"), 3)), slots=3)
+    assert {sample.infeasible for sample in profile.samples if sample.infeasible} == {"KeyError: 'no such codebook'"}
+    # It is resident all the same; what it keeps on the whole device is not known.
+    (memory,) = [entry for entry in profile.memory if entry.module == "right"]
+    assert memory.resident_bytes > 0
+    assert memory.num_trained
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ValueError("odd length"), UnsupportedModelError, r"ValueError: odd length\. Mend"),
+        (torch.OutOfMemoryError("no more"), UnstableMeasurementError, "out of memory: no more"),
+    ],
+)
+def test_a_module_that_fails_everywhere_is_an_error_with_its_name_and_text(
+    error: Exception, kind: type[Exception], said: str
+):
+    with pytest.raises(kind, match=f"'right' ran at no quota; it raised {said}"):
+        profiled(TwoTowers(right=Fails(error, 1, 2, 3)), slots=3)
+
+
+def test_a_failure_side_by_side_costs_the_pair_alone(caplog: pytest.LogCaptureFixture):
+    profile = profiled(TwoTowers(right=Fails(RuntimeError("too wide"), 1)), quotas=[2], settings=FAST)
+    assert profile.pairs == ()
+    assert len(profile.samples) == 4
+    assert "left and right were not measured side by side: RuntimeError: too wide" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "slots", "expected"),
+    [("tenths", 20, tuple(range(2, 21, 2))), ("all", 3, (1, 2, 3)), ((4, 2, 2), 4, (2, 4))],
+)
+def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
+    assert choose_quotas(choice, Device(name="a device", kind="cuda", num_slots=slots)) == expected
+
+
+@pytest.mark.parametrize(
+    ("quotas", "degrees", "error"),
+    [("most", [1], ValueError), ([], [1], ValueError), ([1], [0], ValueError), ([9], [1], InvalidPlanError)],
+)
+def test_choices_that_cannot_be_are_refused(quotas: Any, degrees: list[int], error: type[Exception]):
+    with pytest.raises(error):
+        profiled(quotas=quotas, degrees=degrees)
+
+
+def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
+    with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
+        profiled(degrees=[2])
+    rows: SimpleQueue[int] = SimpleQueue()  # which is not restored, though a hook encloses it
+    model = TwoTowers()
+    model.left.register_forward_pre_hook(lambda _, args: rows.put(len(args[0])))
+    profile = profiled(model, degrees=[1, 2, 8], network=RING)
+    assert {rows.get() for _ in range(rows.qsize())} == {6, 3}
+    kinds = {(s.degree, s.source, s.infeasible is None) for s in profile.samples}
+    assert kinds == {(1, "measured", True), (2, "composed", True), (8, "composed", False)}
+    reduce_ms = RING.all_reduce_ms(sum(parameter.nbytes for parameter in model.left.parameters()), 2)
+    (backward,) = [s for s in profile.samples_of("left", Phase.BACKWARD, 2) if s.quota == 1]
+    assert min(backward.times_ms) > reduce_ms > 0.02
+    assert CostModel.from_profile(profile, interference="none").degrees("left") == (1, 2)
+
+
+def test_composing_adds_communication_to_the_backward_alone():
+    of = {p: Sample(module="m", phase=p, quota=1, degree=4, times_ms=(1.0, 2.0)) for p in Phase}
+    forward, backward = (compose(of[phase], RING, 1_000_000) for phase in Phase)
+    # Six steps of 10 us, and 1.5 MB at 1 GB/s.
+    assert forward.times_ms == (1.0, 2.0)
+    assert backward.times_ms == pytest.approx((2.56, 3.56))
+    assert {forward.source, backward.source} == {"composed"}
+    link = Link(gb_per_s=1.0, latency_us=10.0)
+    host = find_hardware("host")
+    hardware = dataclasses.replace(host, efficiency=dataclasses.replace(host.efficiency, network=1.0))
+    cluster = Cluster(hardware=hardware, gpus_per_node=4, intra_node=link, inter_node=link)
+    assert compose(of[Phase.BACKWARD], cluster, 1_000_000).times_ms == pytest.approx(backward.times_ms)
+    single = dataclasses.replace(of[Phase.BACKWARD], degree=1)
+    assert compose(single, None, 1) is single
+
+
+class Measured:
+    """Stands for measuring: notes what is measured, and a point takes one second of a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0
+        self.points: list[tuple[str, int]] = []
+        self.failing: tuple[str, int] | None = None
+        monkeypatch.setattr(sweep, "measure", self._measure)
+        monkeypatch.setattr(sweep, "Deadline", lambda seconds: Deadline(seconds, lambda: self.seconds))
+
+    def _measure(self, subject: Subject, lane: Any, settings: ProfileSettings) -> StepTimes:
+        quota = len(lane.slots)
+        self.seconds += 1
+        self.points.append((subject.name, quota))
+        if self.points[-1] == self.failing:
+            raise ValueError("too narrow")
+        return StepTimes((1 / quota,) * 5, (2 / quota,) * 5)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    return Measured(monkeypatch)
+
+
+def within(max_seconds: float | None, **options: Any) -> Profile:
+    return profiled(slots=4, settings=dataclasses.replace(FAST, max_seconds=max_seconds), **options)
+
+
+def test_modules_take_turns_and_each_begins_with_its_ends(measured: Measured):
+    profile = within(None)
+    assert measured.points == [(name, quota) for quota in (4, 1, 3, 2) for name in ("left", "right")]
+    assert profile.left_out == ()
+    assert len(profile.pairs) == 4
+    assert {(error.subject, error.phase) for error in profile.held_out} == {
+        (name, phase) for name in ("left", "right") for phase in Phase
+    }
+
+
+def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_and_a_plan_can_be_made(
+    measured: Measured, caplog: pytest.LogCaptureFixture
+):
+    profile = within(0.0)
+    assert measured.points == [("left", 4), ("right", 4), ("left", 1), ("right", 1)]
+    assert profile.pairs == ()
+    assert profile.left_out == ("left at 3, 2 slots", "right at 3, 2 slots", "left beside right")
+    assert "profiling was over after 0.0 s; not measured: left at 3, 2 slots; right" in caplog.text
+    cost = CostModel.from_profile(profile)
+    assert cost.quotas("left") == (1, 2, 3, 4)
+    assert solve(profile.graph, cost, profile.device).stages
+    assert {entry.module for entry in profile.memory} == {"left", "right"}
+
+
+def test_a_deadline_on_the_way_leaves_out_as_much_of_each_module(measured: Measured):
+    assert within(6.0).left_out == ("left at 2 slots", "right at 2 slots", "left beside right")
+    assert measured.points[-2:] == [("left", 3), ("right", 3)]
+
+
+def test_a_quota_at_which_a_module_fails_does_not_count_as_one_of_its_two(measured: Measured):
+    measured.failing = ("right", 1)
+    profile = within(0.0)
+    assert CostModel.from_profile(profile).quotas("right") == (3, 4)
+    assert profile.left_out[:2] == ("left at 3, 2 slots", "right at 2 slots")
+
+
+def test_higher_degrees_end_at_the_deadline_too(measured: Measured):
+    profile = within(0.0, quotas=[2, 4], degrees=[2], network=RING)
+    assert {(sample.degree, sample.quota) for sample in profile.samples} == {(1, 2), (1, 4)}
+    assert profile.left_out[:2] == ("left at 4, 2 slots of 2", "right at 4, 2 slots of 2")
+
+
+def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: Measured, tmp_path: Any):
+    cache = ProfileCache(tmp_path)
+    within(None, cache=cache, quotas=[2])
+    part = within(0.0, cache=cache)
+    assert {sample.quota for sample in part.samples} == {1, 2, 4}
+    assert part.left_out == ("left at 3 slots", "right at 3 slots")  # the pair is known, too
+    whole = within(None, cache=cache)
+    measured.points.clear()
+    again = within(0.0, cache=cache)
+    assert (measured.points, again.left_out) == ([], ())
+    assert [sample.times_ms for sample in again.samples] == [sample.times_ms for sample in whole.samples]
+    assert again.pairs == whole.pairs
