@@ -51,8 +51,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"10 modules, 8 GPUs, 10 %.*",
             r"20 modules, \d+ GPUs.*: proven gap within 5 s, (median|worst), %",
             r"\d+ modules, 8 GPUs, memory held across stages .*: (proven|step over) .*",
-            r"one of \d+ modules comes or goes, \d+ GPUs, .*",
-            r"lost with .*, mean, %",
         ),
         "bench_ranks": (
             r"(exact|megatron): step over DDP's on the same ranks, .*",
@@ -130,7 +128,7 @@ def source_of(study: Study) -> str:
 def methods_table() -> str:
     """Returns the methods of planning."""
     rows = [
-        (f"`{one.name}`", one.phrase, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
+        (f"`{one.name}`", one.description, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
         for one in METHODS.values()
     ]
     return table(("method", "plans", "gives a bound", "in `--compare`"), rows)

@@ -24,7 +24,7 @@ from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import COMPARED_PLANNERS
-from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.options import MAX_MS
 from mosaic.solver.runnable import plan_to_run

@@ -17,10 +17,7 @@ from typing import Literal
 
 from bench.solver.table_1 import BACKBONES, ENCODERS, POD, Kind, disturb, draw_module, tabulate
 from mosaic.cost.degrees import degrees_between, degrees_to_look_at
-from mosaic.solver.instances.instance import Instance, InstanceModule
-from mosaic.solver.memory.holding import assign_alone
-from mosaic.solver.options import DeploymentOption
-from mosaic.solver.stage import Machine
+from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")
@@ -131,26 +128,22 @@ def build(
 
 def _least_memory(modules: Sequence[InstanceModule], num_devices: int) -> int:
     """About the least memory of a GPU with which modules have GPUs that hold what they keep; not proven least."""
-    options: dict[str, list[DeploymentOption]] = {}
-    for module in modules:
-        by_degree = {option.degree: option for option in module.options}
-        options[module.name] = [
-            DeploymentOption(
-                degree=degree,
-                quota=1,
-                forward_ns=0,
-                backward_ns=0,
-                memory_bytes=option.memory_bytes,
-                kept_bytes=option.resident_bytes + option.activation_bytes,
-            )
-            for degree, option in by_degree.items()
-        ]
+    lightest = [min(module.options, key=lambda o: (o.degree * _kept(o), o.memory_bytes)) for module in modules]
     memory = max(min(option.memory_bytes for option in module.options) for module in modules)
     while True:
-        machine = Machine(num_devices=num_devices, num_slots=1, memory_bytes=memory)
-        if assign_alone(options, machine, max_nodes=500)[0] is not None:
+        kept = [0] * num_devices
+        works = [0] * num_devices
+        for option in sorted(lightest, key=lambda o: -o.memory_bytes):
+            for gpu in sorted(range(num_devices), key=lambda g: kept[g])[: option.degree]:
+                kept[gpu] += _kept(option)
+                works[gpu] = max(works[gpu], option.memory_bytes - _kept(option))
+        if max(map(sum, zip(kept, works, strict=True))) <= memory:
             return memory
         memory = round(memory * 1.05) + 1
+
+
+def _kept(option: InstanceOption) -> int:
+    return option.resident_bytes + option.activation_bytes
 
 
 def _kinds(shape: Shape, waits: Waits, draw: random.Random) -> list[Kind]:

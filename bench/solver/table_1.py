@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mosaic.cost.communication import gradient_sum
 from mosaic.hardware import find_cluster
-from mosaic.solver.instances.instance import Disturbance, InstanceOption
+from mosaic.solver.instance import Disturbance, InstanceOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

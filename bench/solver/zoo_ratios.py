@@ -21,7 +21,7 @@ import torch
 
 from bench.gpu.models.zoo_memory import count_forward
 from bench.record import Figure
-from bench.solver.runs import figure
+from bench.solver.study import figure
 from bench.solver.table_1 import BACKBONES, ENCODERS, Kind
 from mosaic import models
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from bench.changing.workload import PHASES
 from bench.figures.papers.read import printed
+from bench.papers.planners import PiecewiseAlphaBeta, profiled_degrees
 from bench.record import Figure, Source, missing_figure, one_line
-from bench.solver.runs import figure
+from bench.solver.study import figure
 from bench.spindle.sends import sent_ms
 from bench.spindle.steps import (
     BASE,
     METHODS,
     PlannedStep,
     held_gb,
-    in_a_row,
     ratio_figure,
     share_of_peak,
     share_of_sums,
@@ -25,7 +25,6 @@ from bench.spindle.steps import (
 )
 from bench.spindle.workload import TASKS, Scale, workload
 from mosaic.profile import Phase
-from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
 
 PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact", "auto")
 """Whose planning is timed."""
@@ -156,29 +155,19 @@ def case_study(scale: Scale, num_devices: int, seconds: float) -> Iterator[Figur
 
 
 def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: float) -> Iterator[Figure]:
-    """What Spindle's slices send each other, placed near their data and in a row; and sums of gradients."""
+    """What Spindle's slices send each other, placed in a row; and sums of gradients."""
     made = workload(model, TASKS[model][:count], scale)
     _, _, cluster = made.on(num_devices)
     of = f"{model} ({made.size}), {count} tasks, {num_devices} GPUs"
-    shares = {}
-    for placement, settings in (("near", made.settings), ("in a row", in_a_row(made.settings))):
-        (found,) = steps_of(made, num_devices, seconds, methods=("spindle",), settings=settings).values()
-        if found.plan is None or not found.predicted_ms:
-            yield missing_figure(f"Fig. 10: spindle placed {placement}: sends, {of}, %", found.reason)
-            continue
-        sends_ms = sent_ms(found.plan, made, cluster)
-        shares[placement] = sends_ms
-        claimed = FIGURE_10[f"sends placed {placement}"]
-        name = f"Fig. 10: spindle placed {placement}: sends between waves, of the step with them, {of}, %"
-        yield _told(name, [100 * sends_ms / (found.predicted_ms + sends_ms)], max, claimed)
-        if placement == "near":
-            name = f"Fig. 10: spindle: sums of gradients, of the step, {of}, %"
-            yield _told(name, [100 * share_of_sums(found)], max, FIGURE_10["sums of gradients"])
-    name = f"Fig. 10: spindle: sends placed in a row over sends placed near, {of}, ratio"
-    near_ms = shares.get("near", 0.0)
-    ratios = [shares["in a row"] / near_ms] if near_ms > 0 and "in a row" in shares else []
-    claimed = FIGURE_10["in a row over near"]
-    yield _told(name, ratios, max, claimed, "nothing travels where jobs are placed near their data")
+    (found,) = steps_of(made, num_devices, seconds, methods=("spindle",)).values()
+    name = f"Fig. 10: spindle placed in a row: sends between waves, of the step with them, {of}, %"
+    if found.plan is None or not found.predicted_ms:
+        yield missing_figure(name, found.reason)
+        return
+    sends_ms = sent_ms(found.plan, made, cluster)
+    yield _told(name, [100 * sends_ms / (found.predicted_ms + sends_ms)], max, FIGURE_10["sends placed in a row"])
+    name = f"Fig. 10: spindle: sums of gradients, of the step, {of}, %"
+    yield _told(name, [100 * share_of_sums(found)], max, FIGURE_10["sums of gradients"])
 
 
 def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[Sequence[str]] = PHASES) -> list[Figure]:
@@ -221,7 +210,7 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     """
     made = workload("multitask-clip", ("image_text", "audio_depth"), scale)
     cost, device, _ = made.on(max(scale.degrees))
-    known = looked_at(scale.degrees)
+    known = profiled_degrees(scale.degrees)
     errors = []
     for name in made.graph.names:
         times = {d: sum(cost.time_ms(name, phase, d, device.num_slots) for phase in Phase) for d in scale.degrees}

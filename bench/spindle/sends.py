@@ -31,7 +31,7 @@ def _flows(plan: Plan, workload: Workload) -> Iterator[tuple[int, Placement, Pla
     for wave, stage in enumerate(plan.stages):
         for placed in stage.placements:
             if placed.part.first:
-                yield wave, last[placed.module], placed, workload.settings.layer_bytes[placed.module]
+                yield wave, last[placed.module], placed, workload.layer_bytes[placed.module]
             else:
                 for edge in workload.graph.edges:
                     if edge.target == placed.module:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
+from bench.papers.planners import task_planners
 from bench.record import Figure, missing_figure, one_line
 from bench.spindle.workload import Workload
 from mosaic.cost.communication import RankedCost
@@ -22,12 +23,13 @@ from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import Comparison, compare
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.options import all_options
-from mosaic.solver.planners.draft import PlannerSettings, Sheet, whole_device_widths
-from mosaic.solver.planners.spindle import least_ms
-from mosaic.solver.runnable import plan_to_run, with_communication
-from mosaic.solver.stage import Machine
+from mosaic.solver.limits import SearchLimits
+from mosaic.solver.methods import METHODS as PRODUCT_METHODS
+from mosaic.solver.options import NS_PER_MS, all_options
+from mosaic.solver.planners.spindle import continuous_optimum, contract
+from mosaic.solver.planners.waves import whole_device_widths
+from mosaic.solver.predict import with_communication
+from mosaic.solver.runnable import plan_to_run
 
 METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact", "auto")
 """Spindle's paper has no ``distmm`` over all tasks. ``exact`` and ``auto`` are Mosaic: its search, and its default."""
@@ -49,7 +51,6 @@ def steps_of(
     seconds: float,
     *,
     methods: Sequence[str] = METHODS,
-    settings: PlannerSettings | None = None,
 ) -> dict[str, PlannedStep]:
     """Returns what each method plans; memory limits nobody (see ``Workload.on``).
 
@@ -58,13 +59,11 @@ def steps_of(
         num_devices: GPUs.
         seconds: When a search ends.
         methods: Who plans.
-        settings: For planners, in place of the workload's.
     """
     cost, device, _ = workload.on(num_devices)
-    search = SearchOptions(
-        limits=SearchLimits(effort=seconds), hold_memory=False, planners=settings or workload.settings
-    )
-    compared = tuple(method for method in methods if method != "auto")
+    search = SearchOptions(limits=SearchLimits(effort=seconds), hold_memory=False, planners=workload.settings)
+    known = PRODUCT_METHODS | {method.name: method for method in task_planners(workload.task_names)}
+    compared = tuple(known[method] for method in methods if method != "auto")
     found = compare(workload.graph, cost, device, num_devices=num_devices, methods=compared, search=search)
     if "auto" in methods:
         found = (*found, _default(workload, cost, device, num_devices, search))
@@ -110,14 +109,10 @@ def theoretical_ms(workload: Workload, num_devices: int) -> float:
     """Returns Spindle's C*, the sum of its levels' continuous optima, in milliseconds."""
     cost, device, _ = workload.on(num_devices)
     options = all_options(workload.graph, cost=cost, device=device, num_devices=num_devices)
-    sheet = Sheet(
-        graph=workload.graph,
-        widths={name: whole_device_widths(own) for name, own in options.items()},
-        cost=cost,
-        machine=Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=0),
-        settings=workload.settings,
-    )
-    return least_ms(sheet)
+    widths = {name: whole_device_widths(own) for name, own in options.items()}
+    levels = contract(workload.graph, widths, workload.settings)
+    ends_ns = [continuous_optimum([chain.metaop() for chain in level], num_devices)[0] for level in levels]
+    return sum(ends_ns) / NS_PER_MS
 
 
 def share_of_peak(step_ms: float, workload: Workload, cluster: Cluster, num_devices: int) -> float:
@@ -142,9 +137,9 @@ def held_gb(plan: Plan, workload: Workload) -> list[float]:
     activations = [0.0] * plan.num_devices
     resident: dict[str, float] = defaultdict(float)
     for name, own in workload.counts.items():  # of each of the modules that share them an equal part
-        resident[workload.settings.parameters[name]] += next(iter(own.values())).memory.resident_bytes
+        resident[workload.parameters[name]] += next(iter(own.values())).memory.resident_bytes
     for placed in plan.placements:
-        shared = workload.settings.parameters[placed.module]
+        shared = workload.parameters[placed.module]
         layers = {(shared, at, placed.part.total) for at in range(placed.part.first, placed.part.end)}
         for device in placed.devices:
             parameters[device] |= layers
@@ -159,8 +154,3 @@ def _activation_bytes(workload: Workload, placed: Placement) -> float:
     by_degree = workload.counts[placed.module]
     counted = max(degree for degree in by_degree if degree <= placed.degree)
     return by_degree[counted].memory.activation_bytes * counted / placed.degree
-
-
-def in_a_row(settings: PlannerSettings) -> PlannerSettings:
-    """Returns settings under which jobs are placed on consecutive devices: what Spindle's ablation compares with."""
-    return replace(settings, placement="sequential")

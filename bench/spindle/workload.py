@@ -30,7 +30,7 @@ from mosaic.graph import Edge, ModuleGraph
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.models import find_model
 from mosaic.models.rows import CLIP_TASKS
-from mosaic.solver.planners.draft import PlannerSettings
+from mosaic.solver.task import PlannerSettings
 
 DEVICE = "a100-80g"
 """Spindle measured on A800s (section 5.1): A100s but for their links."""
@@ -83,7 +83,13 @@ class Workload:
     counts: Mapping[str, Counts]
     """What each does."""
     settings: PlannerSettings
-    """Its tasks, shared parameters and layers, as planners take them."""
+    """Layers, as planners take them."""
+    task_names: tuple[tuple[str, ...], ...]
+    """Modules of each task."""
+    parameters: Mapping[str, str]
+    """For each module the name of its parameters, which several may share."""
+    layer_bytes: Mapping[str, int]
+    """Bytes of a whole batch between two layers of modules, where known."""
 
     def on(self, num_devices: int) -> tuple[RankedCost, Device, Cluster]:
         """Returns its cost model on a cluster; a device as a plan has it; and the cluster.
@@ -138,12 +144,10 @@ def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
         tasks=tuple(tasks),
         graph=ModuleGraph(modules=tuple(modules), edges=tuple(edges)),
         counts=counts,
-        settings=PlannerSettings(
-            tasks=tuple(tuple(f"{task}/{name}" for name in graph.names) for task, (graph, _) in flows.items()),
-            parameters=parameters,
-            num_layers={name: own.count for name, own in layers.items()},
-            layer_bytes={name: own.num_bytes for name, own in layers.items() if own.num_bytes},
-        ),
+        settings=PlannerSettings(num_layers={name: own.count for name, own in layers.items()}),
+        task_names=tuple(tuple(f"{task}/{name}" for name in graph.names) for task, (graph, _) in flows.items()),
+        parameters=parameters,
+        layer_bytes={name: own.num_bytes for name, own in layers.items() if own.num_bytes},
     )
 
 

@@ -50,6 +50,11 @@ _CODES: dict[type[Exception], int] = {
     ValueError: 2,
 }
 
+_ENDED = {
+    "--explain": "--explain has ended; --compare shows the plans of other methods under the same predictions",
+    "--from": "--from has ended; plan again from the profile: a new search takes as long and finds the same plan",
+}
+"""Options of ``plan`` that earlier versions had."""
 PIPELINE, CONTEXT = "--pipeline", "--context"
 """With them, ``plan`` plans a pipeline, or else the attention of one sequence over ranks."""
 
@@ -86,6 +91,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
+    ended = [said for option, said in _ENDED.items() if given[:1] == ["plan"] and option in given]
+    if ended:
+        Console(stderr=True).print(f"mosaic: {ended[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
     verbosity = [word for word in given if word in _LEVELS]
     level = _LEVELS[verbosity[-1]] if verbosity else logging.WARNING
     given = [word for word in given if word not in _LEVELS]

@@ -27,7 +27,6 @@ from mosaic.cli.options import (
 from mosaic.cli.stopping import first_interrupt
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
-from mosaic.errors import InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Profile, note_of_others
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from mosaic.cli.counting import Counted
     from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.solver import SearchOptions
-    from mosaic.solver.instances.instance import Instance
-
-MAX_FILE_BYTES = 2**26
-"""Of a profile or an instance: up to thirty times as much memory is needed to read it."""
 MAX_BARS = 120
 """Columns of a plan's bars."""
 INTERRUPTED = 130
@@ -83,17 +78,12 @@ class PlanCommand:
     """Seconds of an idle core after which exact, gahc and auto take the best plan so far; exact and auto with a bound
     on what is possible. They are counted by what is searched, so the plan is the same however busy the machine is; ten
     times as many seconds of the clock end a search in any case, and the first Ctrl-C at once, with exit code 130."""
-    communication_slots: Literal["remainder"] | int = 0
-    """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
-    into slots leaves over (4 of 132)."""
-    earlier: Annotated[Path | None, arg(name="from", metavar="PLAN")] = None
-    """Start from this plan of the same modules, before some came, went or changed, or of another number of devices."""
+    communication_slots: int = 0
+    """Slots of each GPU that no module gets, left to collectives, with the SMs that are no slot's (4 of 132)."""
     check: Annotated[Path | None, arg(metavar="PLAN")] = None
     """Solve nothing: check this plan against FILE. Exits with 1 if it breaks a rule."""
     compare: bool = False
     """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
-    explain: bool = False
-    """Also say what binds each module's quota, and what more slots, devices or memory would bring."""
     output: Path = Path("plan.json")
     """Where to write the plan."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
@@ -105,14 +95,12 @@ class PlanCommand:
         method_of(self.method)
         basis = find_basis(self)
         if self.check is not None:
-            check(load(Plan, self.check), basis, source=str(self.check))
+            load(Plan, self.check).check_matches(graph=basis.graph, device=basis.device)
             console_beside(self.json).print(f"{self.check}: the plan keeps every rule", highlight=False)
             return 0
         self._check_targets()
         with first_interrupt() if method_of(self.method).can_be_stopped else nullcontext() as stop:
             plan, search = self._solve(basis, stop.is_set if stop is not None else None)
-            if basis.instance is not None:
-                check(plan, basis, source="the solver's plan")
             save(plan, self.output)
         is_stopped = search.limits.is_stopped
         self._show(plan, basis, search, is_stopped=is_stopped)
@@ -121,16 +109,12 @@ class PlanCommand:
 
     def _solve(self, basis: Basis, should_stop: Callable[[], bool] | None) -> tuple[Plan, SearchOptions]:
         from mosaic.solver import SearchOptions
-        from mosaic.solver.exact.search import SearchHint, SearchLimits
-        from mosaic.solver.replan.replanner import start_from
+        from mosaic.solver.limits import SearchLimits
         from mosaic.solver.runnable import plan_to_run
 
         search = SearchOptions(
             limits=SearchLimits(effort=self.time_limit, seconds=10 * self.time_limit, should_stop=should_stop)
         )
-        hint = None
-        if self.earlier is not None:
-            hint = SearchHint(start=start_from(load(Plan, self.earlier), basis.graph))
         plan = plan_to_run(
             self.method,
             basis.graph,
@@ -139,13 +123,10 @@ class PlanCommand:
             num_devices=basis.num_devices,
             search=search,
             communication_slots=self.communication_slots,
-            hint=hint,
         )
         return plan, search
 
     def _show(self, plan: Plan, basis: Basis, search: SearchOptions, *, is_stopped: bool) -> None:
-        from mosaic.solver.reserve import Reserved
-
         console = console_beside(self.json)
         console.print(basis.titled(plan_table(plan, basis.graph)))
         console.print(plan_bars(plan, min(console.width, MAX_BARS)))
@@ -154,14 +135,11 @@ class PlanCommand:
         if is_stopped:
             Console(stderr=True).print(f"mosaic: stopped; {self.output} has the best plan so far", style="red")
             return
-        if self.compare or self.explain:  # for what is left beside what is reserved
-            left = Reserved.of(basis.device, self.communication_slots).left_of(basis.device)
-            basis = replace(basis, device=left)
         if self.compare:
-            _compare(basis, search, console)
-        if self.explain:
-            of_modules = replace(plan, device=basis.device, communication_slots=0, communication_sms=0)
-            _explain(of_modules, basis, search, console)
+            from mosaic.solver.reserve import without_reserved
+
+            left = without_reserved(basis.device, self.communication_slots)
+            _compare(replace(basis, device=left), search, console)
         if self.picture is not None:
             draw_plan(plan, self.picture)
         console.print(f"wrote {self.output}")
@@ -193,8 +171,6 @@ class Basis:
     """Remarks about the times, one sentence each."""
     dtype: str = ""
     """Number format that was counted in; empty where nothing was counted."""
-    instance: Instance | None = None
-    """The instance, where it was one."""
 
     def titled(self, table: Table) -> Table:
         """Adds the number format to the title of a table of predicted times."""
@@ -223,8 +199,6 @@ def find_basis(given: PlanCommand) -> Basis:
             f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
             "its device in it: give --model instead of the file, or leave --device out"
         )
-    if given.file is not None:
-        _check_size(given.file)
     if given.file is not None and _is_instance(given.file):
         return _of_instance(given.file, given.gpus)
     measured = load(Profile, given.file) if given.file is not None else _measured(given)
@@ -236,19 +210,6 @@ def find_basis(given: PlanCommand) -> Basis:
         num_devices=given.gpus or 1,
         notes=tuple(filter(None, [note_of_others(measured.environment.foreign_cpu_share, measured.device)])),
     )
-
-
-def check(plan: Plan, basis: Basis, *, source: str) -> None:
-    """Raises InvalidPlanError unless a plan keeps every rule of what it was made from."""
-    if basis.instance is None:
-        plan.check_matches(graph=basis.graph, device=basis.device)
-        return
-    from mosaic.solver.instances.checker import check_plan
-
-    verdict = check_plan(basis.instance, plan)
-    if not verdict.is_valid:
-        problems = "".join(f"\n  - {problem}" for problem in verdict.problems)
-        raise InvalidPlanError(f"{source} breaks the rules of {basis.instance.name}{problems}")
 
 
 def proof_of(plan: Plan) -> str:
@@ -267,39 +228,17 @@ def _predicted_proof(found: SearchRecord) -> str:
     return f"found by {found.method} in {found.seconds:.3f} s, without a proof"
 
 
-def _check_size(path: Path) -> None:
-    if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
-        raise MosaicError(
-            f"{path} has {size:,} bytes; a profile or an instance is read up to {MAX_FILE_BYTES:,}: list quotas in "
-            "larger steps, or fewer degrees"
-        )
-
-
 def _is_instance(path: Path) -> bool:
-    """Whether a file looks like an instance; whoever reads it says what is wrong with it.
-
-    Raises:
-        MosaicError: It has so many options that reading them would take gigabytes.
-    """
-    from mosaic.solver.instances.instance import MAX_OPTIONS
-
+    """Returns whether a file looks like an instance; its reader says what is wrong with it."""
     try:
-        text = path.read_text(encoding="utf-8")
-        num_options = text.count('"quota"')
-        if '"num_devices"' in text and num_options > MAX_OPTIONS:
-            raise MosaicError(
-                f"{path} has {num_options:,} options, more than the {MAX_OPTIONS:,} that an instance may have; list "
-                "quotas in larger steps, or fewer degrees"
-            )
-        raw = json.loads(text)
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
 
 
 def _of_instance(path: Path, gpus: int | None) -> Basis:
-    from mosaic.solver.instances.instance import Instance
-    from mosaic.solver.instances.instance_cost import TableCost
+    from mosaic.solver.instance import Instance, TableCost
 
     instance = load(Instance, path)
     if gpus not in (None, instance.num_devices):
@@ -309,7 +248,6 @@ def _of_instance(path: Path, gpus: int | None) -> Basis:
         cost=TableCost(instance),
         device=instance.device,
         num_devices=instance.num_devices,
-        instance=instance,
     )
 
 
@@ -366,10 +304,3 @@ def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
 
     rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
     console.print(basis.titled(comparison_table(rows)))
-
-
-def _explain(plan: Plan, basis: Basis, search: SearchOptions, console: Console) -> None:
-    from mosaic.report.explanation import explanation_table
-    from mosaic.solver.explain import explain
-
-    console.print(basis.titled(explanation_table(explain(plan, basis.graph, basis.cost, search=search))))

@@ -11,7 +11,6 @@ from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import profile_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
-from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
 
 if TYPE_CHECKING:
@@ -32,10 +31,9 @@ class RankSettings:
     """How often a rank says where it is and looks after the others, in seconds."""
     grace_s: float = 10.0
     """How long a rank has to end by itself once another one has failed, before its process is ended, in seconds."""
-    communication_slots: CommunicationSlots = 0
-    """Where Mosaic solves the plan: slots of each device that no module gets, so that collectives do not take theirs,
-    or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is given says itself what it
-    reserves."""
+    communication_slots: int = 0
+    """Where Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
+    many CTAs as they have SMs; a plan that is given has its own number."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -43,6 +41,11 @@ class RankSettings:
         ]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: a time has to be above 0 s")
+        if not isinstance(self.communication_slots, int):
+            raise ValueError(
+                f"communication_slots={self.communication_slots!r} is no number of slots; use 1, with the SMs left "
+                "over by the split into slots, too"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,6 @@ from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankReady
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
-from mosaic.solver.reserve import CommunicationSlots
 
 
 def colocate(
@@ -179,5 +178,4 @@ def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
     world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
-    slots: CommunicationSlots = plan.communication_slots or ("remainder" if plan.communication_sms else 0)
-    return rank_plans_to_try(plan, graph, trial, communication_slots=slots)
+    return rank_plans_to_try(plan, graph, trial, communication_slots=plan.communication_slots)

@@ -1,6 +1,7 @@
 """From costs to a plan: which modules share a stage, and on which slots. Loads neither torch nor ortools."""
 
 from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.methods import METHODS
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.solve import solve
@@ -11,6 +12,7 @@ __all__ = [
     "METHODS",
     "DeploymentOption",
     "QuotaGrid",
+    "SearchLimits",
     "SearchOptions",
     "StageEvaluator",
     "StageResult",

@@ -16,11 +16,10 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.methods import METHODS, compared_methods
+from mosaic.solver.methods import METHODS, Method, compared_methods
 from mosaic.solver.options import all_options
-from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.solve import Solution, find_solution
-from mosaic.solver.task import SearchOptions
+from mosaic.solver.task import PlannerSettings, SearchOptions
 
 COMPARED_PLANNERS = PlannerSettings(default_layers=12)
 """Where nobody sets the planners: Spindle slices every module between 12 layers."""
@@ -77,7 +76,7 @@ def compare(
     device: Device,
     *,
     num_devices: int = 1,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Method] | None = None,
     search: SearchOptions | None = None,
 ) -> tuple[Comparison, ...]:
     """Plans with every method in turn; a method that cannot do it is listed with its reason.
@@ -87,7 +86,7 @@ def compare(
         cost: Times, memory and interference, the same for all.
         device: What one of the devices is.
         num_devices: How many of them.
-        methods: Names from ``METHODS``, each once; by default those that the table says are compared.
+        methods: Names from ``METHODS``, or methods, each once; by default those that the table says are compared.
         search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
 
     Returns:
@@ -100,23 +99,26 @@ def compare(
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
     methods = compared_methods() if methods is None else methods
-    if not methods or not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
-        raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
+    names = [method.name if isinstance(method, Method) else method for method in methods]
+    unknown = {method for method in methods if isinstance(method, str)} - set(METHODS)
+    if not methods or unknown or len(set(names)) < len(names):
+        raise ValueError(f"methods={tuple(names)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
     if search.planners == PlannerSettings():
         search = replace(search, planners=COMPARED_PLANNERS)
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
 
-    def plan(method: str) -> Solution:
+    def plan(method: str | Method) -> Solution:
         return find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search)
 
     return _with_ratios([_attempt(method, plan) for method in methods])
 
 
-def _attempt(method: str, plan: Callable[[str], Solution]) -> Comparison:
+def _attempt(chosen: str | Method, plan: Callable[[str | Method], Solution]) -> Comparison:
+    method = chosen.name if isinstance(chosen, Method) else chosen
     began = time.perf_counter()
     try:
-        found = plan(method)
+        found = plan(chosen)
     except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
         seconds = time.perf_counter() - began
         return Comparison(method=method, status=_outcome_of(error), reason=str(error), seconds=seconds)

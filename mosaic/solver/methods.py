@@ -1,96 +1,189 @@
-"""The methods of planning, one line each: what the command line, files, comparisons and benchmarks offer.
+"""The methods of planning: one table, and Mosaic's own methods from the options of modules to stages.
 
-To add one, write a function from a ``Task`` to what was ``Found`` in a file of its own, or, for a planner that draws
-waves of jobs on whole devices, one from a ``Sheet`` to drafts of waves; then name it here.
+To add one, write a function from a ``Task`` to an ``Answer`` and name it in the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mosaic.errors import unknown
-from mosaic.solver.planners import distmm, megatron, optimus, spindle
-from mosaic.solver.planners.draft import Draw
-from mosaic.solver.planners.waves import plan_waves
-from mosaic.solver.searches import (
-    find_automatically,
-    find_by_brute_force,
-    find_by_clustering,
-    find_exactly,
-    find_in_turn,
-)
-from mosaic.solver.task import Found, Task
+from mosaic.plan import SearchRecord, Stage
+from mosaic.solver.exact import search_exactly, why_not_exact
+from mosaic.solver.gahc.clustering import cluster
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.held_memory import fits, place_stages, search_within_memory
+from mosaic.solver.limits import Countdown
+from mosaic.solver.planners import distmm, megatron, spindle
+from mosaic.solver.predict import build_stage, spend_spare_slots
+from mosaic.solver.stage import StageResult
+from mosaic.solver.task import Answer, Task
+
+_log = logging.getLogger(__name__)
+
+Stages = tuple[StageResult, ...]
+
+
+def plan_automatically(task: Task) -> Answer:
+    """Plans exactly where that can search the problem, otherwise with Algorithm 1 and a warning that says why."""
+    reason = why_not_exact(task.graph, task.cost)
+    if reason is None:
+        return plan_exactly(task)
+    _log.warning("method='auto' plans with 'gahc', without a bound: %s", reason)
+    return plan_by_clustering(task)
+
+
+def plan_exactly(task: Task) -> Answer:
+    """Plans with the exact search; where memory is held across stages, with a branch and bound over it."""
+    search = task.search
+    if task.is_held:
+        result = search_within_memory(
+            task.graph,
+            task.options,
+            cost=task.cost,
+            machine=task.machine,
+            objective=search.objective,
+            limits=search.limits,
+            forbidden=task.forbidden,
+            starts=[task.in_turn],
+        )
+    else:
+        result = search_exactly(
+            task.graph,
+            task.options,
+            cost=task.cost,
+            machine=task.machine,
+            objective=search.objective,
+            limits=search.limits,
+            forbidden=task.forbidden,
+        )
+    is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
+    record = result.record if is_proof else replace(result.record, status="feasible")
+    return Answer(stages=_finish(task, result.stages), record=record)
+
+
+def plan_by_clustering(task: Task) -> Answer:
+    """Plans with the paper's Algorithm 1; when its effort is spent, what has been merged so far is the plan."""
+    search = task.search
+    countdown = Countdown(search.limits)
+    evaluator = StageEvaluator(
+        task.options,
+        cost=task.cost,
+        machine=task.machine,
+        deterministic_limit=search.deterministic_limit,
+        left=lambda: countdown.left,
+        spend=countdown.spend,
+    )
+    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, left=lambda: countdown.left)
+    if countdown.left <= 0:
+        _log.warning(
+            "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", search.limits.effort
+        )
+    if evaluator.num_unresolved:
+        _log.warning(
+            "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",
+            evaluator.num_unresolved,
+            search.deterministic_limit,
+        )
+    record = SearchRecord(
+        method="gahc",
+        num_evaluations=result.num_evaluations,
+        num_cache_hits=result.num_cache_hits,
+        num_pruned=result.num_pruned,
+        num_sat_calls=evaluator.num_sat_calls,
+    )
+    return Answer(stages=_finish(task, result.stages), record=record)
+
+
+def plan_in_turn(task: Task) -> Answer:
+    """Plans every module in turn, each at its own best degree and quota."""
+    record = SearchRecord(method="sequential", num_evaluations=len(task.in_turn))
+    return Answer(stages=tuple(build_stage(stage, task.times) for stage in task.in_turn), record=record)
+
+
+def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
+    """Repairs memory, spends spare slots and splits stages that gain nothing."""
+    machine = task.machine
+    if task.is_held and not fits(stages, machine):  # Algorithm 1 knows the memory of single stages
+        stages = place_stages(stages, machine) or task.in_turn
+    if task.search.use_spare_slots:
+        stages = tuple(spend_spare_slots(stage, task.options, times=task.times, machine=machine) for stage in stages)
+    kept = _split_useless(task, stages)
+    if task.is_held and not fits(kept, machine):  # single modules are on other devices in turn than in their stage
+        kept = place_stages(kept, machine) or min(stages, task.in_turn, key=task.times.total_ms)
+    return tuple(build_stage(stage, task.times) for stage in kept)
+
+
+def _split_useless(task: Task, stages: Stages) -> Stages:
+    """Splits every stage that is predicted no faster than its modules in turn.
+
+    Algorithm 1 judges a merge by the slowest module's forward and backward together; a loop has a slowest forward and a
+    slowest backward, which may be two modules.
+    """
+    times = task.times
+    alone = {next(iter(stage.choices)): stage for stage in task.in_turn}
+    kept: list[StageResult] = []
+    for stage in stages:
+        apart: Sequence[StageResult] = [alone[name] for name in stage.choices]
+        is_faster = times.stage_ms(stage.choices) < times.total_ms(apart)
+        kept.extend([stage] if is_faster else apart)
+    return tuple(kept) if times.total_ms(kept) < times.total_ms(task.in_turn) else task.in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """Who plans, and what it can do. The plan of each can be run, unless it was told of layers to slice between."""
+    """A method of planning; its plan can run, unless it slices modules."""
 
     name: str
-    """As people give it."""
-    phrase: str
+    """Its name for users."""
+    description: str
     """What it does."""
-    find: Callable[[Task], Found]
+    plan: Callable[[Task], Answer]
     """Makes the plan."""
     gives_bound: bool = False
-    """Whether it says what no plan can be below."""
-    slices: bool = False
-    """Whether it cuts modules between layers, where it is told how many they have."""
+    """Whether its record has a bound."""
     can_be_stopped: bool = False
-    """Whether it has a plan at any time, and gives the best so far where somebody stops it."""
-    starts_from_plan: bool = False
-    """Whether it can start from the stages of an earlier plan."""
+    """Whether it has a plan at any time."""
     is_compared: bool = True
-    """Whether it is compared with the others where nobody names methods."""
-
-
-def _planner(name: str, draw: Draw, phrase: str, *, slices: bool = False, is_compared: bool = True) -> Method:
-    find = partial(plan_waves, draw=draw)
-    return Method(name=name, phrase=phrase, find=find, slices=slices, is_compared=is_compared)
+    """Whether it is compared with the others by default."""
 
 
 _ALL = (
     Method(
         name="auto",
-        phrase="exact where that can search the problem, otherwise gahc; over a known network what simulates best",
-        find=find_automatically,
+        description="exact where that can search the problem, otherwise gahc; over a network what simulates best",
+        plan=plan_automatically,
         gives_bound=True,
         can_be_stopped=True,
-        starts_from_plan=True,
         is_compared=False,
     ),
-    Method(name="sequential", phrase="every module in turn, at its own best degree and quota", find=find_in_turn),
+    Method(name="sequential", description="every module in turn, at its own best degree and quota", plan=plan_in_turn),
+    Method(
+        name="data-parallel",
+        description="every module in turn, on all devices",
+        plan=megatron.plan_on_all,
+        is_compared=False,
+    ),
     Method(
         name="megatron",
-        phrase="every module in turn, all at the best one data-parallel degree",
-        find=partial(plan_waves, draw=megatron.draw, draws_all=True),
+        description="every module in turn, all at the best one data-parallel degree",
+        plan=megatron.plan,
     ),
     Method(
         name="distmm",
-        phrase="parallel modules on disjoint whole devices, the best such plan that exact finds; a reconstruction",
-        find=distmm.find,
+        description="parallel modules on disjoint whole devices, the best such plan that exact finds; a reconstruction",
+        plan=distmm.plan,
     ),
-    _planner("distmm-mt", distmm.draw_by_task, "distmm for each task by itself", is_compared=False),
-    _planner("spindle", spindle.draw, "modules sliced over waves", slices=True),
-    _planner("spindle-seq", megatron.draw_on_all, "tasks in turn, every module on all devices", is_compared=False),
-    _planner("spindle-optimus", optimus.draw, "devices to the task with the largest marginal gain"),
-    Method(name="gahc", phrase="the paper's Algorithm 1", find=find_by_clustering, can_be_stopped=True),
+    Method(name="spindle", description="modules sliced over waves", plan=spindle.plan),
+    Method(name="gahc", description="the paper's Algorithm 1", plan=plan_by_clustering, can_be_stopped=True),
     Method(
         name="exact",
-        phrase="proves its plan best, or gives a bound",
-        find=find_exactly,
+        description="proves its plan best, or gives a bound",
+        plan=plan_exactly,
         gives_bound=True,
         can_be_stopped=True,
-        starts_from_plan=True,
-    ),
-    Method(
-        name="brute_force",
-        phrase="everything; at most six modules on two devices",
-        find=find_by_brute_force,
-        gives_bound=True,
-        is_compared=False,
     ),
 )
 
@@ -99,20 +192,20 @@ METHODS = {method.name: method for method in _ALL}
 
 
 def compared_methods() -> tuple[str, ...]:
-    """Returns the names of the methods that are compared unless others are named."""
+    """Returns the names of the methods that are compared by default."""
     return tuple(method.name for method in METHODS.values() if method.is_compared)
 
 
 def describe_methods() -> str:
-    """Returns all methods on one line, each with its phrase."""
-    return "; ".join(f"{method.name} ({method.phrase})" for method in METHODS.values())
+    """Returns all methods on one line, each with its description."""
+    return "; ".join(f"{method.name} ({method.description})" for method in METHODS.values())
 
 
 def method_of(name: str) -> Method:
     """Returns a method by name.
 
     Raises:
-        ValueError: There is none of that name; lists all.
+        ValueError: The name is unknown; the message lists all.
     """
     if name not in METHODS:
         raise ValueError(unknown("method", name, METHODS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost
@@ -11,8 +11,8 @@ from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import Choice
-from mosaic.solver.stage import StageResult
+from mosaic.solver.slots import Choice, lay_out
+from mosaic.solver.stage import Machine, StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""
@@ -20,13 +20,9 @@ _Beside = tuple[tuple[str, int], ...]
 
 
 class PlacedTimes:
-    """What modules take beside their neighbours, each question asked of the cost model once.
-
-    A cost model that changes in between needs another one of these.
-    """
+    """Times of modules beside their neighbours; each is asked of the cost model once, which must not change."""
 
     def __init__(self, cost: Cost) -> None:
-        """Takes what gives the times."""
         self._cost = cost
         self._is_alone = cost.interference.is_zero
         self._known: dict[tuple[str, int, int, _Beside], Times] = {}
@@ -58,6 +54,10 @@ class PlacedTimes:
         times = self.of(choices).values()
         return max(forward for forward, _ in times) + max(backward for _, backward in times)
 
+    def total_ms(self, stages: Sequence[StageResult]) -> float:
+        """Returns what stages take one after the other, in milliseconds."""
+        return sum(self.stage_ms(stage.choices) for stage in stages)
+
     def _beside(self, name: str, option: DeploymentOption, beside: _Beside) -> Times:
         key = (name, option.degree, option.quota, beside)
         found = self._known.get(key)
@@ -70,10 +70,8 @@ class PlacedTimes:
         return found
 
 
-def build_stage(result: StageResult, times: Cost | PlacedTimes) -> Stage:
+def build_stage(result: StageResult, times: PlacedTimes) -> Stage:
     """Turns an allocation into placements with the times predicted beside their neighbours."""
-    if not isinstance(times, PlacedTimes):
-        times = PlacedTimes(times)
     placed = times.of(result.choices)
     placements = []
     for name, (option, devices) in result.choices.items():
@@ -129,3 +127,59 @@ def with_communication(plan: Plan, cost: RankedCost) -> Plan:
 
     stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)
     return replace(plan, stages=stages)
+
+
+def spend_spare_slots(
+    result: StageResult, options: Mapping[str, Sequence[DeploymentOption]], *, times: PlacedTimes, machine: Machine
+) -> StageResult:
+    """Gives idle slots of a stage to modules that gain from them, the best step first, while something gets faster.
+
+    Algorithm 1 stops at options that meet the stage's latency, usually the smallest. A module that is not the slowest
+    may use more: its consumers can start earlier, and a plan is timed with a maximum for each phase.
+
+    Devices and degrees stay. A step is taken only if the stage's predicted time (slowest forward plus slowest
+    backward, with interference) does not rise, so the stage never gets slower. ``latency_ns`` stays what
+    the search found.
+    """
+    choices: Mapping[str, Choice] = result.choices
+    value = _value(choices, times)
+    same = {
+        name: sorted((o for o in options[name] if o.degree == option.degree), key=lambda o: o.quota)
+        for name, (option, _) in choices.items()
+    }
+    while True:
+        steps = [(_value(wider, times), wider) for wider in _widened(choices, same, machine)]
+        best_value, best = min(steps, key=lambda step: step[0], default=(value, choices))
+        if best_value >= value:
+            break
+        value, choices = best_value, best
+    if choices is result.choices:
+        return result
+    return replace(result, choices=choices, starts=lay_out(choices, machine.num_slots))
+
+
+def _widened(
+    choices: Mapping[str, Choice], same: Mapping[str, Sequence[DeploymentOption]], machine: Machine
+) -> Iterator[Mapping[str, Choice]]:
+    """Yields the choices with one module at its next larger quota, for each module for which there is room.
+
+    ``same`` has each module's options of its degree, by rising quota.
+    """
+    used = [0] * machine.num_devices
+    for option, devices in choices.values():
+        for device in devices:
+            used[device] += option.quota
+    for name, (option, devices) in choices.items():
+        spare = machine.num_slots - max(used[device] for device in devices)
+        if spare == 0:
+            continue
+        most = option.quota + spare
+        wider = next((o for o in same[name] if o.quota > option.quota), None)
+        if wider is not None and wider.quota <= most:
+            yield {**choices, name: (wider, devices)}
+
+
+def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> Times:
+    found = times.of(choices).values()
+    forward, backward = max(one[0] for one in found), max(one[1] for one in found)
+    return forward + backward, sum(one[0] + one[1] for one in found)

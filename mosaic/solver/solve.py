@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.exact.search import (
-    Knowledge,
-    SearchHint,
-)
-from mosaic.solver.memory.holding import swap_labels
-from mosaic.solver.memory.options import alone_within_memory
-from mosaic.solver.methods import method_of
-from mosaic.solver.replan.remembered import Remembered
+from mosaic.solver.held_memory import keeps_anything, place_in_turn, place_stages
+from mosaic.solver.methods import Method, method_of
+from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine, alone
 from mosaic.solver.task import SearchOptions, Task
 
 
@@ -57,14 +54,12 @@ def solve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A plan, and what else came of making it."""
+    """A plan, with the prediction of its own method."""
 
     plan: Plan
     """The plan."""
     predicted_ms: float
     """What the method itself predicts: a chain of modules that runs beside others has no barriers inside."""
-    known: Knowledge | None
-    """What an exact search found out, for later ones; None from other methods."""
 
 
 def find_solution(
@@ -73,55 +68,48 @@ def find_solution(
     device: Device,
     *,
     num_devices: int = 1,
-    method: str = "exact",
+    method: str | Method = "exact",
     search: SearchOptions | None = None,
-    hint: SearchHint | None = None,
-    remembered: Remembered | None = None,
+    forbidden: Sequence[Collection[str]] = (),
 ) -> Solution:
-    """Plans as ``solve`` does; ``exact`` takes a hint and returns what it found out, others neither take nor return.
-
-    What ``remembered`` knows of modules and stages is not worked out again; it is brought up to date.
-    """
+    """Plans as ``solve`` does; ``exact`` leaves out stages that are ``forbidden``."""
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
-    chosen = method_of(method)
+    chosen = method if isinstance(method, Method) else method_of(method)
     began = time.perf_counter()
     search = search or SearchOptions()
-    memo = remembered or Remembered()
-    options = memo.begin(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
-    machine = memo.machine
-    is_held = search.hold_memory and memo.keeps_anything
-    in_turn = memo.in_turn(graph.topological_order())
+    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+    order = graph.topological_order()
+    in_turn = tuple(alone(name, options[name]) for name in order)
+    is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:
-        in_turn = swap_labels(in_turn, machine) or alone_within_memory(graph, options, machine)
+        in_turn = place_stages(in_turn, machine, is_disturbed=False) or place_in_turn(order, options, machine)
     left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # options may be a hundred thousand
-    search = replace(search, limits=replace(search.limits, seconds=left))
-    found = chosen.find(
-        Task(
-            method=method,
-            graph=graph,
-            options=options,
-            cost=cost,
-            machine=machine,
-            memo=memo,
-            in_turn=in_turn,
-            is_held=is_held,
-            search=search,
-            hint=hint,
-        )
+    task = Task(
+        method=chosen.name,
+        graph=graph,
+        options=options,
+        cost=cost,
+        machine=machine,
+        in_turn=in_turn,
+        is_held=is_held,
+        search=replace(search, limits=replace(search.limits, seconds=left)),
+        forbidden=forbidden,
     )
+    answer = chosen.plan(task)
     plan = Plan(
         device=device,
         num_devices=num_devices,
-        stages=found.stages,
+        stages=answer.stages,
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
-        sequential_ms=memo.total_ms(in_turn),
-        search=found.record,
+        sequential_ms=task.times.total_ms(in_turn),
+        search=answer.record,
     )
     # The search counts whole nanoseconds, a plan does not: its bound may be above the plan in the last digits.
-    bound_ms = min(found.record.bound_ms, plan.predicted_ms)
-    plan = replace(plan, search=replace(found.record, seconds=time.perf_counter() - began, bound_ms=bound_ms))
+    bound_ms = min(answer.record.bound_ms, plan.predicted_ms)
+    plan = replace(plan, search=replace(answer.record, seconds=time.perf_counter() - began, bound_ms=bound_ms))
     plan.check_covers(graph)
-    predicted_ms = plan.predicted_ms if found.predicted_ms is None else found.predicted_ms
-    return Solution(plan=plan, predicted_ms=predicted_ms, known=found.known)
+    predicted_ms = plan.predicted_ms if answer.predicted_ms is None else answer.predicted_ms
+    return Solution(plan=plan, predicted_ms=predicted_ms)

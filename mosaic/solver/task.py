@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.exact.search import Knowledge, Objective, SearchHint, SearchLimits
+from mosaic.solver.exact import Objective
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import DeploymentOption, QuotaGrid
-from mosaic.solver.planners.draft import PlannerSettings
-from mosaic.solver.replan.remembered import Remembered
+from mosaic.solver.predict import PlacedTimes
 from mosaic.solver.stage import Machine, StageResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSettings:
+    """What the compared planners need beyond the cost model; by default they keep modules whole."""
+
+    num_layers: Mapping[str, int] = field(default_factory=dict)
+    """Equal consecutive layers of modules, where known; Spindle slices between them."""
+    default_layers: int = 1
+    """Layers of every other module; 1 keeps modules whole, and the plan can run."""
+
+    def __post_init__(self) -> None:
+        if min(self.default_layers, *self.num_layers.values(), 1) < 1:
+            raise ValueError(f"{self}: a module has at least 1 layer")
+
+    def layers(self, module: str) -> int:
+        """Returns the number of equal layers of a module."""
+        return self.num_layers.get(module, self.default_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +49,23 @@ class SearchOptions:
     """Evaluate a set of modules only once."""
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
-    stagger: bool = True
-    """Choose slots so that modules can start before the stage before has ended everywhere."""
     deterministic_limit: float = 1.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
     limits: SearchLimits = field(default_factory=SearchLimits)
-    """What ends an exact search."""
+    """What ends a search."""
     hold_memory: bool = True
     """No device is given more than it has over the whole step, with what modules of all stages keep there
-    (``holding.py``); otherwise each stage's memory is checked alone."""
+    (``held_memory.py``); otherwise each stage's memory is checked alone."""
     planners: PlannerSettings = field(default_factory=PlannerSettings)
-    """What the planners that Mosaic is compared with need to know; by default they keep modules whole."""
+    """For the planners that Mosaic is compared with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What to plan."""
 
     method: str
-    """Name of the method that was asked for."""
+    """Name of the method."""
     graph: ModuleGraph
     """What to place."""
     options: Mapping[str, Sequence[DeploymentOption]]
@@ -57,20 +74,23 @@ class Task:
     """Times, memory and interference."""
     machine: Machine
     """What there is to place on."""
-    memo: Remembered
-    """What is known of modules and stages."""
     in_turn: tuple[StageResult, ...]
     """Every module in turn, each at its own best: what any other plan has to beat."""
     is_held: bool
     """Whether memory held across stages can rule anything out."""
     search: SearchOptions
     """Granularity, limits and ablations."""
-    hint: SearchHint | None = None
-    """What an exact search is told beforehand."""
+    forbidden: Sequence[Collection[str]] = ()
+    """Sets of modules that must not be stages; for the exact search."""
+
+    @cached_property
+    def times(self) -> PlacedTimes:
+        """Times beside neighbours."""
+        return PlacedTimes(self.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Answer:
     """A method's answer."""
 
     stages: tuple[Stage, ...]
@@ -79,5 +99,3 @@ class Found:
     """How they were found."""
     predicted_ms: float | None = None
     """What the method itself predicts; None where that is the plan's own prediction."""
-    known: Knowledge | None = None
-    """What an exact search found out, for later ones."""

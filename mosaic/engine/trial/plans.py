@@ -13,8 +13,9 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.exact.search import SearchHint, SearchLimits, why_not_exact
-from mosaic.solver.replan.feedback import MeasuredTimes, with_measured
+from mosaic.solver.exact import why_not_exact
+from mosaic.solver.feedback import MeasuredTimes, with_measured
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
@@ -49,9 +50,8 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
         for stage in best.stages:
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
-                    hint = SearchHint(forbidden=[stage.names])
                     search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
-                    others.append(find_solution(graph, cost, device, search=search, hint=hint).plan)
+                    others.append(find_solution(graph, cost, device, search=search, forbidden=[stage.names]).plan)
     sequential = solve(graph, cost, device, method="sequential")
     close = [
         plan for plan in sorted(others, key=lambda one: one.predicted_ms) if plan.predicted_speedup >= smallest_gain

@@ -12,7 +12,7 @@ from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.solver.reserve import CommunicationSlots, Reserved
+from mosaic.solver.reserve import with_reserved, without_reserved
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
 
 RANK_TRIAL = TrialSettings(
@@ -40,7 +40,7 @@ def data_parallel_plan(
     num_devices: int,
     *,
     cost: Cost | None = None,
-    communication_slots: CommunicationSlots = 0,
+    communication_slots: int = 0,
 ) -> Plan:
     """Returns the plan of every module on all slots of all devices, in turn.
 
@@ -53,21 +53,20 @@ def data_parallel_plan(
     record = SearchRecord(method=DATA_PARALLEL)
     if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
         found = plan_to_run(
-            "spindle-seq", graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
+            DATA_PARALLEL, graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
         )
         narrow = [placed.module for placed in found.placements if placed.degree < num_devices]
         if narrow:
             reasons = [f"{name} does not fit on all of them" for name in narrow]
             raise InfeasibleError(f"{num_devices} devices do not hold all modules", reasons=reasons)
         return replace(found, search=record)
-    reserved = Reserved.of(device, communication_slots)
-    slots = tuple(range(reserved.left_of(device).num_slots))
+    slots = tuple(range(without_reserved(device, communication_slots).num_slots))
     stages = tuple(
         Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=tuple(range(num_devices)))),))
         for name in graph.topological_order()
     )
     plan = Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)
-    return reserved.told(plan, device)
+    return with_reserved(plan, device, communication_slots)
 
 
 def rank_plans_to_try(
@@ -76,7 +75,7 @@ def rank_plans_to_try(
     settings: TrialSettings,
     *,
     cost: Cost | None = None,
-    communication_slots: CommunicationSlots = 0,
+    communication_slots: int = 0,
 ) -> Candidates:
     """Returns the plans to try against data-parallel training.
 
@@ -117,7 +116,7 @@ def _third(
     graph: ModuleGraph,
     cost: Cost,
     settings: TrialSettings,
-    communication_slots: CommunicationSlots,
+    communication_slots: int,
 ) -> Plan | None:
     """Returns one more plan that is predicted to gain, if there is time for all of them to win."""
     found: list[Plan] = []

@@ -1,23 +1,83 @@
 """Spindle: modules cut into equal operators, spread over waves so that all that run in parallel end together.
 
-Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B: contraction of chains to MetaOps, levels of
-MetaOps, the continuous optimum of each level, two whole numbers of devices for each MetaOp, wavefront scheduling.
-Placement (section 3.5) is in ``placing``. *Ours*: a module counts as one chain of equal operators, its layers, whose
-number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped, since the theorem of section
-3.3 needs times that fall and the paper does not say how it gets there; levels are by longest path.
+Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B, in the order of this file:
+
+1. contraction of chains of equal modules to MetaOps, and levels of MetaOps;
+2. the continuous optimum of a level: with devices and operators as real numbers all MetaOps start and end together
+   (malleable project scheduling), and bisection finds that end;
+3. two whole numbers of devices for each MetaOp (bi-point discretisation);
+4. wavefront scheduling: waves filled greedily, longer runs sliced to the shortest one's end.
+
+Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as in the authors' released planner; it
+alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a module counts as one chain of equal
+operators, its layers, whose number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped,
+since the theorem of section 3.3 needs times that fall; levels are by longest path. Where the paper names no rule for a
+wave, the released planner's holds (most devices first, then longest, whatever still fits); *extend, then align* is the
+paper's order. Placement (section 3.5) has no price in the cost model and is consecutive devices here.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mosaic.graph import ModuleGraph, Part
-from mosaic.solver.options import NS_PER_MS
-from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Sheet, Widths, levels
-from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
-from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
-from mosaic.solver.planners.wavefront import schedule_level
+from mosaic.solver.planners.waves import Job, Wave, Widths, levels, plan_waves, widths_of
+from mosaic.solver.task import Answer, PlannerSettings, Task
+
+_TOLERANCE = 1e-9
+"""Relative; within it a number of devices counts as whole, and the bisection ends (the paper's epsilon)."""
+
+
+def plan(task: Task) -> Answer:
+    """Plans the waves of every level in turn; the backward pass takes them in reverse."""
+    settings, widths = task.search.planners, widths_of(task)
+    if unknown := sorted(set(settings.num_layers) - set(task.graph.names)):
+        raise ValueError(f"num_layers names {unknown}; the modules are {', '.join(task.graph.names)}")
+    contracted = contract(task.graph, widths, settings)
+    waves = [wave for level in contracted for wave in _waves_of_level(level, task.machine.num_devices)]
+    return plan_waves(task, [waves])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaOp:
+    """A chain of equal operators, and how one of them scales over devices."""
+
+    degrees: tuple[int, ...]
+    """Numbers of devices that it may have, rising."""
+    times: tuple[float, ...]
+    """T(n): time of one operator at each of them, falling; in any one unit."""
+    num_operators: int
+    """L, its operators."""
+
+    def __post_init__(self) -> None:
+        falls = all(after < before for before, after in pairwise(self.times))
+        if not self.degrees or len(self.degrees) != len(self.times) or not falls or self.times[-1] < 0:
+            raise ValueError(
+                f"degrees={self.degrees}, times={self.times}; a MetaOp has a time for each degree, and they fall"
+            )
+
+    def time(self, degree: int) -> float:
+        """Returns T(degree); the degree is one of ``degrees``."""
+        return self.times[self.degrees.index(degree)]
+
+    def devices_for(self, time: float) -> float:
+        """Returns the real number of devices with which one operator takes ``time`` (``Find_Inverse_Value``).
+
+        Below the least time that it can have, that is the largest degree.
+        """
+        if time >= self.times[0]:  # s(0) = 0: time shared, as a part of the first degree
+            return self.degrees[0] * self.times[0] / time
+        # times fall: the first one that is at most `time`
+        above = min(bisect_left(self.times, -time, key=lambda value: -value), len(self.times) - 1)
+        low, high = self.times[above - 1] if above else self.times[0], self.times[above]
+        if time <= high or not above:
+            return float(self.degrees[above])
+        # part of the way from s(n_low) = 1/low to s(n_high) = 1/high, in units of T(1)
+        part = (1 / time - 1 / low) / (1 / high - 1 / low) if high > 0 else 0.0
+        return self.degrees[above - 1] + (self.degrees[above] - self.degrees[above - 1]) * part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +91,9 @@ class Chain:
     widths: Widths
     """Options of each of them, by rising degree."""
 
-    def metaop(self, settings: PlannerSettings) -> MetaOp:
+    def metaop(self) -> MetaOp:
         """Returns how one operator scales: a module's forward and backward over its operators, in nanoseconds."""
         times = {option.degree: option.latency_ns / self.operators_each for option in self.widths}
-        if settings.estimator == "alpha-beta":
-            known = looked_at(tuple(times))
-            estimate = PiecewiseAlphaBeta(degrees=known, times=tuple(times[degree] for degree in known))
-            times = {degree: estimate.time(degree) for degree in times}
         falling: dict[int, float] = {}
         for degree, time in times.items():
             if not falling or time < min(falling.values()):
@@ -50,13 +106,13 @@ class Chain:
 
     def parts(self, first: int, count: int) -> tuple[Part, ...]:
         """Returns operators ``first`` to ``first + count`` of the chain as parts of its modules."""
-        found = []
+        parts = []
         for index, module in enumerate(self.modules):
             start = max(first - index * self.operators_each, 0)
             stop = min(first + count - index * self.operators_each, self.operators_each)
             if start < stop:
-                found.append(Part(module=module, first=start, count=stop - start, total=self.operators_each))
-        return tuple(found)
+                parts.append(Part(module=module, first=start, count=stop - start, total=self.operators_each))
+        return tuple(parts)
 
 
 def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: PlannerSettings) -> list[list[Chain]]:
@@ -92,37 +148,15 @@ def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: Planner
     return [[chain(first) for first in level] for level in levels(members, waits_for)]
 
 
-def draw(sheet: Sheet) -> Iterator[Sequence[DraftWave]]:
-    """Draws the waves of every level in turn; the backward pass takes them in reverse."""
-    levels_of_chains = contract(sheet.graph, sheet.widths, sheet.settings)
-    yield [wave for level in levels_of_chains for wave in _waves_of_level(level, sheet.num_devices, sheet.settings)]
-
-
-def least_ms(sheet: Sheet) -> float:
-    """Returns the sum of all levels' C*, in milliseconds: what Fig. 11 holds plans against.
-
-    By Theorem 1 no way to share real numbers of devices among real numbers of operators ends a level sooner, at times
-    between degrees as they are interpolated here.
-    """
-    ends_ns = [
-        continuous_optimum(
-            [chain.metaop(sheet.settings) for chain in level], sheet.num_devices, sheet.settings.interpolation
-        )[0]
-        for level in contract(sheet.graph, sheet.widths, sheet.settings)
-    ]
-    return sum(ends_ns) / NS_PER_MS
-
-
-def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerSettings) -> list[DraftWave]:
-    metaops = [chain.metaop(settings) for chain in level]
-    end, devices = continuous_optimum(metaops, num_devices, settings.interpolation)
+def _waves_of_level(level: Sequence[Chain], num_devices: int) -> Iterator[Wave]:
+    metaops = [chain.metaop() for chain in level]
+    end, devices = continuous_optimum(metaops, num_devices)
     tuples = [
         rounded(two_points(metaop, share, end), metaop.num_operators)
         for metaop, share in zip(metaops, devices, strict=True)
     ]
     done = [0] * len(level)
-    waves = []
-    for wave in schedule_level(metaops, tuples, num_devices, extend=settings.extend):
+    for wave in schedule_level(metaops, tuples, num_devices):
         jobs = []
         for piece in wave:
             chain = level[piece.metaop]
@@ -130,5 +164,167 @@ def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerS
             parts = chain.parts(done[piece.metaop], piece.count)
             jobs.append(Job(parts=parts, options=(option,) * len(parts)))
             done[piece.metaop] += piece.count
-        waves.append(tuple(jobs))
-    return waves
+        yield tuple(jobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AslTuple:
+    """Some operators of a MetaOp on a whole number of devices: the paper's <n, s, l> before s, the start, is known."""
+
+    degree: int
+    """n, devices."""
+    count: float
+    """l, operators; a real number before they are rounded."""
+
+
+def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[float, tuple[float, ...]]:
+    """Returns C*, the least time in which all MetaOps end together, and the devices that each has until then.
+
+    Appendix B, Algorithm 2 (line 6's sum is the one over n_m). Units are those of the MetaOps' times.
+
+    Args:
+        metaops: At least one; none has a degree above ``num_devices``.
+        num_devices: N.
+    """
+
+    def devices(end: float) -> list[float]:
+        return [
+            metaop.devices_for(end / metaop.num_operators) if metaop.times[0] > 0 and end > 0 else 0.0
+            for metaop in metaops
+        ]
+
+    low = max(metaop.times[-1] * metaop.num_operators for metaop in metaops)  # line 2
+    high = sum(metaop.times[0] * metaop.num_operators for metaop in metaops)
+    if sum(devices(low)) <= num_devices:
+        return low, tuple(devices(low))
+    while high - low > _TOLERANCE * high:  # line 3
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        if sum(devices(middle)) < num_devices:  # line 6
+            high = middle
+        else:
+            low = middle
+    return high, tuple(devices(high))
+
+
+def two_points(metaop: MetaOp, devices: float, end: float) -> tuple[AslTuple, ...]:
+    """Splits a MetaOp with a real number of devices into one tuple below and one above, that together take ``end``.
+
+    Section 3.3's bi-point discretisation, not yet rounded:
+    l_high + l_low = L and T(n_high) l_high + T(n_low) l_low = C*.
+    Below the first degree, n_low = 0 stands for idling and only the other tuple is left.
+    """
+    for degree in metaop.degrees:
+        if abs(devices - degree) <= _TOLERANCE * degree * 10:
+            return (AslTuple(degree=degree, count=metaop.num_operators),)
+    above = min(bisect_left(metaop.degrees, devices), len(metaop.degrees) - 1)
+    high = metaop.degrees[above]
+    if not above:
+        return (AslTuple(degree=high, count=metaop.num_operators),)
+    low = metaop.degrees[above - 1]
+    count = (metaop.num_operators * metaop.time(low) - end) / (metaop.time(low) - metaop.time(high))
+    count = min(max(count, 0.0), float(metaop.num_operators))
+    return (AslTuple(degree=high, count=count), AslTuple(degree=low, count=metaop.num_operators - count))
+
+
+def rounded(tuples: Sequence[AslTuple], num_operators: int) -> tuple[AslTuple, ...]:
+    """Rounds the first tuple's operators to the nearest whole number; the second takes the rest; empty ones go."""
+    first = AslTuple(degree=tuples[0].degree, count=round(tuples[0].count))
+    rest = [AslTuple(degree=other.degree, count=num_operators - int(first.count)) for other in tuples[1:]]
+    return tuple(one for one in (first, *rest) if one.count > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Some operators of one MetaOp in one wave."""
+
+    metaop: int
+    """Index in the level."""
+    degree: int
+    """Devices."""
+    count: int
+    """Operators."""
+
+
+def schedule_level(
+    metaops: Sequence[MetaOp], tuples: Sequence[Sequence[AslTuple]], num_devices: int
+) -> list[list[Slice]]:
+    """Cuts the tuples of a level into waves, at most one slice of a MetaOp in each.
+
+    Each wave uses up at least one tuple, so there are no more waves than tuples.
+
+    Args:
+        metaops: MetaOps of the level, which do not depend on each other.
+        tuples: For each of them, its rounded tuples.
+        num_devices: N; no tuple has more.
+    """
+    remaining = [
+        Slice(metaop=index, degree=one.degree, count=int(one.count))
+        for index, own in enumerate(tuples)
+        for one in own
+        if one.count > 0
+    ]
+    waves: list[list[Slice]] = []
+    while remaining:
+        proposed = _propose(remaining, metaops, num_devices)
+        aligned = _align(_extend(proposed, metaops, num_devices), metaops)
+        for before, after in zip(proposed, aligned, strict=True):
+            remaining.remove(before)
+            if after.count < before.count:  # the rest keeps its own number of devices
+                remaining.append(replace(before, count=before.count - after.count))
+        waves.append(aligned)
+    return _join(waves)
+
+
+def _length(piece: Slice, metaops: Sequence[MetaOp]) -> float:
+    return metaops[piece.metaop].time(piece.degree) * piece.count
+
+
+def _propose(remaining: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
+    """Takes what needs most devices first, then what takes longest, while it fits."""
+    chosen: list[Slice] = []
+    free = num_devices
+    for piece in sorted(remaining, key=lambda one: (-one.degree, -_length(one, metaops), one.metaop)):
+        if piece.degree <= free and all(other.metaop != piece.metaop for other in chosen):
+            chosen.append(piece)
+            free -= piece.degree
+    return chosen
+
+
+def _extend(chosen: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
+    """Raises one slice at a time to its next degree, the longest that has room first."""
+    wave = list(chosen)
+    while True:
+        free = num_devices - sum(piece.degree for piece in wave)
+        for place in sorted(range(len(wave)), key=lambda index: -_length(wave[index], metaops)):
+            larger = [n for n in metaops[wave[place].metaop].degrees if 0 < n - wave[place].degree <= free]
+            if larger:
+                wave[place] = replace(wave[place], degree=larger[0])
+                break
+        else:
+            return wave
+
+
+def _align(wave: Sequence[Slice], metaops: Sequence[MetaOp]) -> list[Slice]:
+    """Cuts every slice to about the time of the shortest."""
+    end = min(_length(piece, metaops) for piece in wave)
+    aligned = []
+    for piece in wave:
+        time = metaops[piece.metaop].time(piece.degree)
+        fitting = round(end / time) if time > 0 else piece.count
+        aligned.append(replace(piece, count=min(max(fitting, 1), piece.count)))
+    return aligned
+
+
+def _join(waves: Sequence[list[Slice]]) -> list[list[Slice]]:
+    """Joins neighbouring waves with the same MetaOps on the same numbers of devices."""
+    joined: list[list[Slice]] = []
+    for wave in waves:
+        ordered = sorted(wave, key=lambda piece: piece.metaop)
+        last = joined[-1] if joined else []
+        if [(p.metaop, p.degree) for p in ordered] == [(p.metaop, p.degree) for p in last]:
+            joined[-1] = [replace(a, count=a.count + b.count) for a, b in zip(last, ordered, strict=True)]
+        else:
+            joined.append(ordered)
+    return joined

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+from brute_force import plan_by_brute_force
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from plan_checker import ROUNDING, check_plan
 
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.instances.checker import ROUNDING, check_plan
-from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin, TableCost
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.task import SearchOptions
 
 ROUNDING_MS = 1e-4
+
+
+def option(degree: int = 1, quota: int = 1, forward_ms: float = 1.0, backward_ms: float = 2.0, memory_bytes: int = 0):
+    return InstanceOption(
+        degree=degree, quota=quota, forward_ms=forward_ms, backward_ms=backward_ms, memory_bytes=memory_bytes
+    )
+
+
+def module(name: str, *options: InstanceOption, after: tuple[str, ...] = (), pin: Pin = Pin()):  # noqa: B008
+    return InstanceModule(name=name, options=options or (option(),), after=after, pin=pin)
+
+
+def instance(*modules: InstanceModule, **fields: object) -> Instance:
+    return Instance(**{"name": "test", "num_devices": 2, "num_slots": 4, "modules": modules, **fields})
 
 
 def bounded(examples: int) -> settings:
@@ -94,8 +109,12 @@ def solve_instance(
     """Plans as ``mosaic plan`` does, and has the checker accept the plan; ``heuristic`` proves nothing."""
     limits = SearchLimits(effort=time_limit, seed=seed, exact=method != "heuristic")
     try:
-        plan = plan_to_run(
-            "exact" if method == "heuristic" else method,
+        plan_it = (
+            plan_by_brute_force
+            if method == "brute_force"
+            else partial(plan_to_run, "exact" if method == "heuristic" else method)
+        )
+        plan = plan_it(
             instance.graph,
             TableCost(instance),
             instance.device,

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
 from mosaic import artifact
-from mosaic.cli import plan as plan_command
 from mosaic.cli.main import run
 from mosaic.plan import Plan
-from mosaic.solver.instances import instance as instances
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -53,7 +52,7 @@ def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
     assert "keeps every rule" in capsys.readouterr().out
     changed(Path("plan.json"), lambda raw: raw["stages"].pop())
     assert run(["plan", str(file), "--check", "plan.json"]) == 1
-    assert "is not placed" in capsys.readouterr().err
+    assert "leaves out" in capsys.readouterr().err
 
 
 def test_a_time_limit_of_zero_answers_with_the_sequential_plan(file):
@@ -72,12 +71,10 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
     [
         (lambda raw: raw.update(num_devices=0), "at least one device"),
         (lambda raw: raw["modules"][0].update(options=[]), "has no options"),
-        (lambda raw: raw["modules"][0]["options"][0].update(forward_ms=-1), "not negative"),
         (lambda raw: [m.update(after=[raw["modules"][i - 1]["name"]]) for i, m in enumerate(raw["modules"])], "cycle"),
         (lambda raw: raw.update(schema_version=9), "newer"),
-        (lambda raw: raw.update(modules=[]), "at least one module"),
+        (lambda raw: raw.update(modules=[]), "at least one device, slot and module"),
         (lambda raw: raw["modules"][0].update(name="a\x1b[2J"), r"'a\\x1b\[2J' has characters"),
-        (lambda raw: raw.update(name="a\nb"), r"'a\\nb' has control characters"),
         (lambda raw: raw["modules"][0].update(after=["\x1b]0;x"]), r"\\x1b\]0;x"),
     ],
 )
@@ -86,30 +83,10 @@ def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_a_file_that_is_no_json_is_named_with_what_is_wrong_with_it(file, capsys):
-    text = file.read_text()
-    for changed_text, says in (
-        ("\ufeff" + text, "byte-order mark"),
-        (text + "[]", "something follows"),
-        ("[" * 100_000, "lists in lists without end"),
-        (text.replace('"num_devices": 4', '"num_devices": 4' + "0" * 5000), "5,001 digits"),
-    ):
-        file.write_text(changed_text, encoding="utf-8")
-        assert run(["plan", str(file)]) == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert says in said
-        assert file.name in said
-
-
-def test_what_is_too_large_to_plan_is_refused_before_it_takes_memory(file, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(instances, "MAX_OPTIONS", 10)
-        patch.setattr(json, "loads", lambda *_: pytest.fail("it was read"))
-        assert run(["plan", str(file)]) == 1
-    assert re.search(r"has \d+ options, more than the 10", " ".join(capsys.readouterr().err.split()))
-    monkeypatch.setattr(plan_command, "MAX_FILE_BYTES", 1000)
+def test_a_file_that_is_no_json_is_named(file, capsys):
+    file.write_text(file.read_text() + "[]")
     assert run(["plan", str(file)]) == 1
-    assert "is read up to 1,000" in " ".join(capsys.readouterr().err.split())
+    assert file.name in " ".join(capsys.readouterr().err.split())
 
 
 def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
@@ -121,33 +98,18 @@ def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("method", ["megatron", "distmm", "distmm-mt", "spindle", "spindle-seq", "spindle-optimus"])
+@pytest.mark.parametrize("method", ["megatron", "data-parallel", "distmm", "spindle"])
 def test_a_planner_to_compare_with_answers_with_a_plan_that_the_checker_accepts(file, method):
-    found = planned(file, "--method", method).search
-    assert (found.status, found.bound_ms) == ("feasible", 0.0)
+    plan = planned(file, "--method", method)
+    assert (plan.search.status, plan.search.bound_ms) == ("feasible", 0.0)
+    assert check_plan(MADE, plan).problems == ()
     assert run(["plan", str(file), "--check", "plan.json"]) == 0
 
 
-def test_a_plan_starts_from_an_earlier_one_after_a_module_went(file, tmp_path):
-    before = planned(file)
-    Path("plan.json").rename("before.json")
-    gone = MADE.modules[-1].name
-    changed(
-        file,
-        lambda raw: raw.update(
-            modules=[m for m in raw["modules"] if m["name"] != gone],
-            disturbances=[d for d in raw["disturbances"] if gone not in (d["module"], d["beside"])],
-        ),
-    )
-    after = planned(file, "--from", "before.json", "--method", "exact")
-    assert {p.part.module for p in after.placements} == {p.part.module for p in before.placements} - {gone}
-    assert after.search.status == "optimal"
-
-
-def test_a_method_that_cannot_start_from_a_plan_says_so(file, capsys):
-    planned(file)
-    assert run(["plan", str(file), "--from", "plan.json", "--method", "gahc", "--output", "p.json"]) == 2
-    assert "does not start from an earlier plan" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--explain", "--from"])
+def test_an_option_that_has_ended_says_what_to_do(file, capsys, option):
+    assert run(["plan", str(file), option, "plan.json"]) == 2
+    assert f"{option} has ended; " in capsys.readouterr().err
 
 
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
@@ -171,7 +133,7 @@ def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkey
     Path("instance.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL).group(1))
     commands = re.search(r"```sh\n(.*?)```", text, re.DOTALL).group(1).splitlines()
     mine = [line.split("#")[0].split()[1:] for line in commands if "--model" not in line and "profile.json" not in line]
-    assert len(mine) == 3
+    assert len(mine) == 2
     for arguments in mine:
         with_names = {"FILE": "instance.json", "PLAN": "before.json"}
         assert run([with_names.get(one, one) for one in arguments]) == 0, arguments
@@ -185,10 +147,10 @@ def test_an_interrupted_search_ends_at_once_and_leaves_the_best_plan_so_far(tmp_
     arguments = ["plan", str(path), "--time-limit", "3600", "--output", str(plan)]
     code = (  # Ctrl-C as soon as the search runs: in the middle of one of its questions
         "import os, signal, sys; from mosaic.cli.main import run; "
-        "from mosaic.solver.replan.remembered import Remembered; "
-        "begin = Remembered.begin; interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT); "
+        "import mosaic.solver.solve; module = sys.modules['mosaic.solver.solve']; "
+        "begin = module.all_options; interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT); "
         "signal.signal(signal.SIGALRM, interrupt); "
-        "Remembered.begin = lambda *a, **k: (signal.setitimer(signal.ITIMER_REAL, 0.5), begin(*a, **k))[1]; "
+        "module.all_options = lambda *a, **k: (signal.setitimer(signal.ITIMER_REAL, 0.5), begin(*a, **k))[1]; "
         f"sys.exit(run({arguments!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
+from brute_force import best_stage, plan_by_brute_force
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_cases import linear, profile_of, sample
@@ -23,8 +25,7 @@ from mosaic.cost import (
 from mosaic.cost.surfaces import time_bounds
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
-from mosaic.solver.exact.brute_force import best_stage
-from mosaic.solver.exact.search import why_not_exact
+from mosaic.solver.exact import why_not_exact
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
@@ -71,9 +72,9 @@ def test_stage_eval_finds_what_enumeration_finds_under_every_form(made, num_devi
 @BOUNDED
 def test_gahc_is_between_enumeration_and_one_by_one_under_every_form(made) -> None:
     cost, profile = made
-    best, greedy, in_turn = (
-        solve(profile.graph, cost, profile.device, method=method).predicted_ms
-        for method in ("brute_force", "gahc", "sequential")
+    best = plan_by_brute_force(profile.graph, cost, profile.device).predicted_ms
+    greedy, in_turn = (
+        solve(profile.graph, cost, profile.device, method=method).predicted_ms for method in ("gahc", "sequential")
     )
     assert best <= greedy * ROUNDING
     assert greedy <= in_turn * ROUNDING
@@ -88,8 +89,8 @@ def test_the_exact_search_agrees_with_brute_force_under_every_form_or_says_why_i
     reason = why_not_exact(profile.graph, cost)
     if reason is None:
         exact, best = (
-            solve(profile.graph, cost, profile.device, num_devices=num_devices, method=method).predicted_ms
-            for method in ("exact", "brute_force")
+            plan(profile.graph, cost, profile.device, num_devices=num_devices).predicted_ms
+            for plan in (partial(solve, method="exact"), plan_by_brute_force)
         )
         assert exact == pytest.approx(best, rel=1e-6)
     else:
@@ -104,7 +105,8 @@ def test_equation_8_is_searched_exactly_where_bandwidth_rises_with_the_quota() -
     cost = CostModel.from_profile(profile)
     cost.interference = Eq8Interference({phase: Eq8(e1=0.1, e2=1.0, e3=2.0) for phase in Phase}, shares)
     assert why_not_exact(profile.graph, cost) is None
-    exact, best = (solve(profile.graph, cost, profile.device, method=m) for m in ("exact", "brute_force"))
+    exact = solve(profile.graph, cost, profile.device, method="exact")
+    best = plan_by_brute_force(profile.graph, cost, profile.device)
     assert exact.predicted_ms == pytest.approx(best.predicted_ms)
     assert exact.search.status == "optimal"
     assert exact.predicted_ms > solve(profile.graph, CostModel.from_profile(profile), profile.device).predicted_ms

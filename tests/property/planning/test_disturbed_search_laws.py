@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
+from brute_force import plan_by_brute_force
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
@@ -19,10 +21,8 @@ from mosaic.cost import (
 )
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
-from mosaic.solver.exact.pair_table import pair_shares, pair_table
-from mosaic.solver.exact.search import why_not_exact
-from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.exact import pair_shares, pair_table, why_not_exact
+from mosaic.solver.instance import Instance, InstanceModule, InstanceOption, TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
@@ -120,8 +120,8 @@ def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
 
 def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
     exact, truth = (
-        solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method=method)
-        for method in ("exact", "brute_force")
+        plan(instance.graph, cost, instance.device, num_devices=instance.num_devices)
+        for plan in (partial(solve, method="exact"), plan_by_brute_force)
     )
     assert exact.search.status == "optimal"
     assert exact.predicted_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)

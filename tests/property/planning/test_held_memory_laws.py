@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instance_cases import solve_instance
-from test_exact_laws import ROUNDING_MS, bounded
+from instance_cases import ROUNDING_MS, bounded, solve_instance
+from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
-from mosaic.solver.instances.checker import check_plan
-from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption
-from mosaic.solver.memory.holding import state_sets
+from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
 
 
 @st.composite
@@ -89,26 +85,6 @@ def test_every_method_answers_within_memory_or_says_that_there_is_no_plan(instan
             assert check_plan(instance, other.plan).problems == ()
             assert other.objective_ms >= exact.objective_ms - ROUNDING_MS
             assert other.bound_ms is None or other.bound_ms <= exact.objective_ms + ROUNDING_MS
-
-
-@bounded(200)
-@given(states=st.lists(st.none() | st.integers(1, 4), max_size=7), degree=st.integers(1, 7))
-def test_sets_of_devices_are_all_that_differ_the_least_states_first(states, degree):
-    """Against every choice of counts from groups of devices alike, most from the first group first."""
-    alike = {state: [d for d, own in enumerate(states) if own == state] for state in states if state is not None}
-    groups = [alike[state] for state in sorted(alike)]
-    every = product(*(range(len(group), -1, -1) for group in groups))
-    expected = [
-        tuple(sorted(device for group, count in zip(groups, counts, strict=True) for device in group[:count]))
-        for counts in every
-        if sum(counts) == degree
-    ]
-    assert list(state_sets(states, degree)) == expected
-
-
-def test_sets_of_many_devices_that_are_all_unlike_follow_each_other_at_once():
-    """Counting through all 2^40 choices of forty groups would not end."""
-    assert list(state_sets(range(40), 1)) == [(device,) for device in range(40)]
 
 
 def test_a_time_limit_of_zero_is_answered_at_once_where_memory_is_tight_on_many_devices():

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_cases import solve_instance
+from plan_checker import check_plan
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
-from mosaic.solver.exact.search import _problem as full_problem
-from mosaic.solver.exact.search import _rows
-from mosaic.solver.instances.checker import check_plan
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.exact import build_problem
+from mosaic.solver.instance import Instance, TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 from tests.property.planning.test_exact_laws import bounded, instances, problem_of
@@ -31,9 +29,7 @@ def disturbed_problem_of(instance: Instance) -> _search.Problem:
         num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes
     )
     options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
-    names = instance.graph.topological_order()
-    rows = _rows(_search, names, options, cost, {})
-    return full_problem(_search, instance.graph, names, options, rows, cost=cost, machine=machine, objective="phases")
+    return build_problem(instance.graph, options, cost=cost, machine=machine)
 
 
 @bounded(100)

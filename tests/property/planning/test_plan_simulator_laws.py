@@ -11,15 +11,12 @@ from planning_cases import pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
-from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile
 from mosaic.simulate.step import simulate
-from mosaic.solver import SearchOptions, solve
-from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
+from mosaic.solver import solve
+from mosaic.solver.exact import search_exactly
 from mosaic.solver.options import all_options
-from mosaic.solver.replan.replanner import Replanner, start_from
-from mosaic.solver.solve import find_solution
 from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -91,45 +88,6 @@ def test_no_slot_is_held_twice_and_nothing_starts_before_its_inputs(profile: Pro
                 assert not shares or first.end_ms <= second.start_ms * ROUNDING
 
 
-def without(graph: ModuleGraph, name: str) -> ModuleGraph:
-    return ModuleGraph(
-        modules=tuple(node for node in graph.modules if node.name != name),
-        edges=tuple(edge for edge in graph.edges if name not in (edge.source, edge.target)),
-    )
-
-
-@given(profiles(disturbed=True), st.integers(0, 5))
-@BOUNDED
-def test_a_plan_made_from_what_is_known_is_as_good_as_a_cold_one(profile: Profile, which: int) -> None:
-    cost = CostModel.from_profile(profile)
-    limits = SearchLimits(effort=20)
-    fewer = without(profile.graph, profile.graph.names[which % len(profile.graph.names)])
-    planner = Replanner(device=profile.device, num_devices=2, search=SearchOptions(limits=limits))
-    for graph in (profile.graph, fewer, profile.graph):
-        warm = planner.update(graph, cost, limits=limits)
-        cold = solve(graph, cost, profile.device, num_devices=2, search=SearchOptions(limits=limits))
-        assert warm.search.status == cold.search.status == "optimal"
-        assert warm.predicted_ms == pytest.approx(cold.predicted_ms, rel=1e-6)
-
-
-@given(profiles(), profiles())
-@BOUNDED
-def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> None:
-    # Modules of the same name need have nothing else in common, neither options nor dependencies.
-    cost = CostModel.from_profile(after)
-    previous = planned(before)
-    start = start_from(previous, after.graph)
-    place = {name: index for index, stage in enumerate(start) for name in stage}
-    assert sorted(place) == sorted(after.graph.names)
-    assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
-    search = SearchOptions(limits=SearchLimits(effort=20))
-    hint = SearchHint(start=start)
-    warm = find_solution(
-        after.graph, cost, after.device, num_devices=previous.num_devices, search=search, hint=hint
-    ).plan
-    assert warm.predicted_ms == pytest.approx(planned(after).predicted_ms, rel=1e-6)
-
-
 @given(profiles(max_modules=4))
 @settings(BOUNDED, max_examples=30)
 def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(profile: Profile) -> None:
@@ -138,9 +96,8 @@ def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(profi
     machine = Machine(num_devices=2, num_slots=device.num_slots, memory_bytes=0)
     best = search_exactly(profile.graph, options, cost=cost, machine=machine)
     for stage in best.stages:
-        hint = SearchHint(forbidden=[tuple(stage.choices)], known=best.known)
         try:
-            other = search_exactly(profile.graph, options, cost=cost, machine=machine, hint=hint)
+            other = search_exactly(profile.graph, options, cost=cost, machine=machine, forbidden=[tuple(stage.choices)])
         except InfeasibleError:
             continue
         assert other.cost_ms >= best.cost_ms

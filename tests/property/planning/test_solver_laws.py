@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
+from brute_force import best_stage, plan_by_brute_force
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_cases import pair, profile_of, sample
@@ -16,7 +18,6 @@ from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import QuotaGrid, SearchOptions, StageEvaluator, solve
-from mosaic.solver.exact.brute_force import best_stage
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
@@ -30,12 +31,12 @@ class Instance:
     num_devices: int
 
     def plan(self, method: str = "gahc", **search: object) -> Plan:
-        return solve(
+        plan = plan_by_brute_force if method == "brute_force" else partial(solve, method=method)
+        return plan(
             self.profile.graph,
             CostModel.from_profile(self.profile),
             self.profile.device,
             num_devices=self.num_devices,
-            method=method,
             search=SearchOptions(hold_memory=False, **search),  # the laws here are of single stages
         )
 

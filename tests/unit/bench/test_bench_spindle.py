@@ -76,11 +76,11 @@ def unmade(found: list[Figure], *at: str) -> list[str]:
 def test_a_module_of_several_tasks_has_a_part_of_its_parameters_in_each() -> None:
     made = clip(2)
     assert made.graph.names == ("image_text/image", "image_text/text", "image_audio/image", "image_audio/audio")
-    assert made.settings.tasks == (made.graph.names[:2], made.graph.names[2:])
+    assert made.task_names == (made.graph.names[:2], made.graph.names[2:])
     shared, alone = (made.counts[name][1].memory for name in ("image_text/image", "image_text/text"))
     assert shared.gradient_bytes == 4 * (2 * 512 * 4096 + 4096 + 512) // 2
     assert alone.gradient_bytes == 4 * (2 * 256 * 2048 + 2048 + 256)
-    assert made.settings.parameters["image_text/image"] == made.settings.parameters["image_audio/image"] == "image"
+    assert made.parameters["image_text/image"] == made.parameters["image_audio/image"] == "image"
 
 
 def test_every_method_plans_every_task() -> None:

@@ -25,7 +25,7 @@ def printed(*found: MeasuredMethod) -> str:
 def test_the_table_fits_and_keeps_measured_and_predicted_apart():
     text = printed(
         MeasuredMethod(
-            method="spindle-optimus",
+            method="distmm",
             plan=PLAN,
             step_ms=(10.0, 12.0, 14.0),
             ddp_ms=(6.0, 8.0, 9.0),
@@ -46,8 +46,8 @@ def test_the_table_fits_and_keeps_measured_and_predicted_apart():
         ),
         MeasuredMethod(method="brute_force", reason="too many modules"),
     )
-    row = next(line.split() for line in text.splitlines() if line.strip().startswith("spindle-optimus"))
-    assert row == ["spindle-optimus", "12.0", "8.0", "1.50", "-", "3.50", "3.0", "(4.0)"]
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("distmm"))
+    assert row == ["distmm", "12.0", "8.0", "1.50", "-", "3.50", "3.0", "(4.0)"]
     assert "dicted" in text
     assert "distmm: the same plan as exact" in text
     assert "brute_force: too many modules" in text

@@ -22,7 +22,7 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.hardware import find_cluster, find_hardware
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.exact.search import why_not_exact
+from mosaic.solver.exact import why_not_exact
 
 H100 = find_hardware("h100-80g")
 POD = find_cluster("h100-80g", 32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_instance import instance, module, option
+from instance_cases import instance, module, option
+from plan_checker import check_plan
 
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.solver.instances.checker import check_plan
-from mosaic.solver.instances.instance import Disturbance, Pin
+from mosaic.solver.instance import Disturbance, Pin
 
 OPTIONS = (
     option(1, 1, 4.0, 8.0, memory_bytes=10),

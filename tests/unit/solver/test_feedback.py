@@ -13,7 +13,7 @@ from mosaic.cost import Cost, CostModel
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.replan.feedback import CorrectedCost, MeasuredTimes, with_measured
+from mosaic.solver.feedback import CorrectedCost, MeasuredTimes, with_measured
 
 TIMES = {"a": linear(6), "b": flat(4), "c": linear(8)}
 

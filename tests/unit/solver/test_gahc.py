@@ -7,9 +7,9 @@ from planning_cases import Time, flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 

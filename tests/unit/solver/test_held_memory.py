@@ -6,24 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from instance_cases import solve_instance
-from test_instance import instance, module, option
+from instance_cases import instance, module, option, solve_instance
+from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.solver import SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.explain import explain
-from mosaic.solver.instances.checker import check_plan
-from mosaic.solver.instances.instance import Instance
-from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.memory import options as held_options
-from mosaic.solver.memory.search import search_within_memory
-from mosaic.solver.options import all_options
-from mosaic.solver.stage import Machine
+from mosaic.solver import SearchOptions, held_memory, solve
+from mosaic.solver.instance import Instance, TableCost
 
 
 def kept(degree: int, time_ms: float, memory_bytes: int, *, working: int = 0, quota: int = 4):
@@ -102,26 +94,11 @@ def test_a_table_without_the_new_fields_is_read_and_planned_as_before():
     assert planned(old).predicted_ms == planned(old, hold_memory=False).predicted_ms
 
 
-@pytest.mark.parametrize("fields", [{"resident_bytes": 9, "activation_bytes": 2}, {"resident_bytes": -1}])
-def test_parts_of_memory_are_not_negative_and_not_more_than_the_whole(fields):
-    with pytest.raises(ValueError, match="bytes"):
-        instance(module("a", replace(option(1, 1, 1.0, 1.0, memory_bytes=10), **fields)))
-
-
 def test_an_undecided_question_is_not_called_infeasible(monkeypatch):
-    monkeypatch.setattr(held_options, "ALONE_NODES", 1)
+    monkeypatch.setattr(held_memory, "IN_TURN_EFFORT", 0.0)
     made = replace(IN_A_ROW, num_devices=2, memory_bytes=10)
     with pytest.raises(UndecidedError, match="not proven that there is none"):
         planned(made)
-
-
-def test_what_memory_rules_out_is_asked_for_each_degree_and_not_for_each_quota(monkeypatch):
-    asked = []
-    has_partners = held_options._has_partners
-    monkeypatch.setattr(held_options, "_has_partners", lambda *given: asked.append(1) or has_partners(*given))
-    made = instance(*(module(name, *(kept(1, 1, 6, quota=quota) for quota in (1, 2, 3, 4))) for name in "abc"))
-    assert planned(replace(made, num_devices=3, memory_bytes=6)).search.status == "optimal"
-    assert len(asked) == 3
 
 
 def test_the_checker_names_a_device_that_holds_too_much():
@@ -132,33 +109,3 @@ def test_the_checker_names_a_device_that_holds_too_much():
     )
     plan = Plan(device=made.device, num_devices=2, stages=stages, graph="any", search=SearchRecord(method="manual"))
     assert check_plan(made, plan).problems == ("device 0 keeps 12 bytes across stages and works with 0; it has 10",)
-
-
-def test_the_next_best_plan_is_within_memory_too():
-    beside = (kept(1, 4, 3, quota=2),)
-    made = instance(module("a", *beside), module("b", *beside), module("c", *beside), memory_bytes=5)
-    made = replace(made, num_devices=3)
-    plan = planned(made)
-    assert plan.predicted_ms == pytest.approx(8)
-    found = explain(plan, made.graph, TableCost(made)).next_best
-    assert found.predicted_ms == pytest.approx(16)
-
-
-def test_a_search_starts_from_the_plans_of_others_where_devices_do_not_hold_its_relaxed_plan() -> None:
-    recipe = Recipe(shape="align", num_modules=7, num_devices=8, held_memory=True, tight_memory=True, seed=1)
-    made = generate(recipe)
-    cost = TableCost(made)
-    options = all_options(made.graph, cost=cost, device=made.device, num_devices=8)
-    machine = Machine(num_devices=8, num_slots=made.num_slots, memory_bytes=made.memory_bytes)
-    better = search_within_memory(made.graph, options, cost=cost, machine=machine, limits=SearchLimits(effort=2))
-    asked: list[float] = []
-    started = search_within_memory(
-        made.graph,
-        options,
-        cost=cost,
-        machine=machine,
-        limits=SearchLimits(effort=0.5),
-        incumbents=lambda seconds: [better.stages] if not asked.append(seconds) else [],
-    )
-    assert len(asked) == 1
-    assert started.cost_ms <= better.cost_ms + 1e-9

@@ -19,7 +19,6 @@ from mosaic.plan import Plan
 from mosaic.ranks.meeting.groups import group_options
 from mosaic.report.table import plan_table
 from mosaic.solver.methods import METHODS
-from mosaic.solver.reserve import Reserved
 from mosaic.solver.runnable import plan_to_run
 
 HOPPER = Device(name="H", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4)
@@ -39,25 +38,15 @@ def test_no_method_gives_a_reserved_slot_to_a_module(method: str):
     assert parse(Plan, to_json(plan), source="test") == plan
 
 
-def test_the_remainder_costs_no_module_a_slot():
-    plan = planned("exact", "remainder")
-    assert (plan.communication_slots, plan.communication_sms) == (0, 4)
-    assert plan.predicted_ms == planned("exact", 0).predicted_ms
-    assert planned("exact", 1).predicted_ms > plan.predicted_ms
-
-
 def test_a_plan_whose_module_holds_a_reserved_slot_is_refused():
     with pytest.raises(InvalidPlanError, match="the last 1 of 16 are reserved for communication"):
         replace(planned("sequential", 0), communication_slots=1)
 
 
 def test_what_cannot_be_reserved_is_refused():
-    whole = replace(HOPPER, remainder_sms=0)
-    with pytest.raises(ValueError, match="no SMs left over by its 16 slots; reserve a slot instead"):
-        Reserved.of(whole, "remainder")
     for slots in (-1, 16):
         with pytest.raises(ValueError, match=f"communication_slots={slots} of 16 slots"):
-            Reserved.of(HOPPER, slots)
+            planned("exact", slots)
 
 
 def test_only_communicators_that_run_on_sms_are_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -73,7 +62,7 @@ def test_only_communicators_that_run_on_sms_are_bounded(monkeypatch: pytest.Monk
 
 
 def test_a_plans_table_shows_communication_in_columns_of_its_own():
-    plan = planned("exact", "remainder", num_devices=2)
+    plan = planned("exact", 1, num_devices=2)
     first, *others = plan.stages[0].placements
     told = replace(first, route_forward_ms=0.25, route_backward_ms=0.5, reduce_ms=0.125)
     stages = (replace(plan.stages[0], placements=(told, *others)), *plan.stages[1:])
@@ -84,4 +73,4 @@ def test_a_plans_table_shows_communication_in_columns_of_its_own():
     assert "route" not in without
     assert "0.75" in text
     assert "0.88 ms are communication" in text
-    assert "4 SMs of each device are left to communication" in text
+    assert "12 SMs of each device are left to communication" in text

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
-from bench.solver.runs import search
+from bench.solver.study import search
 from mosaic import _search
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.instances.checker import check_plan
-from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instance import TableCost
+from mosaic.solver.limits import SearchLimits
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,7 +13,7 @@ from mosaic.cost.communication import ModuleTraffic, RankedCost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.simulate.step import simulate
-from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.limits import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.shared_network import WHOLE_DEVICE_PLANNERS
 from mosaic.solver.task import SearchOptions

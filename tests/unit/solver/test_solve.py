@@ -18,10 +18,9 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.methods import Method
-from mosaic.solver.searches import find_in_turn
-from mosaic.solver.task import Found, Task
+from mosaic.solver.limits import SearchLimits
+from mosaic.solver.methods import Method, plan_in_turn
+from mosaic.solver.task import Answer, Task
 
 
 def plan_of(
@@ -138,11 +137,6 @@ def test_no_devices_are_refused(num_devices: int) -> None:
         plan_of(profile_of({"m": flat(1)}, num_slots=1), num_devices=num_devices)
 
 
-def test_brute_force_refuses_what_it_cannot_finish() -> None:
-    with pytest.raises(ValueError, match="7 modules on 1 devices; brute force takes at most 6"):
-        plan_of(profile_of(dict.fromkeys("abcdefg", flat(1)), num_slots=1), method="brute_force")
-
-
 def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there_is() -> None:
     memory = [ModuleMemory(module=name, resident_bytes=5000, activation_bytes=0) for name in "ab"]
     profile = profile_of(dict.fromkeys("abc", flat(1)), num_slots=1, memory=memory, memory_bytes=100)
@@ -194,11 +188,11 @@ def test_the_time_limit_counts_from_before_options_are_listed(monkeypatch: pytes
     monkeypatch.setattr(solver, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
     left = []
 
-    def find(task: Task) -> Found:
+    def find(task: Task) -> Answer:
         left.append(task.search.limits.seconds)
-        return find_in_turn(task)
+        return plan_in_turn(task)
 
-    monkeypatch.setattr(solver, "method_of", lambda name: Method(name=name, phrase="", find=find))
+    monkeypatch.setattr(solver, "method_of", lambda name: Method(name=name, description="", plan=find))
     for seconds in (10.0, 5.0):
         plan_of(profile_of({"a": flat(1)}, num_slots=2), search=SearchOptions(limits=SearchLimits(seconds=seconds)))
     assert left == [4.0, 0.0]

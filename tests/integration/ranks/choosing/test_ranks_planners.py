@@ -29,7 +29,7 @@ def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
     first, second = run_ranks("ranks.programs.choosing.planners:compared", 2, tmp_path)
     assert first == second
     _, whole, brute = first
-    assert [one[0] for one in first] == ["sequential", "spindle-seq", "brute_force"]
+    assert [one[0] for one in first] == ["sequential", "data-parallel", "exact"]
     assert whole[2:4] == (4, 2)
     parameters = sum(p.nbytes for p in Graph(0).parameters())
     # Parameters, gradients, and AdamW's two moments; its counts of steps are a few bytes more.
@@ -61,4 +61,4 @@ def test_a_method_that_is_unknown_or_needless_is_refused():
     plan = object()
     with pytest.raises(ValueError, match="a plan and method='gahc' were given"):
         check_method("gahc", plan)
-    assert {"megatron", "distmm", "spindle", "spindle-optimus", "sequential", "gahc", "exact"} <= set(METHODS)
+    assert {"megatron", "distmm", "spindle", "sequential", "gahc", "exact"} <= set(METHODS)

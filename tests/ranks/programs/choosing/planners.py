@@ -155,7 +155,7 @@ def compared(rank: int, size: int) -> list[tuple[str, str, int, int, list[int], 
     """Measures the plans of three planners; returns what does not depend on time."""
     found = compare_plans(
         Small,
-        ("sequential", "spindle-seq", "brute_force"),
+        ("sequential", "data-parallel", "exact"),
         rounds=Rounds(rounds=2, steps=2, warm_steps=1),
         settings=FAST,
         backend=HostBackend(1),

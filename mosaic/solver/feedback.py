@@ -1,7 +1,7 @@
-"""MeasuredTimes times of a plan, put back into the cost model, and the plan made again.
+"""Corrects a cost model by the measured times of a plan.
 
-A prediction that is off makes a solver prefer what it underestimates. Measuring the plan shows where; solving again
-with that corrected recovers most of what the errors cost in one or two rounds (``bench/README.md``).
+A solver prefers what its cost model underestimates. Solving again with corrected times recovers most of what the
+errors cost in one or two rounds (``bench/README.md``).
 """
 
 from __future__ import annotations

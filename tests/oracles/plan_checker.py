@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mosaic.plan import Placement, Plan, Stage
-from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
+from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
 
 ROUNDING = 1e-6
 """Relative difference of times that counts as none; searches work in whole nanoseconds."""

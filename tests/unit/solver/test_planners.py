@@ -8,18 +8,24 @@ import pytest
 from planning_cases import Time, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.errors import InvalidPlanError
+from mosaic.errors import InvalidPlanError, UndecidedError
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.simulate.step import simulate
-from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.options import DeploymentOption, all_options
-from mosaic.solver.planners.draft import PlannerSettings, whole_device_widths
-from mosaic.solver.planners.optimus import Way, by_marginal_gain
-from mosaic.solver.planners.spindle import contract
+from mosaic.solver.options import all_options
+from mosaic.solver.planners.spindle import (
+    AslTuple,
+    MetaOp,
+    continuous_optimum,
+    contract,
+    rounded,
+    schedule_level,
+    two_points,
+)
+from mosaic.solver.planners.waves import whole_device_widths
 from mosaic.solver.solve import Solution, find_solution
-from mosaic.solver.task import SearchOptions
+from mosaic.solver.task import PlannerSettings, SearchOptions
 
-PLANNERS = ("sequential", "megatron", "distmm", "distmm-mt", "spindle", "spindle-seq", "spindle-optimus")
+PLANNERS = ("sequential", "megatron", "data-parallel", "distmm", "spindle")
 
 
 def seven_three(degree: int, quota: int) -> float:
@@ -67,14 +73,9 @@ def test_megatron_runs_every_module_in_turn_at_the_best_one_degree() -> None:
     assert [placed.devices for placed in found.plan.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
     assert [placed.module for placed in found.plan.placements] == ["b", "c", "a"]
     assert found.predicted_ms == pytest.approx(2 * (2 + 3 + 8 / 3))
-
-
-def test_spindle_seq_runs_every_module_on_all_devices_task_after_task() -> None:
-    times = {"a": linear(8), "b": flat(2), "c": by_degree(6, 3, 3, 5)}
-    found = planned("spindle-seq", times, 4, tasks=(("a", "c"), ("b",)))
-    assert [placed.devices for placed in found.plan.placements] == [(0, 1, 2, 3)] * 3
-    assert [placed.module for placed in found.plan.placements] == ["a", "c", "b"]
-    assert found.predicted_ms == pytest.approx(2 * (2 + 2 + 5))
+    on_all = planned("data-parallel", times, 4, edges=[("c", "a")])
+    assert [placed.devices for placed in on_all.plan.placements] == [(0, 1, 2, 3)] * 3
+    assert on_all.predicted_ms == pytest.approx(2 * (2 + 5 + 2))
 
 
 GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
@@ -131,7 +132,6 @@ GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
             2 * (6 + 3),
             id="balanced waves where they are faster",
         ),
-        pytest.param("spindle-optimus", GAINS, 4, {}, [{"slow": 1, "gains": 3}], 2 * 10, id="to the largest gain"),
         pytest.param("distmm", GAINS, 4, {}, [{"slow": 3, "gains": 1}], 2 * 9.8, id="to the slowest"),
     ],
 )
@@ -161,92 +161,12 @@ def test_distmm_puts_modules_of_unlike_depth_into_one_stage() -> None:
     assert stages_of(found) == [{"a": 1}, {"c": 1, "d": 1}]  # level by level: a beside c, then d
 
 
-def test_distmm_mt_plans_each_task_by_itself_one_after_the_other() -> None:
-    times = dict.fromkeys("abcd", flat(3))
-    tasks = (("a", "b"), ("c", "d"))
-    assert stages_of(planned("distmm", times, 4)) == [dict.fromkeys("abcd", 1)]
-    assert stages_of(planned("distmm-mt", times, 4, tasks=tasks)) == [{"a": 1, "b": 1}, {"c": 1, "d": 1}]
-    assert stages_of(planned("distmm-mt", times, 4)) == stages_of(planned("distmm", times, 4))
-
-
-def test_distmm_says_where_its_plan_is_not_proven_best_of_its_kind(caplog: pytest.LogCaptureFixture) -> None:
-    profile = profile_of({name: linear(5) for name in "abcde"}, num_slots=1, degrees=(1, 2, 3))
-    cost = CostModel.from_profile(profile)
-    search = SearchOptions(limits=SearchLimits(effort=0))
-    found = find_solution(profile.graph, cost, profile.device, num_devices=3, method="distmm", search=search)
-    assert found.plan.search.status == "feasible"
-    assert "is not proven best with effort 0" in caplog.text
-
-
-def test_the_largest_gain_of_spindle_optimus_is_that_for_each_device() -> None:
-    def ways(*times_ns: int) -> list[Way]:
-        options = [
-            DeploymentOption(degree=degree, quota=1, forward_ns=time_ns, backward_ns=0)
-            for degree, time_ns in enumerate(times_ns, start=1)
-        ]
-        return [Way(degree=option.degree, options=(option,)) for option in options]
-
-    first, _, _, last = ways(10, 9, 9, 4)  # 6 for three devices more; b has 3 for one
-    wave = by_marginal_gain({("a",): [first, last], ("b",): ways(6, 3)}, 5)
-    assert {job.names: job.degree for job in wave} == {("a",): 1, ("b",): 2}
-    assert {job.degree for job in by_marginal_gain({("a",): [first, last], ("b",): ways(6, 5)}, 5)} == {4, 1}
-
-
-def test_spindle_optimus_gives_tasks_devices_and_runs_their_modules_in_turn() -> None:
-    # The task of a and b takes 12 + 2, that of c 6; the third device brings 6 to the first, 3 to the second.
-    times = {"a": by_degree(12, 6), "b": flat(2), "c": by_degree(6, 3)}
-    found = planned("spindle-optimus", times, 3, edges=["ab"], tasks=(("a", "b"), ("c",)))
-    assert stages_of(found) == [{"a": 2, "c": 1}, {"b": 1}]
-    assert found.plan.placement("b").devices[0] in found.plan.placement("a").devices
-    assert found.predicted_ms == pytest.approx(2 * (6 + 2))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "said"),
-    [
-        ((("a",),), "name each module once: a, b"),
-        ((("a", "b"), ("b",)), "name each module once: a, b"),
-        ((("a",), ("b",)), "a of one task feeds b of another"),
-    ],
-)
-def test_tasks_that_are_none_of_a_graph_are_refused(tasks: tuple[tuple[str, ...], ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        planned("distmm-mt", {"a": flat(1), "b": flat(2)}, 2, edges=["ab"], tasks=tasks)
-
-
-def test_spindle_allocates_by_its_own_estimate_and_is_predicted_by_the_cost_model() -> None:
-    # Times are 12 / n but at 3, where they are worse than at 2: the estimate does not see it.
-    bad_at_three = lambda degree, quota: {3: 6.5}.get(degree, 12 / degree)  # noqa: E731
-    times = {"a": bad_at_three, "b": lambda degree, quota: 4.0 / degree}
-    exact = planned("spindle", times, 4)
-    estimated = planned("spindle", times, 4, estimator="alpha-beta")
-    assert {p.degree for p in estimated.plan.placements if p.module == "a"} >= {3}
-    assert {p.degree for p in exact.plan.placements if p.module == "a"} <= {2, 4}
-    placed = next(p for p in estimated.plan.placements if p.degree == 3)
-    assert placed.forward_ms == pytest.approx(placed.part.share * 6.5)
-
-
 def test_spindle_slices_the_papers_example_over_three_waves() -> None:
     schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2))
     assert counts_of(schedule) == [[("a", 0, 8), ("b", 0, 3)], [("a", 8, 3), ("b", 3, 8)], [("a", 11, 1), ("b", 11, 1)]]
     assert schedule.plan.sliced == ("a", "b")
     assert schedule.plan.stages[0].forward_ms == pytest.approx(8 / 12 * 18)
     assert schedule.predicted_ms == pytest.approx(24 + 24 + 7)  # the continuous optimum is 50.4
-
-
-def test_spindle_with_equation_11_splits_the_same_example_in_halves() -> None:
-    schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2), interpolation="time")
-    assert [count for _, _, count in counts_of(schedule)[0]] == [6, 3]
-
-
-def test_every_slice_pays_its_overhead_in_both_phases() -> None:
-    times = {"a": seven_three, "b": seven_three}
-    plain, dear = (planned("spindle", times, 3, degrees=(1, 2), slice_overhead_ms=ms) for ms in (0.0, 1.0))
-    assert dear.predicted_ms == pytest.approx(plain.predicted_ms + 2 * 3)
-
-
-def test_a_whole_module_pays_no_overhead_for_slices() -> None:
-    assert planned("spindle", {"a": linear(4)}, 2, slice_overhead_ms=9.0).predicted_ms == pytest.approx(4.0)
 
 
 def test_spindle_contracts_a_chain_of_equal_modules() -> None:
@@ -305,34 +225,6 @@ def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for(
         assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}], name
 
 
-def test_spindle_optimus_takes_turns_where_modules_do_not_fit() -> None:
-    assert len(planned("spindle-optimus", dict.fromkeys("abc", flat(1)), 2).plan.stages) == 2
-
-
-def test_jobs_stay_inside_an_island() -> None:
-    times = {"a": linear(9), "b": linear(9)}
-    schedule = planned("distmm", times, 8, degrees=(1, 2, 3), island_size=4)
-    assert [placed.devices for placed in schedule.plan.stages[0].placements] == [(0, 1, 2), (4, 5, 6)]
-
-
-def test_a_job_larger_than_an_island_takes_the_emptiest_ones() -> None:
-    schedule = planned("distmm", {"a": linear(9)}, 8, degrees=(6,), island_size=4)
-    assert schedule.plan.placement("a").devices == (0, 1, 2, 3, 4, 5)
-
-
-def test_a_consumer_is_placed_on_its_producers_devices() -> None:
-    times = {"a": linear(9), "b": linear(9), "c": linear(9), "d": linear(7)}
-    schedule = planned("distmm", times, 8, degrees=(4,), edges=["bc", "ad"], island_size=4)
-    home = {placed.module: placed.devices for placed in schedule.plan.placements}
-    assert home["b"] == home["c"] != home["a"] == home["d"]
-
-
-def test_among_free_devices_those_with_least_memory_taken_come_first() -> None:
-    memory = [ModuleMemory(module=name, resident_bytes=9, activation_bytes=0) for name in "ab"]
-    profile = profile_of({"a": flat(1), "b": flat(2)}, num_slots=1, memory=memory, memory_bytes=100)
-    assert [placed.devices for placed in solved(profile, "megatron", 2).plan.placements] == [(0,), (1,)]
-
-
 def test_a_plan_that_slices_nothing_is_run() -> None:
     times = {"a": linear(8), "b": linear(4), "head": linear(8)}
     profile = profile_of(times, num_slots=2, degrees=(1, 2, 4), edges=[("a", "head"), ("b", "head")])
@@ -362,14 +254,145 @@ def test_layers_of_a_module_that_is_not_there_are_refused() -> None:
     [
         {"default_layers": 0},
         {"num_layers": {"a": 0}},
-        {"island_size": 0},
-        {"slice_overhead_ms": -1.0},
-        {"slice_overhead_ms": float("nan")},
-        {"interpolation": "cubic"},
-        {"estimator": "guess"},
-        {"placement": "random"},
     ],
 )
 def test_senseless_settings_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|use '\w+' or|use 'cost' or"):
+    with pytest.raises(ValueError, match="at least 1"):
         PlannerSettings(**settings)
+
+
+def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
+    memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept.items()]
+    return profile_of(
+        dict.fromkeys(kept, linear(8)), num_slots=2, degrees=(1, 2), memory=memory, memory_bytes=memory_bytes, **more
+    )
+
+
+@pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
+def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
+    found = solved(made({"a": 60, "b": 60}, 100), name, 2, default_layers=1)  # both devices would keep both modules
+    assert sorted(placed.devices for placed in found.plan.placements) == [(0,), (1,)]
+
+
+def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing() -> None:
+    profile = made({"a": 60, "b": 60}, 100)
+    with pytest.raises(UndecidedError, match="no devices were found that hold what data-parallel plans"):
+        solved(profile, "data-parallel", 2)
+
+
+def test_jobs_move_to_devices_that_hold_them_and_slices_keep_their_share() -> None:
+    found = solved(made({"a": 60, "b": 30, "c": 60, "d": 30}, 100, edges=["ac", "bd"]), "distmm", 2, default_layers=1)
+    at = {placed.module: placed.devices for placed in found.plan.placements}
+    assert at["a"] != at["c"]
+    sliced = solved(made({"a": 90, "b": 10}, 100), "spindle", 1)
+    assert sliced.plan.sliced == ()
+
+
+SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)
+EIGHT_AND_FOUR = (AslTuple(degree=2, count=8), AslTuple(degree=1, count=4))
+
+
+def scaled(num_operators: int, *degrees: int) -> MetaOp:
+    return MetaOp(degrees=degrees, times=tuple(12.0 / degree for degree in degrees), num_operators=num_operators)
+
+
+def test_the_papers_example_gives_8_4_and_3_6_of_12_operators() -> None:
+    end, devices = continuous_optimum([SEVEN_THREE, SEVEN_THREE], 3)
+    assert end == pytest.approx(50.4)
+    assert devices == pytest.approx((1.5, 1.5))
+    high, low = two_points(SEVEN_THREE, devices[0], end)
+    assert (high.degree, low.degree) == (2, 1)
+    assert (high.count, low.count) == pytest.approx((8.4, 3.6))
+    assert rounded((high, low), 12) == (AslTuple(degree=2, count=8), AslTuple(degree=1, count=4))
+
+
+@pytest.mark.parametrize(
+    ("level", "num_devices", "end", "devices"),
+    [
+        pytest.param([scaled(3, 1, 2, 4), scaled(1, 1, 2, 4)], 4, 12.0, (3.0, 1.0), id="by their work"),
+        pytest.param(
+            [MetaOp(degrees=(1,), times=(9.0,), num_operators=1), scaled(1, 1, 2, 4)],
+            4,
+            9.0,
+            (1.0, 12 / 9),
+            id="never before the slowest module on all devices",
+        ),
+        pytest.param([scaled(1, 1)] * 3, 2, 18.0, (2 / 3, 2 / 3, 2 / 3), id="parts of a device"),
+    ],
+)
+def test_devices_are_shared_as_worked_out_by_hand(
+    level: list[MetaOp], num_devices: int, end: float, devices: tuple[float, ...]
+) -> None:
+    found = continuous_optimum(level, num_devices)
+    assert found[0] == pytest.approx(end)
+    assert found[1] == pytest.approx(devices)
+
+
+def test_modules_that_take_no_time_get_no_share_and_still_run() -> None:
+    nothing = MetaOp(degrees=(1,), times=(0.0,), num_operators=4)
+    end, devices = continuous_optimum([nothing, nothing], 1)
+    assert (end, devices) == (0.0, (0.0, 0.0))
+    assert two_points(nothing, 0.0, end) == (AslTuple(degree=1, count=4),)
+
+
+def test_below_the_first_degree_idling_stands_for_the_lower_tuple() -> None:
+    assert two_points(scaled(5, 2, 4), 0.7, 100.0) == (AslTuple(degree=2, count=5),)
+
+
+@pytest.mark.parametrize(("degrees", "times"), [((), ()), ((1, 2), (3.0,)), ((1, 2), (3.0, 3.0)), ((1,), (-1.0,))])
+def test_times_that_do_not_fall_are_refused(degrees: tuple[int, ...], times: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="a time for each degree, and they fall"):
+        MetaOp(degrees=degrees, times=times, num_operators=1)
+
+
+def alike(time: float, num_operators: int) -> MetaOp:
+    return MetaOp(degrees=(1,), times=(time,), num_operators=num_operators)
+
+
+def one(degree: int, count: int) -> tuple[AslTuple, ...]:
+    return (AslTuple(degree=degree, count=count),)
+
+
+def cut(*args: object, **more: object) -> list[list[tuple[int, int, int]]]:
+    """Waves as (MetaOp, devices, operators)."""
+    return [[(s.metaop, s.degree, s.count) for s in wave] for wave in schedule_level(*args, **more)]
+
+
+WIDE = MetaOp(degrees=(1, 2, 4), times=(8.0, 4.0, 2.0), num_operators=4)
+THREE = MetaOp(degrees=(3,), times=(2.0,), num_operators=2)
+BOTH = MetaOp(degrees=(1, 2), times=(4.0, 2.0), num_operators=4)
+PAPER = ([SEVEN_THREE, SEVEN_THREE], [EIGHT_AND_FOUR, EIGHT_AND_FOUR], 3)
+
+
+@pytest.mark.parametrize(
+    ("level", "waves"),
+    [
+        # Wave 0: 8 on two devices take 24, and 3 of the other on one take 21; then the other way round; then what is
+        # left, one operator each, of which the first gets the idle device.
+        pytest.param(
+            PAPER, [[(0, 2, 8), (1, 1, 3)], [(0, 1, 3), (1, 2, 8)], [(0, 2, 1), (1, 1, 1)]], id="the paper's example"
+        ),
+        pytest.param(
+            ([alike(2.0, 6), alike(3.0, 4)], [one(1, 6), one(1, 4)], 2), [[(0, 1, 6), (1, 1, 4)]], id="equal length"
+        ),
+        pytest.param(
+            ([alike(1.0, 1), alike(5.0, 2)], [one(1, 1), one(1, 2)], 2),
+            [[(0, 1, 1), (1, 1, 1)], [(1, 1, 1)]],
+            id="a longer run is cut to the nearest number and at least one",
+        ),
+        # The wave has a device to spare, so two becomes four; the rest is extended anew beside nobody.
+        pytest.param(
+            ([WIDE, alike(2.0, 1)], [one(2, 4), one(1, 1)], 5), [[(0, 4, 1), (1, 1, 1)], [(0, 4, 3)]], id="own devices"
+        ),
+        # Both halves of the longer module run alone on two devices.
+        pytest.param(([BOTH], [(*one(2, 2), *one(1, 2))], 2), [[(0, 2, 4)]], id="neighbouring waves are joined"),
+        pytest.param(([THREE, THREE], [one(3, 2), one(3, 2)], 4), [[(0, 3, 2)], [(1, 3, 2)]], id="they take turns"),
+        pytest.param(
+            ([alike(0.0, 3), alike(1.0, 2)], [one(1, 3), one(1, 2)], 2),
+            [[(0, 1, 3), (1, 1, 1)], [(1, 1, 1)]],
+            id="operators that take no time",
+        ),
+    ],
+)
+def test_waves_are_those_worked_out_by_hand(level: tuple, waves: list[list[tuple[int, int, int]]]) -> None:
+    assert cut(*level) == waves

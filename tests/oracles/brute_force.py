@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from mosaic.cost import Cost
+from mosaic.device import Device
 from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Phase
-from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.held_memory import keeps_anything
+from mosaic.solver.options import NS_PER_MS, DeploymentOption, all_options
+from mosaic.solver.predict import PlacedTimes, build_stage
 from mosaic.solver.slots import Choice, lay_out
 from mosaic.solver.stage import Machine, StageResult
+from mosaic.solver.task import SearchOptions
 
 MAX_MODULES = 6
 MAX_DEVICES = 2
@@ -243,3 +248,29 @@ def _stage_ways(names: Sequence[str], options: _Options, cost: Cost, machine: Ma
 
 def _slots_on(chosen: Mapping[str, Choice], device: int) -> int:
     return sum(option.quota for option, devices in chosen.values() if device in devices)
+
+
+def plan_by_brute_force(
+    graph: ModuleGraph, cost: Cost, device: Device, *, num_devices: int = 1, search: SearchOptions | None = None
+) -> Plan:
+    """Returns the best plan there is, as ``mosaic.solver.solve`` returns one.
+
+    Raises:
+        ValueError: More than six modules or two devices.
+        InfeasibleError: There is no plan.
+    """
+    search = search or SearchOptions()
+    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+    is_held = search.hold_memory and keeps_anything(options, machine)
+    every = (enumerate_held_plans if is_held else enumerate_plans)(graph, options, cost=cost, machine=machine)
+    times = PlacedTimes(cost)
+    stages = tuple(build_stage(stage, times) for stage in every.stages)
+    plan = Plan(
+        device=device,
+        num_devices=num_devices,
+        stages=stages,
+        graph=graph.fingerprint,
+        search=SearchRecord(method="brute_force", num_evaluations=every.num_evaluations, status="optimal"),
+    )
+    return replace(plan, search=replace(plan.search, bound_ms=plan.predicted_ms))

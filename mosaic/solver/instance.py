@@ -1,0 +1,276 @@
+"""A planning problem as plain data: machine, modules with their option tables, interference between pairs.
+
+An instance needs neither profile nor model. ``docs/planning.md`` describes the file, ``TableCost`` is its cost model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from mosaic.artifact import fingerprint
+from mosaic.cost.interference import Interference, Neighbours
+from mosaic.cost.protocol import TimedBeside
+from mosaic.device import FORBID_EXTRA, Device
+from mosaic.errors import InfeasibleError
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.profile import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceOption:
+    """One way to deploy a module: on ``degree`` devices, ``quota`` slots of each."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    degree: int
+    """Devices."""
+    quota: int
+    """Slots on each of them."""
+    forward_ms: float
+    """Forward time alone, in milliseconds."""
+    backward_ms: float
+    """Backward time alone, in milliseconds."""
+    memory_bytes: int = 0
+    """Memory on each of its devices while its stage runs, in bytes; the same for all quotas of a degree."""
+    resident_bytes: int = 0
+    """The part of ``memory_bytes`` that stays all the time: parameters, gradients, optimizer state."""
+    activation_bytes: int = 0
+    """The part of it that is kept from forward to backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Which options of a module are allowed; both lists must be obeyed."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    degrees: tuple[int, ...] = ()
+    """Allowed numbers of devices; empty: all."""
+    quotas: tuple[int, ...] = ()
+    """Allowed quotas in slots; empty: all."""
+
+    def allows(self, option: InstanceOption) -> bool:
+        """Whether a module with this pin may use an option."""
+        return (not self.degrees or option.degree in self.degrees) and (not self.quotas or option.quota in self.quotas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceModule:
+    """A module that is placed as a whole."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """Its name, unlike any other."""
+    options: tuple[InstanceOption, ...]
+    """Ways to deploy it; at most one for each degree and quota."""
+    after: tuple[str, ...] = ()
+    """Modules that must be in an earlier stage."""
+    pin: Pin = Pin()
+    """Which of the options are allowed."""
+
+    @property
+    def allowed(self) -> tuple[InstanceOption, ...]:
+        """The options that the pin leaves."""
+        return tuple(option for option in self.options if self.pin.allows(option))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What one neighbour on a device costs a module; what several cost adds up."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """The module that is slowed down."""
+    beside: str
+    """The neighbour."""
+    forward: float = 0.0
+    """Share of the module's forward time alone that is added where the neighbour held all slots of the device; in
+    proportion to its quota where it holds fewer."""
+    backward: float = 0.0
+    """The same for backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A machine of equal devices, and the modules to plan.
+
+    Raises:
+        ValueError: A name occurs twice or is unknown, or a table is empty, contradicts itself or has a negative number.
+        InvalidGraphError: Modules wait for each other in a cycle.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    name: str
+    """What it is."""
+    source: str = ""
+    """Where its numbers come from: ``simulated`` or ``measured``, and how."""
+    num_devices: int
+    """Devices, all alike."""
+    num_slots: int
+    """Slots of each device."""
+    memory_bytes: int = 0
+    """Memory of each device in bytes; 0 limits nothing."""
+    modules: tuple[InstanceModule, ...]
+    """What to place."""
+    disturbances: tuple[Disturbance, ...] = ()
+    """Pairs of modules that slow each other down; pairs that are not listed do not."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0 or not self.modules:
+            raise ValueError(
+                f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}, "
+                f"{len(self.modules)} modules; give at least one device, slot and module, and no negative memory"
+            )
+        repeated = [name for name, count in Counter(module.name for module in self.modules).items() if count > 1]
+        if repeated:
+            raise ValueError(f"modules {repeated} occur twice; name each module once")
+        for module in self.modules:
+            _check_options(module)
+        names = {module.name for module in self.modules}
+        pairs = Counter((one.module, one.beside) for one in self.disturbances)
+        for one in self.disturbances:
+            pair = (one.module, one.beside)
+            if not set(pair) <= names or one.module == one.beside or pairs[pair] > 1:
+                raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
+            if not all(0 <= share < math.inf for share in (one.forward, one.backward)):
+                raise ValueError(
+                    f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {one.forward} and {one.backward}; "
+                    "a share is finite and not negative"
+                )
+        _ = self.graph  # raises for unknown modules and cycles
+
+    @property
+    def device(self) -> Device:
+        """One of its devices."""
+        return Device(name="instance", kind="cuda", num_slots=self.num_slots, memory_bytes=self.memory_bytes)
+
+    @cached_property
+    def graph(self) -> ModuleGraph:
+        """What must come before what."""
+        return ModuleGraph(
+            modules=tuple(ModuleNode(name=module.name) for module in self.modules),
+            edges=tuple(Edge(source=other, target=module.name) for module in self.modules for other in module.after),
+        )
+
+
+def _check_options(module: InstanceModule) -> None:
+    of = f"module {module.name!r}"
+    if not module.options:
+        raise ValueError(f"{of} has no options; give it at least one degree and quota with its times")
+    memory: dict[int, tuple[int, int, int]] = {}
+    for option in module.options:
+        own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
+        if option.degree < 1 or option.quota < 1 or min(own) < 0:
+            raise ValueError(f"{of} has {option}; degree and quota are at least 1, bytes at least 0")
+        if own[1] + own[2] > own[0]:
+            raise ValueError(
+                f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes of memory_bytes={own[0]} at degree "
+                f"{option.degree}; both are parts of memory_bytes: give at least their sum"
+            )
+        if memory.setdefault(option.degree, own) != own:
+            raise ValueError(
+                f"{of} needs (memory, resident, activation) {memory[option.degree]} and {own} bytes on {option.degree} "
+                "devices; memory depends on the degree, not on the quota: give one number"
+            )
+    shapes = Counter((option.degree, option.quota) for option in module.options)
+    repeated = [shape for shape, count in shapes.items() if count > 1]
+    if repeated:
+        raise ValueError(f"{of} lists (degree, quota)={repeated[0]} twice; list each option once")
+
+
+class TableInterference:
+    """What an instance's disturbances add up to."""
+
+    is_pairwise = True
+
+    def __init__(self, instance: Instance) -> None:
+        self._num_slots = instance.num_slots
+        self._shares: Mapping[tuple[str, str, Phase], float] = {
+            (one.module, one.beside, phase): share
+            for one in instance.disturbances
+            for phase, share in ((Phase.FORWARD, one.forward), (Phase.BACKWARD, one.backward))
+            if share > 0
+        }
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no module disturbs another."""
+        return not self._shares
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        """Returns the sum over the neighbours, each in proportion to its quota, in milliseconds."""
+        shares = (self._shares.get((module, name, phase), 0.0) * held for name, held in beside)
+        return alone_ms * sum(shares) / self._num_slots
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns what one neighbour costs, as shares of the time alone; see ``PairShares``."""
+        share = self._shares.get((module, beside, phase))
+        if share is None:
+            return ()
+        return [[share * held / self._num_slots for held in beside_quotas]] * len(quotas)
+
+
+class TableCost(TimedBeside):
+    """Times and memory as the tables of an instance have them; options that a pin forbids are not there."""
+
+    def __init__(self, instance: Instance) -> None:
+        """Takes the allowed options of every module.
+
+        Raises:
+            InfeasibleError: A pin leaves a module nothing; every such module is named.
+        """
+        reasons = [_pinned_to_nothing(module) for module in instance.modules if not module.allowed]
+        if reasons:
+            raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
+        self.profile_fingerprint: str | None = fingerprint(instance)
+        self.interference: Interference = TableInterference(instance)
+        self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
+        for module in instance.modules:
+            table = self._tables.setdefault(module.name, {})
+            for option in module.allowed:
+                table.setdefault(option.degree, {})[option.quota] = option
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the degrees of its table, rising."""
+        return tuple(sorted(self._tables[module]))
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns the quotas of its table at a degree, rising."""
+        return tuple(sorted(self._tables[module][degree]))
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time alone, in milliseconds."""
+        option = self._tables[module][degree][quota]
+        return option.forward_ms if phase is Phase.FORWARD else option.backward_ms
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes on each of its devices."""
+        return next(iter(self._tables[module][degree].values())).memory_bytes
+
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes on each of its devices that stay while other stages run."""
+        option = next(iter(self._tables[module][degree].values()))
+        return option.resident_bytes + option.activation_bytes
+
+
+def _pinned_to_nothing(module: InstanceModule) -> str:
+    pin = module.pin
+    degrees = sorted({option.degree for option in module.options})
+    quotas = sorted({option.quota for option in module.options})
+    return (
+        f"{module.name!r} is pinned to degrees {list(pin.degrees) or 'any'} and quotas {list(pin.quotas) or 'any'}, "
+        f"which none of its options has together; it has degrees {degrees} and quotas {quotas}: loosen one of both pins"
+    )

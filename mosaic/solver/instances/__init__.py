@@ -1,1 +1,0 @@
-"""Planning problems as files, the checker of their plans, and their costs."""

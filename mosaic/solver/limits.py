@@ -1,0 +1,71 @@
+"""Limits of a search, counted in work: the same input gives the same plan on a busy machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mosaic.errors import BackendUnavailableError
+from mosaic.search_extension import load_search
+
+_MAX_SEED = 2**63 - 1  # a 64-bit integer in the extension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What ends a search; it then returns its best plan, with a bound where the method has one."""
+
+    effort: float = 10.0
+    """Work, counted in about seconds of a core; independent of the machine and its load. 0: the sequential plan."""
+    seconds: float = math.inf
+    """Wall time. A search that it ends depends on the machine."""
+    seed: int = 0
+    """Seed of random choices."""
+    exact: bool = True
+    """Whether to prove the plan best; otherwise the search ends with a good plan."""
+    should_stop: Callable[[], bool] | None = None
+    """Called several times a second; True ends the search."""
+
+    def __post_init__(self) -> None:
+        if not (self.effort >= 0 and self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
+            raise ValueError(
+                f"effort={self.effort}, seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most "
+                f"seed {_MAX_SEED}"
+            )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``should_stop`` says so."""
+        return self.should_stop is not None and self.should_stop()
+
+
+class Countdown:
+    """What is left of limits since the countdown was made; for one thread."""
+
+    def __init__(self, limits: SearchLimits) -> None:
+        self._ends = time.perf_counter() + limits.seconds
+        self._limits = limits
+        self._spent_without_extension = 0.0
+        self._before = self.spend(0.0)
+
+    def spend(self, effort: float) -> float:
+        """Adds effort (the extension counts its own) and returns the total of this thread."""
+        try:
+            spent: float = load_search().spend(effort)
+        except BackendUnavailableError:  # Algorithm 1 runs without the extension
+            spent = self._spent_without_extension = self._spent_without_extension + effort
+        return spent
+
+    @property
+    def left(self) -> float:
+        """Effort that is left, at most the seconds that are left; 0 when the search is to end."""
+        if self._limits.is_stopped:
+            return 0.0
+        spent = self.spend(0.0) - self._before
+        return max(0.0, min(self._ends - time.perf_counter(), self._limits.effort - spent))
+
+    def part(self, share: float = 1.0) -> SearchLimits:
+        """Returns limits with a share of the effort that is left."""
+        return replace(self._limits, effort=share * self.left, seconds=max(0.0, self._ends - time.perf_counter()))

@@ -1,1 +1,0 @@
-"""Plans whose devices hold what modules keep over the whole step."""

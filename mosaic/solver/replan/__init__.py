@@ -1,1 +1,0 @@
-"""Planning again: after modules come or go, after measurements, with what earlier searches know."""
