@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.papers.baselines import PAPER_BASELINES
+from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE
+from bench.papers.generators import draw_step
+from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
 from mosaic.pipelining.compare import Contender, contend
@@ -14,9 +17,6 @@ from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
-from mosaic.pipelining.workload.generators import draw_step
-from mosaic.pipelining.workload.known_models import KnownModel, find_known_model
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.transformer import TransformerModule
@@ -99,12 +99,12 @@ class Job:
 
 def options(seconds: float) -> PlannerOptions:
     """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
-    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=seconds))
+    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=seconds))
 
 
 def own_options(seconds: float) -> PlannerOptions:
     """Returns options without PipeWeaver's choices: any partition, backward for weights apart or not."""
-    return PlannerOptions(weights="either", limits=OrderLimits(seconds=seconds))
+    return PlannerOptions(weights="either", limits=OrderLimits(effort=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:

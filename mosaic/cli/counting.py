@@ -69,13 +69,21 @@ def count_workload(
 
 
 def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, CountedMicrobatch]:
-    """Counts the layers of the model that ``FILE:FACTORY`` makes, for a pipeline; its sample is one microbatch.
+    """Counts the layers of a model for a pipeline; its sample is one microbatch.
+
+    Args:
+        where: ``FILE:FACTORY``; or a model of the zoo, which is made without data and has a batch of 1 by default.
+        hardware: The device that the times are of.
 
     Raises:
         MosaicError: The sample is not a dict of keywords.
         UnsplittableError: The model cannot be cut between layers; says where and why.
     """
-    workload = load_workload(where)
+    if where.startswith(ZOO):
+        where = where if where.count(":") > 1 else f"{where}:1"
+        workload = load_workload(where, device=torch.device("meta"), sample_device=torch.device("cpu"))
+    else:
+        workload = load_workload(where)
     if not isinstance(workload.sample, dict):
         raise MosaicError(
             f"{where} made a sample of {type(workload.sample).__name__}; for a pipeline it is a dict of keywords, one "

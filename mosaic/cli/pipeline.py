@@ -1,4 +1,4 @@
-"""``mosaic plan --pipeline``: a step of a pipeline, planned for described devices; needs neither torch nor a GPU."""
+"""``mosaic plan --pipeline``: a step of a pipeline, planned for described devices; needs no GPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.semu.step import gradient_sums_ns
-from mosaic.pipelining.workload.datasets import IMAGE_MIXTURE, VIDEO_MIXTURE
-from mosaic.pipelining.workload.generators import draw_step
-from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.transformer import TransformerModule
@@ -40,14 +37,14 @@ _ZOO = "zoo:"
 class PipelineCommand:
     """Plan a step of a pipeline: which layers on which rank, in which order, and what is kept of activations.
 
-    Microbatches are drawn from data sets as PipeWeaver describes them, or come from FILE:FACTORY. All times are
-    simulated from counted operators of a described device.
+    Layers of a model of torch are counted, and microbatches are as many of its batch; or both come from FILE:FACTORY.
+    All times are simulated from counted operators of a described device.
     """
 
     pipeline: int
     """Pipeline ranks."""
-    tensor: int | None = None
-    """Devices that share each matrix; by default what the model's paper says, or 1."""
+    tensor: int = 1
+    """Devices that share each matrix."""
     context: int = 1
     """Devices that share each sequence."""
     mask: Literal["causal", "ep", "ee", "mp"] | None = None
@@ -62,18 +59,16 @@ class PipelineCommand:
     """Whether devices that share a sequence each encode whole images of their own, all of them, or parts of each."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
-    model: Annotated[str, arg(metavar="zoo:NAME|FILE:FACTORY")] = "zoo:vlm-s"
-    """A model of the papers by name; or a function of the user's: one without arguments that returns a model of torch
-    and a microbatch as a dict, whose layers are counted; or one that takes a cluster and degrees and returns a
-    PipelineModel, or one with a list of microbatches."""
-    device: str | None = None
-    """A described device, by name or file; by default the paper's."""
+    model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
+    """A model of the zoo, with a batch of 1 by default; or a function of the user's: one without arguments that returns
+    a model of torch and a microbatch as a dict, whose layers are counted; or one that takes a cluster and degrees and
+    returns a PipelineModel and a list of microbatches."""
+    device: str = "h100-80g"
+    """A described device, by name or file."""
     microbatches: int = 16
-    """Microbatches of the step."""
-    data_set: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()
-    """Data sets to draw samples from, in equal shares; by default those of the model's modality."""
+    """Microbatches of the step, where FILE:FACTORY does not return them."""
     seed: int = 0
-    """Of microbatches and of the search."""
+    """Of the search."""
     partition: str = PlannerOptions().partition
     """How layers are cut."""
     method: str = DEFAULT_METHOD
@@ -81,7 +76,8 @@ class PipelineCommand:
     weights: Literal["with", "apart", "either"] = "with"
     """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
     seconds: float = 5.0
-    """Of the search."""
+    """Effort of the search, in about seconds of a core: it is counted, so that the plan is the same under any load. Ten
+    times as many seconds of the clock end a search in any case."""
     threads: int = 1
     """Of the search."""
     memory_gb: float | None = None
@@ -103,7 +99,7 @@ class PipelineCommand:
             partition=self.partition,
             method=self.method,
             weights=self.weights,
-            limits=OrderLimits(seconds=self.seconds, threads=self.threads, seed=self.seed),
+            limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
         contenders = contend(request, microbatches, space=space, names=self.baselines)
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
@@ -139,20 +135,12 @@ class PipelineCommand:
         return 0
 
     def _job(self) -> tuple[Request, list[Microbatch], RankHardware, RankSpace]:
-        if self.model.startswith(_ZOO):
-            known = find_known_model(self.model.removeprefix(_ZOO))
-            degrees = self._degrees(self.tensor or known.degrees.tensor)
-            cluster = self._cluster(self.device or known.device, degrees)
-            model = known.model(cluster=cluster, degrees=degrees)
-            mixture = VIDEO_MIXTURE if known.video else IMAGE_MIXTURE
-            given = [known.microbatch()] * self.microbatches if known.is_frozen and not self.data_set else None
-        else:
-            degrees = self._degrees(self.tensor or 1)
-            cluster = self._cluster(self.device or "h100-80g", degrees)
-            (model, given), mixture = self._made(cluster, degrees), IMAGE_MIXTURE
-        if given is None:
-            mixture = dict.fromkeys(self.data_set, 1.0) or mixture
-            given = list(draw_step(mixture, num_microbatches=self.microbatches, seed=self.seed))
+        if self.microbatches < 1:
+            raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
+        degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
+        cluster = self._cluster(degrees)
+        is_counted = self.model.startswith(_ZOO)
+        model, given = self._counted(cluster, degrees) if is_counted else self._made(cluster, degrees)
         model = self._shared(model)
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
@@ -186,25 +174,21 @@ class PipelineCommand:
         modules = [one for one in model.modules if isinstance(one, TransformerModule)]
         return replace(model, modules=tuple(replace(one, sharing=replace(one.sharing, **given)) for one in modules))
 
-    def _degrees(self, tensor: int) -> Degrees:
-        return Degrees(tensor=tensor, pipeline=self.pipeline, data=self.data, context=self.context)
-
-    def _cluster(self, device: str, degrees: Degrees) -> Cluster:
+    def _cluster(self, degrees: Degrees) -> Cluster:
         count = degrees.num_devices
-        return find_cluster(device, count if count <= 8 else -(-count // 8) * 8)
+        return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
-    def _made(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch] | None]:
+    def _made(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
         path, colon, name = self.model.rpartition(":")
         factory = getattr(import_file(Path(path)), name, None) if colon else None
         if factory is None:
-            raise ValueError(f"{self.model} names no function; write zoo:NAME, or FILE:FACTORY")
+            raise ValueError(f"{self.model} names no function; write zoo:NAME-SIZE, or FILE:FACTORY")
         if not inspect.signature(factory).parameters:
             return self._counted(cluster, degrees)
         made = factory(cluster, degrees)
-        model, given = made if isinstance(made, tuple) else (made, None)
-        if not isinstance(model, PipelineModel):
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], PipelineModel):
             raise MosaicError(
-                f"{self.model} returned {type(model).__name__}; return a mosaic.pipelining PipelineModel, or one with "
-                "a list of microbatches"
+                f"{self.model} returned {type(made).__name__}; return a mosaic.pipelining PipelineModel and a list of "
+                "microbatches"
             )
-        return model, given
+        return made[0], list(made[1])

@@ -69,13 +69,16 @@ class Loop:
         return times
 
 
-def load_workload(where: str, *, device: torch.device | None = None) -> Workload:
+def load_workload(
+    where: str, *, device: torch.device | None = None, sample_device: torch.device | None = None
+) -> Workload:
     """Imports FILE, calls FACTORY and checks what it returns; or builds a model of the zoo.
 
     Args:
         where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``; for a
             model of several tasks also ``zoo:NAME-SIZE:BATCH:TASK,TASK``, with as many samples of each.
         device: Where a model of the zoo is made, the CPU by default; a factory's is left where it was made.
+        sample_device: Where its batch is made; ``device`` by default.
 
     Raises:
         ValueError: The text is neither, or no model of the zoo has that name or size.
@@ -83,7 +86,8 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
             (model, sample) or (model, sample, loss).
     """
     if where.startswith(ZOO):
-        return _from_zoo(where, device or torch.device("cpu"))
+        device = device or torch.device("cpu")
+        return _from_zoo(where, device, sample_device or device)
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
         raise ValueError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
@@ -105,7 +109,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
     return Workload(model, sample, made[2] if len(made) == 3 else mean_square)
 
 
-def _from_zoo(where: str, device: torch.device) -> Workload:
+def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> Workload:
     from mosaic import models
 
     spec, _, rest = where.removeprefix(ZOO).partition(":")
@@ -123,7 +127,8 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         count = int(batch)
     try:
         model = models.build(name, size, device=device)
-        sample = models.make_batch(name, size, batch=count, device=device, tasks=tasks.split(",") if tasks else None)
+        chosen = tasks.split(",") if tasks else None
+        sample = models.make_batch(name, size, batch=count, device=sample_device, tasks=chosen)
     except ValueError as error:
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
     return Workload(model, sample, models.loss_of, models.find_model(name).modules, count)

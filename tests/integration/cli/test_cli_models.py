@@ -48,7 +48,7 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     said = " ".join(capsys.readouterr().out.split())
     assert "16 slots, in bfloat16" in said
     assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in said
-    assert "assumed: a neighbour costs a module the geometric mean of what it would" in said
+    assert "assumed: a neighbour costs a module the geometric mean of its cost" in said
 
 
 @pytest.mark.parametrize(

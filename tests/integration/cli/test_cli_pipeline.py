@@ -10,15 +10,16 @@ from mosaic.artifact import load
 from mosaic.cli.main import run
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 
-QUICK = ("--microbatches", "4", "--seconds", "0.2")
+QUICK = ("--seconds", "0.2")
+VLM = ("--model", f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:vlm_s", "--tensor", "4")
 
 
 def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output, picture = tmp_path / "schedule.json", tmp_path / "schedule.png"
-    code = run(["plan", "--pipeline", "4", *QUICK, "--output", str(output), "--picture", str(picture)])
+    code = run(["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(output), "--picture", str(picture)])
     said = capsys.readouterr().out
     assert code == 0
-    assert load(PipelineSchedule, output).num_microbatches == 4
+    assert load(PipelineSchedule, output).num_microbatches == 16
     assert picture.stat().st_size > 10_000
     for word in ("planned", "megatron", "zb-v", "nothing here was measured", "longer than the best"):
         assert word in said
@@ -26,7 +27,7 @@ def test_a_model_of_the_paper_is_planned_beside_baselines_and_drawn(tmp_path: Pa
 
 def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine.py").write_text(
-        "from mosaic.pipelining.workload.known_models import find_known_model\n"
+        "from bench.papers.pipeline_models import find_known_model\n"
         "from mosaic.pipelining.workload.microbatch import Microbatch\n"
         "def make(cluster, degrees):\n"
         "    model = find_known_model('vlm-7b').model(cluster=cluster, degrees=degrees)\n"
@@ -40,14 +41,16 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
     assert load(PipelineSchedule, tmp_path / "s.json").num_microbatches == 3
     capsys.readouterr()
     assert run(["plan", "--pipeline", "2", "--model", f"{mine}:wrong"]) == 1
-    assert "returned int; return a mosaic.pipelining PipelineModel" in capsys.readouterr().err.replace("\n", " ")
+    assert "returned int; return a mosaic.pipelining PipelineModel and a list" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
 
 
 def test_sequences_that_devices_share_are_told_with_their_time_memory_and_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     asked = ("--context", "2", "--mask", "mp", "--exchange", "needed", "--heads", "2", "--encoders", "share")
-    base = ["plan", "--pipeline", "4", *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
+    base = ["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
     assert run([*base, *asked]) == 0
     said = capsys.readouterr().out
     for word in ("Sequences shared", "vision", "4096", "gives twice back", "sums of gradients over 2 ranks"):
@@ -65,7 +68,9 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
         "    return nn.Sequential(*layers), {'input': torch.randn(64, 256)}\n"
     )
     made, output = f"{tmp_path / 'torch_model.py'}:make", tmp_path / "s.json"
-    assert run(["plan", "--pipeline", "3", "--model", made, *QUICK, "--output", str(output)]) == 0
+    assert (
+        run(["plan", "--pipeline", "3", "--model", made, "--microbatches", "4", *QUICK, "--output", str(output)]) == 0
+    )
     assert load(PipelineSchedule, output).num_microbatches == 4
     assert run(["plan", "--pipeline", "3", "--tensor", "2", "--model", made, *QUICK]) == 2
     assert "counted on one device" in " ".join(capsys.readouterr().err.split())
@@ -73,14 +78,23 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     assert "are no formulas of them" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_model_of_the_zoo_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "s.json"
+    asked = ("--model", "zoo:qwen3-vl-tiny:2", "--microbatches", "3", *QUICK, "--output", str(output))
+    assert run(["plan", "--pipeline", "2", *asked]) == 0
+    assert load(PipelineSchedule, output).num_microbatches == 3
+    assert run(["plan", "--pipeline", "2", "--tensor", "2", *asked]) == 2
+    assert "counted on one device" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--model", "zoo:vlm-q"), "no pipelined model is named 'vlm-q'; there are lm-7b"),
+        (("--model", "zoo:vlm-s", "--tensor", "1"), "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
         (("--partition", "diagonal"), "is no way to partition; use one of separated"),
         (("--baselines", "zigzag"), "unknown baseline 'zigzag'; choose one of: gpipe"),
         (("--method", "luck"), "unknown method 'luck'; choose one of: natural"),
-        (("--microbatches", "0"), "num_microbatches=0; a step has at least one"),
+        (("--microbatches", "0"), "microbatches=0; a step has at least one"),
         (("--pipeline", "100"), "layers for 100 ranks"),
         (("--context", "2", "--heads", "3"), "heads=3 does not divide"),
         (("--share", "luck"), "method='luck'; use one of lpt"),
@@ -90,11 +104,11 @@ def test_what_cannot_be_planned_is_an_error_that_says_the_way_out(
     options: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "none.json"
-    assert run(["plan", "--pipeline", "4", *QUICK, "--output", str(output), *options]) == 2
+    assert run(["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(output), *options]) == 2
     assert says in " ".join(capsys.readouterr().err.split())
     assert not output.exists()
 
 
 def test_memory_that_is_too_small_ends_with_the_exit_code_of_no_plan(capsys: pytest.CaptureFixture[str]):
-    assert run(["plan", "--pipeline", "4", *QUICK, "--memory-gb", "2"]) == 3
+    assert run(["plan", "--pipeline", "4", *VLM, *QUICK, "--memory-gb", "2"]) == 3
     assert "what would help" in capsys.readouterr().err.replace("\n", " ")

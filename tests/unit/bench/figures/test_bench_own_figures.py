@@ -5,38 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
-from bench.figures import at_work, on_host
+from bench.figures import on_host
 from bench.figures.__main__ import NEEDS_GPU, parts
 from bench.gpu.bench import Bench
 from bench.gpu.warps import measure_warps
 from bench.ranks.launch import on_ranks
-from bench.ranks.layer_tables import load_table
-from bench.ranks.simulated import simulated_steps
 from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 from mosaic.profiler import Utilisation
-
-
-def test_no_device_is_at_work_for_longer_than_the_step():
-    found = simulated_steps("clip", 4, seconds=0.2, methods=("exact", "megatron"))
-    for plan, step_ms in found.values():
-        shares = at_work.shares_at_work(plan, load_table("clip"), step_ms)
-        assert len(shares) == 4
-        assert all(0 < share <= 1 for share in shares)
-        assert at_work.shares_at_work(plan, load_table("clip"), 2 * step_ms) == pytest.approx(
-            [share / 2 for share in shares]
-        )
-
-
-def test_utilization_of_a_model_is_simulated_and_has_a_mean():
-    found = {figure.name: figure for figure in at_work.figure_10(num_devices=4, seconds=0.2, models=("clip",))}
-    mean = found["Fig. 10: auto: SM time at work, mean of 1 models, 4 GPUs, %"]
-    assert mean.value == found["Fig. 10: auto: SM time at work, clip, 4 GPUs, %"].value
-    assert {figure.source for figure in found.values()} == {"simulated"}
-    ratios = [figure for figure in at_work.figure_4b(seconds=0.2) if "ratio" in figure.name]
-    assert min(figure.value for figure in ratios) == pytest.approx(1, abs=0.02)
 
 
 def test_the_host_shows_steps_busy_cores_and_what_making_lanes_costs():

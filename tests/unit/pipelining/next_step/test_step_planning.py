@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.papers.pipeline_models import find_known_model
 from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import StepPlanning
 from mosaic.pipelining.partition.methods import partition_by
@@ -9,7 +10,6 @@ from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.workload.known_models import find_known_model
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 

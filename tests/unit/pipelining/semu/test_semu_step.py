@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.papers.pipeline_models import find_known_model
 from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
@@ -12,7 +13,6 @@ from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.semu.rank_hardware import Collective, RankHardware
 from mosaic.pipelining.semu.step import gradient_sums_ns, rank_timelines
 from mosaic.pipelining.tasks import Task, TaskGraph, Timed, Wait
-from mosaic.pipelining.workload.known_models import find_known_model
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 

@@ -19,10 +19,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from bench.papers.data_sets import IMAGE_MIXTURE
+from bench.papers.generators import draw_step
+from bench.papers.pipeline_shapes import KNOWN_SHAPES
+from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.workload.intake import Intake
-from mosaic.pipelining.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
@@ -140,7 +143,7 @@ def find_known_model(name: str) -> KnownModel:
         ValueError: There is none of that name.
     """
     if name not in KNOWN_MODELS:
-        raise ValueError(f"no pipelined model is named {name!r}; there are {', '.join(KNOWN_MODELS)}")
+        raise ValueError(unknown("pipelined model", name, KNOWN_MODELS))
     return KNOWN_MODELS[name]
 
 
@@ -222,3 +225,17 @@ def _cornstarch() -> Iterator[KnownModel]:
 
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({one.name: one for one in (*_pipeweaver(), *_cornstarch())})
 """All of them by name."""
+
+
+def vlm_s(cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, tuple[Microbatch, ...]]:
+    """Returns PipeWeaver's VLM-S and 16 microbatches, for ``python -m mosaic plan --pipeline 4 --model THIS:vlm_s``."""
+    return find_known_model("vlm-s").model(cluster=cluster, degrees=degrees), draw_step(
+        IMAGE_MIXTURE, num_microbatches=16, seed=0
+    )
+
+
+def vlm_l(cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, tuple[Microbatch, ...]]:
+    """Returns PipeWeaver's VLM-L and 32 microbatches."""
+    return find_known_model("vlm-l").model(cluster=cluster, degrees=degrees), draw_step(
+        IMAGE_MIXTURE, num_microbatches=32, seed=0
+    )

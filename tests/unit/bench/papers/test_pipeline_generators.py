@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mosaic.pipelining.workload.datasets import DATA_SETS, IMAGE_MIXTURE, VIDEO_MIXTURE
-from mosaic.pipelining.workload.generators import Packing, draw_step, image_bounds, rise_and_fall
+from bench.papers.data_sets import DATA_SETS, IMAGE_MIXTURE, VIDEO_MIXTURE
+from bench.papers.generators import Packing, draw_step, image_bounds, rise_and_fall
 
 
 def ratios(name: str, count: int = 4000) -> list[float]:

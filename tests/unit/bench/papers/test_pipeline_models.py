@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.papers.pipeline_models import KNOWN_MODELS, find_known_model
+from bench.papers.pipeline_shapes import KNOWN_SHAPES
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.semu.rank_hardware import Degrees
-from mosaic.pipelining.workload.known_models import KNOWN_MODELS, find_known_model
-from mosaic.pipelining.workload.known_shapes import KNOWN_SHAPES
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.shapes import TransformerShape
 from mosaic.pipelining.workload.transformer import TransformerModule
@@ -159,7 +159,7 @@ def test_audio_is_cut_into_windows_of_30_seconds() -> None:
 
 
 def test_unknown_names_and_degrees_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="no pipelined model is named 'vlm-xs'; there are lm-7b"):
+    with pytest.raises(ValueError, match="unknown pipelined model 'vlm-xs'; choose one of: lm-7b"):
         find_known_model("vlm-xs")
     with pytest.raises(ValueError, match="16 heads do not divide by tensor=3"):
         find_known_model("vlm-s").model(degrees=Degrees(tensor=3), cluster=find_cluster("h800", 8))
