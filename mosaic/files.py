@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from mosaic import artifact
 from mosaic.errors import InvalidFileError, InvalidPlanError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
+
+_Artifact = TypeVar("_Artifact", Plan, Profile)
 
 
 def load(path: str | Path) -> Plan | Profile:
@@ -32,35 +35,23 @@ def load(path: str | Path) -> Plan | Profile:
     raise InvalidFileError(f"{path} holds neither a plan nor a profile; make one with mosaic plan or mosaic profile")
 
 
-def plan_of(value: Plan | str | Path | None) -> Plan | None:
-    """Returns a plan, read from a file where its path is given.
+def load_as(kind: type[_Artifact], value: _Artifact | str | Path | None) -> _Artifact | None:
+    """Returns a plan or a profile, read from a file where the value is its path.
 
     Raises:
-        InvalidPlanError: The file holds something else.
-        TypeError: The value is neither a plan nor a path.
+        InvalidPlanError, InvalidProfileError: The file holds the other of the two.
+        TypeError: The value is neither of that kind nor a path.
     """
-    if value is None or isinstance(value, Plan):
+    if value is None or isinstance(value, kind):
         return value
+    name = kind.__name__
     if not isinstance(value, str | Path):
-        raise TypeError(f"plan={value!r} is a {type(value).__name__}; pass a mosaic.Plan or the path of its file")
+        raise TypeError(
+            f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or the path of its file"
+        )
     loaded = load(value)
-    if not isinstance(loaded, Plan):
+    if isinstance(loaded, kind):
+        return loaded
+    if kind is Plan:
         raise InvalidPlanError(f"{value} holds a profile; pass it as Options(profile=...), or plan from it first")
-    return loaded
-
-
-def profile_of(value: Profile | str | Path | None) -> Profile | None:
-    """Returns a profile, read from a file where its path is given.
-
-    Raises:
-        InvalidProfileError: The file holds something else.
-        TypeError: The value is neither a profile nor a path.
-    """
-    if value is None or isinstance(value, Profile):
-        return value
-    if not isinstance(value, str | Path):
-        raise TypeError(f"profile={value!r} is a {type(value).__name__}; pass a mosaic.Profile or the path of its file")
-    loaded = load(value)
-    if not isinstance(loaded, Profile):
-        raise InvalidProfileError(f"{value} holds a plan; pass it as plan=")
-    return loaded
+    raise InvalidProfileError(f"{value} holds a plan; pass it as plan=")

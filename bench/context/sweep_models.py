@@ -35,7 +35,7 @@ NOISE = 1e-8
 """Of a gradient, as a share of the length of all together."""
 LOSS_NOISE = 1e-5
 """Transformers computes losses in 32 bits."""
-OPTIONS = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=50))
+OPTIONS = PlannerOptions(limits=OrderLimits(rollouts=50))
 BLOCK, SECONDS = 4, 900.0
 
 

@@ -58,7 +58,7 @@ class _Job:
         counted = count_model(model, find_split(model, step[0]), step[0], cluster.hardware)
         seen = [counted.microbatch(one) for one in step]
         request, space = Request(model=counted.model, num_ranks=RANKS, microbatches=seen), RankSpace(network=cluster)
-        options = PlannerOptions(limits=OrderLimits(seconds=0.2 if bench.dry_run else 1.0))
+        options = PlannerOptions(limits=OrderLimits(effort=0.2 if bench.dry_run else 1.0))
         plans = {
             PLANNED: plan_step(request, seen, space=space, options=options),
             RIVAL: plan_baseline(RIVAL, request, seen, space=space),

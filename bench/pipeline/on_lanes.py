@@ -158,7 +158,7 @@ def _made(own: Candidates, name: str, **asked: Any) -> Way:
 
 
 def _options(seconds: float, partition: str = "auto") -> PlannerOptions:
-    return PlannerOptions(partition=partition, limits=OrderLimits(seconds=seconds))
+    return PlannerOptions(partition=partition, limits=OrderLimits(effort=seconds))
 
 
 def _step(width: int) -> list[dict[str, Tensor]]:

@@ -62,7 +62,7 @@ def table_5(name: str, seeds: Sequence[int], seconds: float) -> Iterator[Figure]
         step = job.step(seed)
         vanilla = job.contend(step, ("megatron",))[0]
         uniform = _uniform(job, step)
-        ranked = search_orders(uniform, method="shifts", limits=OrderLimits(seconds=seconds))
+        ranked = search_orders(uniform, method="shifts", limits=OrderLimits(effort=seconds))
         natural = roll_out(uniform)
         assert vanilla.makespan_ns is not None
         assert isinstance(natural, tuple)
@@ -137,7 +137,7 @@ def figure_10(sizes: Sequence[int], seconds: float, draws: int = 2000) -> Iterat
     for size in sizes:
         request = replace(job.request, sizes={"vision": size})
         graph = job.space.tasks(request, partition_by("separated", request), step)
-        found = search_orders(graph, method="shifts", limits=OrderLimits(seconds=seconds))
+        found = search_orders(graph, method="shifts", limits=OrderLimits(effort=seconds))
         assert isinstance(found, Searched)
         best_ns[size] = found.makespan_ns
         worst = max(_random_ns(graph, seed) for seed in range(draws))
@@ -204,7 +204,7 @@ def figure_12(name: str, seeds: Sequence[int], seconds: Sequence[float], threads
     partition = partition_by("separated", job.request)
     graphs = [job.space.tasks(job.request, partition, job.step(seed)) for seed in seeds]
     for method in METHODS:
-        limits = OrderLimits(seconds=max(seconds), threads=threads)
+        limits = OrderLimits(effort=max(seconds), threads=threads)
         found = [search_orders(graph, method=method, limits=limits) for graph in graphs]
         for limit in seconds:
             gaps = []

@@ -99,12 +99,12 @@ class Job:
 
 def options(seconds: float) -> PlannerOptions:
     """Returns options as PipeWeaver plans, with a limit of wall time on one thread."""
-    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=seconds))
+    return PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=seconds))
 
 
 def own_options(seconds: float) -> PlannerOptions:
     """Returns options without PipeWeaver's choices: any partition, backward for weights apart or not."""
-    return PlannerOptions(weights="either", limits=OrderLimits(seconds=seconds))
+    return PlannerOptions(weights="either", limits=OrderLimits(effort=seconds))
 
 
 def simulated(name: str, values: Sequence[float]) -> Figure:

@@ -76,7 +76,8 @@ class PipelineCommand:
     weights: Literal["with", "apart", "either"] = "with"
     """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
     seconds: float = 5.0
-    """Of the search."""
+    """Effort of the search, in about seconds of a core: it is counted, so that the plan is the same under any load. Ten
+    times as many seconds of the clock end a search in any case."""
     threads: int = 1
     """Of the search."""
     memory_gb: float | None = None
@@ -98,7 +99,7 @@ class PipelineCommand:
             partition=self.partition,
             method=self.method,
             weights=self.weights,
-            limits=OrderLimits(seconds=self.seconds, threads=self.threads, seed=self.seed),
+            limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
         )
         contenders = contend(request, microbatches, space=space, names=self.baselines)
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)

@@ -32,7 +32,7 @@ from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.engine.trial.setup import TrialSetup, TriedPlan
 from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
-from mosaic.files import profile_of
+from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, environment_of, key_of, open_cache, profile_modules, structures_of
@@ -146,7 +146,7 @@ def _left_alone(why: str, error: Exception, finding: Finding, asked: Asked, laps
 
 def _profile(model: nn.Module, finding: Finding, kept: ProfileCache, asked: Asked) -> Profile | None:
     """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
-    backend, profile = asked.backend, profile_of(asked.options.profile)
+    backend, profile = asked.backend, load_as(Profile, asked.options.profile)
     assert backend is not None
     if profile is not None:
         environment = environment_of(backend)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from mosaic.backends.cuda.driver import SmPlacement
 from mosaic.engine.trial.settings import TrialSettings
-from mosaic.files import profile_of
+from mosaic.files import load_as
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
@@ -99,7 +99,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_method(self.method)
-        object.__setattr__(self, "profile", profile_of(self.profile))
+        object.__setattr__(self, "profile", load_as(Profile, self.profile))
         self._check_types()
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")

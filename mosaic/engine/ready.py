@@ -13,7 +13,7 @@ from mosaic.engine.finding.find import Finding, Sample
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.trial.setup import TrialSetup
-from mosaic.files import plan_of
+from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.solver.runnable import check_method
@@ -54,7 +54,7 @@ class Asked:
         return replace(
             self,
             sample=self.sample if sample is None else sample,
-            plan=plan_of(plan),
+            plan=load_as(Plan, plan),
             modules=self.modules if modules is None else names_of(modules),
             exclude=self.exclude if exclude is None else names_of(exclude) or (),
             options=replace(self.options, profile=None),

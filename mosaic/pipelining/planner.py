@@ -1,7 +1,7 @@
 """A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
 
-Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what time
-is left is for the best one again.
+Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what
+effort is left is for the best one again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
 """Ways to treat backward for weights: for each whether it is a task of its own."""
 _TRIAL_SHARE = 0.6
-"""Of the time, for all ways together; the rest is for the best one again."""
+"""Of the effort, for all ways together; the rest is for the best one again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,15 +192,12 @@ class _Job:
     began: float
 
     def is_over(self, limits: OrderLimits) -> bool:
-        is_late = limits.seconds is not None and time.monotonic() - self.began >= limits.seconds
+        is_late = limits.is_counted_out or time.monotonic() - self.began >= limits.seconds
         return is_late or (limits.should_stop is not None and limits.should_stop())
 
     def left(self, limits: OrderLimits) -> OrderLimits:
-        limits = limits.share(1 - _TRIAL_SHARE)
-        if limits.seconds is None:
-            return limits
-        whole = limits.seconds / (1 - _TRIAL_SHARE)
-        return replace(limits, seconds=max(0.0, whole - (time.monotonic() - self.began)))
+        left_s = max(0.0, limits.seconds - (time.monotonic() - self.began))
+        return replace(limits.share(1 - _TRIAL_SHARE), seconds=left_s)
 
     def ways(self, options: PlannerOptions, given: Partition | None) -> list[_Way]:
         """All ways to look at; where time is short the first one alone.

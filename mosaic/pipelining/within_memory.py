@@ -22,7 +22,7 @@ from mosaic.pipelining.tuning.shortage import MemoryShortage
 from mosaic.pipelining.tuning.tune import Tuned, tune
 
 _FIRST_SHARE = 0.4
-"""Of the time, for the order without limits; the rest is for orders that hold."""
+"""Of the effort, for the order without limits; the rest is for orders that hold."""
 
 Found = tuple[Orders, TaskGraph, Timed, Strategies]
 """Orders, the tasks with the times and bytes of what was chosen, their simulation, and what was chosen."""
@@ -53,7 +53,7 @@ class _Planning:
     ) -> None:
         self.graph, self.make_pairs, self.method, self.limits = graph, pairs, method, limits
         self.free = replace(graph, limit_bytes=())
-        self.began = time.monotonic()
+        self.began, self.effort_left = time.monotonic(), limits.effort
         self.found: list[Found] = []
 
     def run(self) -> Found:
@@ -89,11 +89,13 @@ class _Planning:
         return None
 
     def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
-        """Searches for a share of the time that is left."""
-        limits = self.limits
-        if limits.seconds is not None:
-            limits = replace(limits, seconds=max(0.0, limits.seconds - (time.monotonic() - self.began)))
-        return search_orders(graph, method=self.method, limits=limits.share(share))
+        """Searches for a share of the effort that is left."""
+        left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
+        limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
+        searched = search_orders(graph, method=self.method, limits=limits)
+        spent = searched.effort / limits.threads if isinstance(searched, Searched) else limits.effort
+        self.effort_left = max(0.0, self.effort_left - spent)
+        return searched
 
     def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
         if isinstance(searched, Searched):

@@ -20,7 +20,7 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.ready import Asked, Laps, names_of
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
-from mosaic.files import plan_of
+from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
@@ -83,7 +83,7 @@ def colocate(
     return place(
         model,
         sample,
-        plan=plan_of(plan),
+        plan=load_as(Plan, plan),
         modules=names_of(modules),
         exclude=names_of(exclude) or (),
         backend=open_backend(backend) if isinstance(backend, str) else backend,

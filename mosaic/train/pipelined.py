@@ -23,9 +23,9 @@ from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.train.data.seeds import generators_of
 
-COUNTED = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=1000))
+COUNTED = PlannerOptions(limits=OrderLimits(rollouts=1000))
 """How steps are planned: by counts, so that a start after a kill finds the same orders."""
-ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(seconds=0.0))
+ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(effort=0.0))
 """How scoring is planned: whole micro-batches, one after the other."""
 DRAW = "ranks run its layers in other orders and would draw other numbers: draw from torch's default generator"
 _REST = "rest of the batch"
@@ -125,7 +125,7 @@ class PipelinedModel(KeptModel):
 
     def remove(self) -> None:
         """Leaves the other ranks; the model keeps the weights that are here."""
-        self._pipe.remove()
+        self._pipe.remove(gather=False)
 
     def _plan_name(self) -> str:
         return "pipeline"
@@ -167,7 +167,7 @@ class PipelinedScores:
     def remove(self) -> None:
         """Leaves the other ranks."""
         if self._pipe is not None:
-            self._pipe.remove()
+            self._pipe.remove(gather=False)
 
     def _begin(self, batches: Sequence[Any]) -> None:
         for parameter in self.model.parameters():

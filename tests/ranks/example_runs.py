@@ -11,15 +11,12 @@ RUNS = {
         # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
         ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
         ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
-        ("huggingface.py", "--model", "llava"),  # whose table is looked up outside of the language model
         ("huggingface.py", "--model", "audio", "--loop", "trainer"),
         ("lightning_loop.py", "--form", "trainer"),
-        ("raters.py",),
     ),
     3: (
         ("imagebind.py",),  # some batches come without audio; two towers are frozen
         ("joint.py",),  # two models, each called by the loop
-        ("frozen.py", "--what", "lora"),
     ),
 }
 

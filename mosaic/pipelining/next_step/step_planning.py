@@ -40,7 +40,7 @@ class StepPlanning:
 
     def natural(self, microbatches: Sequence[Microbatch]) -> PipelineSchedule:
         """Returns the natural order."""
-        return self._plan(microbatches, OrderLimits(seconds=0.0), "natural")
+        return self._plan(microbatches, OrderLimits(effort=0.0), "natural")
 
     def searched(self, microbatches: Sequence[Microbatch], search: Search, *, share: float = 1.0) -> PipelineSchedule:
         """Returns the best schedule found in a share of the time that is left."""

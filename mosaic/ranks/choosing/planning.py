@@ -8,14 +8,14 @@ from torch import nn
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
-from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
 from mosaic.engine.profiled import load_of_others, warn_of_no_profile
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
-from mosaic.files import profile_of
+from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.hardware import Link
 from mosaic.plan import Plan
@@ -72,7 +72,7 @@ def _planned(
 ) -> Candidates:
     """Profiles and solves; where there is no memory to profile, returns data-parallel training, and says why."""
     model, finding, backend = on.model, on.finding, on.backend
-    profile, size = profile_of(options.profile), on.world.size
+    profile, size = load_as(Profile, options.profile), on.world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     if options.method == DATA_PARALLEL:
         plan = data_parallel_plan(finding.graph, backend.device, size, communication_slots=slots)

@@ -17,7 +17,6 @@ from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.kept_way import KeptWay
-from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
@@ -30,7 +29,7 @@ from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
-DEFAULT_OPTIONS = PlannerOptions(limits=OrderLimits(seconds=1.0))
+DEFAULT_OPTIONS = PlannerOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import ModuleContractError
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
 from mosaic.pipelining.kept_way import KeptWay
@@ -225,30 +224,25 @@ class Pipeline(KeepsCheckpoints):
         trace_of(self._played.computed(), self.world).write(path)
         return path
 
-    def remove(self, *, gather: bool = False) -> None:
-        """Leaves the other ranks, which call it, too; calling it again does nothing.
+    def remove(self, *, gather: bool = True) -> None:
+        """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
 
-        The model keeps the weights that are here, and refuses to be called if some are not.
+        Parameters stay the same objects. An optimizer has no state yet for those that were not on its rank, and slices
+        of state for those that ranks shared.
 
         Args:
-            gather: Whether to give every rank the whole model, for which it must have memory. Parameters stay the same
-                objects; an optimizer has no state yet for those that were not on its rank.
-
-        Raises:
-            ModuleContractError: Layers are to be gathered that ranks share; ``export`` writes them as whole tensors.
+            gather: Whether to bring the parameters together, for which every rank must have memory. Otherwise the model
+                keeps the weights that are here, and refuses to be called if some are not.
         """
         if not self.active:
             return
-        if gather and self._slices is not None:
-            raise ModuleContractError(
-                f"remove(gather=True) with tensor={self.degrees.tensor}: ranks have slices of weights; pipe.export() "
-                "writes a file of whole ones, for load_state_dict() of a model made anew"
-            )
         self.active = False
         loops.leave(self)
         try:
             self.finish_saving()
             if gather:
+                if self._slices is not None:
+                    self._slices.rejoin()
                 gather_model(self._model, self.world)
                 self._plain_calls.remove()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,22 +130,22 @@ class Way:
             weights_apart=any("W" in cell for row in schedule.rows for cell in row if cell[0].isdigit()),
         )
 
-    def plan(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> PlannedStep:
-        """Plans a step; ``seconds`` in the place of the options' limit, unless that is counted: then 0 alone counts."""
+    def plan(self, step: Sequence[Microbatch], *, seconds: float = math.inf, share: float = 1.0) -> PlannedStep:
+        """Plans a step with a share of the options' effort; ``seconds`` of the clock end it, if roll-outs do not."""
         if self.baseline:
             return plan_baseline(self.baseline, self.request, step, space=self.space)
-        limits, method = self.options.limits, self.options.method
-        if seconds is not None and (limits.seconds is not None or seconds == 0):
-            limits = replace(limits, seconds=seconds)
-        options = replace(self.options, limits=limits, method="natural" if limits.seconds == 0 else method)
+        limits, method = self.options.limits.share(share), self.options.method
+        if limits.rollouts is None or seconds == 0:
+            limits = replace(limits, seconds=min(limits.seconds, seconds))
+        is_natural = limits.is_counted_out or limits.seconds == 0
+        options = replace(self.options, limits=limits, method="natural" if is_natural else method)
         return plan_step(self.request, step, space=self.space, options=options, partition=self.partition)
 
-    def plan_shared(self, step: Sequence[Microbatch], *, seconds: float | None = None) -> SharedStep:
+    def plan_shared(self, step: Sequence[Microbatch], *, seconds: float = math.inf) -> SharedStep:
         """Shares a step out over replicas, and plans each share; ``seconds`` for all together."""
         shares = shares_of(self.request, step, self.degrees.data)
-        limit = self.options.limits.seconds if seconds is None else seconds
-        each = None if limit is None else limit / sum(map(bool, shares))
-        return plan_shares(shares, step, lambda share: self.plan(share, seconds=each).schedule())
+        each = 1 / sum(map(bool, shares))
+        return plan_shares(shares, step, lambda own: self.plan(own, seconds=each * seconds, share=each).schedule())
 
 
 def _sum_ms(partition: Partition, request: Request, num_copies: int, network: Link | Cluster | None) -> float:

@@ -253,7 +253,8 @@ class RankHandle(Handle):
         objects. An optimizer has no state yet for those that were not on its rank.
 
         Args:
-            gather: Whether to bring the parameters together; False where other ranks may be gone.
+            gather: Whether to bring the parameters together, for which every rank must have memory; False where other
+                ranks may be gone.
         """
         loops.leave(self)
         try:

@@ -1,4 +1,4 @@
-"""Kills of ``mosaic retrain run``: a chain at random instants, and one at every step of a promotion.
+"""Kills of ``mosaic retrain run``: a chain at random instants, and some on the way of a promotion.
 
 Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what tests look at, a line of JSON each.
 """
@@ -28,6 +28,8 @@ from mosaic.retrain.reporting import is_told
 from mosaic.train.records import StoredPlan
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
+EVERY = 4
+"""Of a promotion's writes to the disk one is met by a kill."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -36,19 +38,19 @@ def tell(**found: Any) -> None:
 
 
 def kill_chain(top: Path) -> None:
-    """Kills whoever runs, at random instants, a dozen times."""
-    for day in killed_days(top, start, count=12, seed=5, longest_s=0.6, pause_s=0.01):
+    """Kills whoever runs, at random instants."""
+    for day in killed_days(top, start, count=6, seed=5, longest_s=0.6, pause_s=0.01):
         tell(**json.loads(to_json(day)))
 
 
 def kill_promotion(top: Path) -> None:
-    """Kills the launcher at each thing that it does on the disk once all is scored; then goes on, and goes back."""
+    """Kills the launcher at every fourth write to the disk once all is scored; then goes on, and goes back."""
     before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
     assert start(before).wait() == 0
     write_day(before.path, SECOND)
     assert Fork(lambda: _until_evaluated(before)).wait() == 0
     assert before.days()[-1].state.phase == "evaluated"
-    for instant in range(1, 1000):
+    for instant in range(1, 1000, EVERY):
         folder = Folder(top / "killed")
         shutil.rmtree(folder.path, ignore_errors=True)
         shutil.copytree(before.path, folder.path, symlinks=True)
@@ -68,7 +70,7 @@ def kill_promotion(top: Path) -> None:
             "left": [path.name for path in (*folder.versions.glob(".*"), *folder.path.glob(".champion*"))],
             "page": is_told(folder.days()[-1]),
         }
-        if instant % 5 == 0 or ended == 0:
+        if instant % 3 == 0 or ended == 0:
             assert Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait() == 0
             assert start(folder).wait() == 0
             found["after_back"] = versions.linked(folder, "champion")

@@ -1,4 +1,4 @@
-"""The demo's days, shortened: kills, a new task, wrong labels."""
+"""Two of the demo's days, shortened: one as others, and one with a new task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 from mosaic.demo.days.play import Played, Scale, play
 from mosaic.retrain.folder import Folder
 
-DAYS = (1, 4, 5)
-SCALE = Scale(num_rows=400, num_frozen=700, steps=60)
+DAYS = (2, 4)
+SCALE = Scale(num_rows=300, num_frozen=500, steps=40)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,8 @@ def played(folder: Path, lines: list[str]) -> dict[int, Played]:
 @pytest.mark.parametrize(
     ("number", "found"),
     [
-        (1, ["promoted", "3 restarts", "equal bits"]),
+        (2, ["promoted"]),
         (4, ["promoted", "old tensors equal at step 0"]),
-        (5, ["quarantined", "refused", "stays"]),
     ],
 )
 def test_a_day_of_the_demo_ends_as_it_says(played: dict[int, Played], lines: list[str], number: int, found: list[str]):
@@ -49,7 +48,7 @@ def test_a_day_of_the_demo_ends_as_it_says(played: dict[int, Played], lines: lis
 def test_each_day_has_a_page_that_begins_with_how_it_ended(played: dict[int, Played], folder: Path):
     assert played
     days = Folder(folder).days()
-    words = ["PROMOTED", "PROMOTED", "KEPT"]
+    words = ["PROMOTED", "PROMOTED"]
     assert len(days) == len(words)
     for day, word in zip(days, words, strict=True):
         assert word in day.page.read_text(encoding="utf-8")

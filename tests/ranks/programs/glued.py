@@ -20,7 +20,7 @@ from ranks.begun import join
 from ranks.graphs import colocated, difference, twins
 from ranks.programs.pipeline.trained import check_equal
 
-OPTIONS = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=200))
+OPTIONS = PlannerOptions(limits=OrderLimits(rollouts=200))
 
 
 def doubled(given: dict[str, Any]) -> dict[str, Any]:

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
-from bench import bundle, tables
-from bench.gpu import preflight
-
-BLOCK = """
-import sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"pydantic", "pydantic_core", "annotated_types", "tyro", "ortools"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Block())
-"""
-"""As a sitecustomize: a machine that lacks what the bundle brings."""
+from bench import bundle
 
 
 def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> Path:
@@ -42,64 +24,3 @@ def test_a_bundle_installs_offline_into_a_folder_of_its_own(tmp_path: Path):
     wheel(tmp_path, "one")
     bundle.install(tmp_path, tmp_path / "site")
     assert (tmp_path / "site" / "made_one.py").exists()
-
-
-def test_a_bundle_for_another_python_says_how_to_pack_the_right_one(tmp_path: Path):
-    wheel(tmp_path, "two", "cp27-cp27m-manylinux1_x86_64")
-    with pytest.raises(bundle.BundleError, match=r"make gpu-bundle GPU_PYTHON=3\.\d+"):
-        bundle.install(tmp_path, tmp_path / "site")
-    with pytest.raises(bundle.BundleError, match="there is no bundle"):
-        bundle.install(tmp_path / "nothing", tmp_path / "site")
-
-
-def test_what_a_machine_lacks_is_brought_from_the_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    lacking = preflight.Package("one", "made_one", "nothing works")
-    monkeypatch.setattr(preflight, "PACKAGES", (lacking,))
-    monkeypatch.setattr(bundle, "WHEELS", tmp_path)
-    monkeypatch.setattr(bundle, "SITE", tmp_path / "site")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    monkeypatch.setattr(bundle.install, "__defaults__", (tmp_path, tmp_path / "site"))
-    assert preflight.bring_bundle() == ""
-    assert preflight.missing_packages() == (lacking,)
-    wheel(tmp_path, "one")
-    assert preflight.bring_bundle() == "installed from the bundle: one and what they need"
-    assert preflight.missing_packages() == ()
-    assert preflight.bring_bundle() == "", "a second run finds it installed"
-    assert os.environ["PYTHONPATH"] == f"{tmp_path / 'site'}{os.pathsep}elsewhere"
-
-
-def test_a_package_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch):
-    packages = [preflight.Package("pytest", "pytest", "", at_least) for at_least in [(8,), (9999,)]]
-    monkeypatch.setattr(preflight, "PACKAGES", tuple(packages))
-    assert preflight.missing_packages() == (packages[1],)
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process on a machine without pydantic, tyro and ortools."""
-    (tmp_path / "sitecustomize.py").write_text(BLOCK)
-    path = os.pathsep.join([str(tmp_path), str(tables.TOP)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def test_without_the_bundle_what_is_missing_is_named_and_the_ladder_stands(bare: dict[str, str], tmp_path: Path):
-    names = ("first/events", "first/towers", "ceilings")
-    only = [word for name in names for word in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path / "out"), "--dry-run", "--no-build", *only],
-        cwd=tables.TOP, env=bare, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("pydantic", "tyro", "ortools"):
-        assert f"\n  {name} " in done.stdout
-    assert "equal within 0" in done.stdout
-    assert list((tmp_path / "out").glob("*.json"))
-
-
-def test_no_gpu_test_needs_them_to_be_found(bare: dict[str, str]):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/gpu", "tests/contract", "-m", "gpu", "--collect-only", "-q"],
-        cwd=tables.TOP, env=bare, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr

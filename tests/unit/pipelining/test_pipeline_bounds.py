@@ -31,13 +31,13 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
     for seed in range(2):
         step = random_step(seed, **shape, room=room)
         assert len(step.tasks) <= 60
-        first = search_orders(step, limits=OrderLimits(seconds=None, rollouts=10_000))
+        first = search_orders(step, limits=OrderLimits(rollouts=10_000))
         assert isinstance(first, Searched)
         proven = prove(step, hint=first.timed.start_ns, seconds=30, effort=0.5)
         assert bound(step).ns <= proven.bound_ns
         if not proven.is_optimal:
             continue
-        found = search_orders(step, limits=OrderLimits(seconds=None, rollouts=2_000_000), bound_ns=proven.makespan_ns)
+        found = search_orders(step, limits=OrderLimits(rollouts=2_000_000), bound_ns=proven.makespan_ns)
         assert isinstance(found, Searched)
         assert found.makespan_ns == proven.makespan_ns
 

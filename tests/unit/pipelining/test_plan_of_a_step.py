@@ -23,7 +23,7 @@ from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.workload.microbatch import Microbatch
 
-FEW = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=2000))
+FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))
 
 
 @settings(max_examples=25, deadline=None)
@@ -46,7 +46,7 @@ def test_a_step_planned_for_short_memory_fits_it_and_no_contender_is_shorter(
         instant = (replace(module, unit_ms=(0.0, *module.unit_ms[1:])) for module in model.modules)
         model = replace(model, modules=tuple(instant))
     request = Request(model=model, num_ranks=ranks, microbatches=microbatches)
-    options = PlannerOptions(limits=OrderLimits(seconds=None, rollouts=200), weights=weights)
+    options = PlannerOptions(limits=OrderLimits(rollouts=200), weights=weights)
     free = plan_step(request, microbatches, options=options)
     base, most = max(free.graph.base_bytes), max(free.timed.peak_bytes)
     space = RankSpace(limit_bytes=base + round(share * (most - base)))
@@ -133,6 +133,6 @@ def test_unknown_baselines_and_steps_without_microbatches_are_refused():
 @pytest.mark.parametrize("counts", [(2, 3), (1, 4)])
 def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
     request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
-    options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(seconds=1.0))
+    options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=1.0))
     planned = plan_step(request, images(*counts), options=options)
     assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns

@@ -14,7 +14,7 @@ from mosaic.ranks.parameters.ownership import take_back, tensors_of
 
 _REMEDY = (
     "pipe.save(), pipe.export() and pipe.digest(), called on every rank, have the whole model's, and "
-    "pipe.remove(gather=True) brings them here. A sum over parameters in a loss is the optimizer's weight_decay"
+    "pipe.remove() brings them here. A sum over parameters in a loss is the optimizer's weight_decay"
 )
 
 

@@ -27,5 +27,5 @@ class PlainCalls:
             raise ModuleContractError(
                 f"{away[0]} and {len(away) - 1} more weights are on other ranks, so that {type(model).__name__} cannot "
                 "be called here; pipe.step() trains, pipe.evaluate() gives losses without gradients, and "
-                "pipe.remove(gather=True), on every rank, gives the whole model back"
+                "pipe.remove(), on every rank, gives the whole model back"
             )

@@ -54,6 +54,7 @@ class WeightSlices:
         self._slices: dict[str, _Slice] = {}
         self.summed: set[str] = set()
         self._is_checked = False
+        self._classes: dict[str, type[nn.Linear]] = {}
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
         inputs: defaultdict[str, SharedInput] = defaultdict(lambda: SharedInput(mesh=mesh))
         for path, style in styles.items():
@@ -65,6 +66,7 @@ class WeightSlices:
             self._cut(f"{path}.weight", module.weight, 0 if style == COLWISE else 1)
             if module.bias is not None and style == COLWISE:
                 self._cut(f"{path}.bias", module.bias, 0)
+            self._classes[path] = type(module)
             split_linear(module, style, inputs[path.rpartition(".")[0]])
 
     @property
@@ -147,6 +149,15 @@ class WeightSlices:
                     for key, value in optimizer.state.get(one, {}).items():
                         if isinstance(value, Tensor) and value.shape == cut.shape:
                             optimizer.state[one][key] = self._own(value, cut).clone()
+
+    def rejoin(self) -> None:
+        """Makes weights whole again on the ranks that have slices of them, and modules what they were."""
+        for name, one in self._model.named_parameters():
+            if name in self._slices and not one.is_meta:
+                one.grad = None
+                one.data = self._joined(one.data, self._slices[name])
+        for path, kind in self._classes.items():
+            self._model.get_submodule(path).__class__ = kind
 
     def _cut(self, name: str, weight: Tensor, dim: int) -> None:
         cut = self._slices[name] = _Slice(dim=dim, shape=weight.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -90,7 +91,7 @@ class Candidates:
 
         return self._planned(plan)
 
-    def plan_sample(self, way: Way, *, seconds: float | None = None) -> SharedStep | str:
+    def plan_sample(self, way: Way, *, seconds: float = math.inf) -> SharedStep | str:
         """Plans the sample's step on rank 0 for all; returns why it cannot be where it cannot."""
         return self._planned(lambda: way.plan_shared(way.request.microbatches, seconds=seconds))
 

@@ -72,7 +72,7 @@ def _planned_run(own: Candidates, how: _FitRun) -> tuple[_FitRun, TaskGraph, Sha
     partition = partition_to_fit(own.request, how.sizes, is_fine=how.is_fine)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return None
-    options = replace(own.options, weights=how.weights, limits=OrderLimits(seconds=0.0))
+    options = replace(own.options, weights=how.weights, limits=OrderLimits(effort=0.0))
     way = replace(own, options=options).given(partition)
     shared = own.plan_sample(way, seconds=0.0)
     if isinstance(shared, str):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import socket
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +15,6 @@ from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
-from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train, watching
 from ranks.graphs import colocated
@@ -55,41 +51,6 @@ def killed_while_it_waits_and_another_computes(rank: int, size: int, place: Path
     train(model, before=at_step(2, compute) if rank == 2 else lambda step: None)
 
 
-def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place)
-
-    def mark(step: int) -> None:
-        if rank == 0 and step == 1:
-            model.mix.register_hook(lambda grad: kill_this_process())
-
-    train(model, before=mark)
-
-
-def killed_after_a_step(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if rank == 3:
-        optimizer.register_step_post_hook(lambda *_: kill_this_process())
-    for step in range(STEPS):
-        loss_of(model(**batch(step, ROWS))).backward()
-        optimizer.step()
-
-
-def killed_while_it_profiles(rank: int, size: int, place: Path) -> None:
-    if rank == 0:
-        planning = sys.modules["mosaic.ranks.choosing.planning"]
-        planning.profile_of_all = lambda *args, **options: kill_this_process()  # type: ignore[attr-defined]
-    begin(rank, size, place, plan=None, timeout_s=60.0)
-
-
-def killed_before_there_are_groups(rank: int, size: int, place: Path) -> None:
-    from mosaic.ranks.meeting.world import World
-
-    if rank == 1:
-        World.group = lambda *args, **options: kill_this_process()  # type: ignore[assignment]
-    begin(rank, size, place, timeout_s=60.0)
-
-
 # Ended otherwise.
 
 
@@ -115,59 +76,12 @@ def interrupted(rank: int, size: int, place: Path) -> None:
     train(model, before=at_step(1, lambda: os.kill(os.getpid(), signal.SIGINT)) if rank == 1 else lambda step: None)
 
 
-def fails_at_the_start(rank: int, size: int, place: Path) -> None:
-    join(rank, size, place)
-    model = Model()
-    if rank == 1:
-
-        def broken(*args: Any, **options: Any) -> None:
-            raise OSError("no lanes here")
-
-        HostBackend.open_lanes = broken  # type: ignore[method-assign]
-    plan = halves(model, size)
-    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=plan, options=watching())
-
-
 # Slow, or stuck.
 
 
 def stopped(rank: int, size: int, place: Path) -> None:
     model, _ = begin(rank, size, place, timeout_s=SHORT_S)
     train(model, before=at_step(1, lambda: os.kill(os.getpid(), signal.SIGSTOP)) if rank == 1 else lambda step: None)
-
-
-def interpreter_held(rank: int, size: int, place: Path) -> None:
-    """A rank that holds its interpreter for many beats is late, and nothing else."""
-    model, _ = begin(rank, size, place)
-    usleep = ctypes.PyDLL(None).usleep
-    train(model, before=at_step(1, lambda: usleep(1_300_000)) if rank == 1 else lambda step: None)
-    print("trained")
-
-
-def busy(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place, timeout_s=SHORT_S)
-    train(model, before=at_step(1, threading.Event().wait) if rank == 1 else lambda step: None)
-
-
-def branches_in_another_order(rank: int, size: int, place: Path) -> None:
-    """The loop calls the branches itself, in another order on rank 1."""
-    model, _ = begin(rank, size, place, timeout_s=SHORT_S)
-    given = batch(0, ROWS)
-    for name in ("image", "text") if rank == 0 else ("text", "image"):
-        getattr(model, name)(given[name])
-
-
-def modules_in_another_order(rank: int, size: int, place: Path) -> None:
-    """The model itself calls its modules in another order on rank 1."""
-    model, _ = begin(rank, size, place)
-    if rank == 1:
-
-        def forward(image: torch.Tensor, text: torch.Tensor, audio: torch.Tensor) -> dict[str, torch.Tensor]:
-            read = model.text(text).mean(1)
-            return {"logits": read, "seen": model.image(image)}
-
-        model.forward = forward  # type: ignore[method-assign]
-    train(model, steps=1)
 
 
 def other_arguments(rank: int, size: int, place: Path) -> None:
@@ -191,55 +105,6 @@ def never_comes(rank: int, size: int, place: Path) -> None:
         sample=batch(0, ROWS),
         backend=HostBackend(1),
         plan=halves(model, size),
-        options=Options(ranks=RankSettings(timeout_s=1.5)),
-    )
-
-
-def never_starts(rank: int, size: int, place: Path) -> None:
-    """Ranks as torchrun would start them, of which one does not come; and one without a store to come to."""
-    from mosaic.ranks.meeting.world import World
-
-    port = place.parent / "port"
-    if rank == 2:
-        return
-    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="localhost")
-    if rank == 0:
-        with socket.socket() as found:
-            found.bind(("localhost", 0))
-            number = found.getsockname()[1]
-        port.with_suffix(".new").write_text(str(number))
-        port.with_suffix(".new").rename(port)
-    while not port.exists():
-        pass
-    os.environ["MASTER_PORT"] = port.read_text()
-    World.join(torch.device("cpu"), timeout_s=1.5)
-
-
-def no_store(rank: int, size: int, place: Path) -> None:
-    from mosaic.ranks.meeting.world import World
-
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        number = found.getsockname()[1]
-    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(number))
-    World.join(torch.device("cpu"), timeout_s=1.0)
-
-
-def a_plan_that_is_no_json(rank: int, size: int, place: Path) -> None:
-    from mosaic.artifact import load
-
-    join(rank, size, place)
-    path = place / f"plan{rank}.json"
-    path.write_text("stages: []" if rank == 1 else "")
-    if rank == 1:
-        load(Plan, path)
-    model = Model()
-    plan = halves(model, size)
-    colocate_ranks(
-        model,
-        sample=batch(0, ROWS),
-        backend=HostBackend(1),
-        plan=plan,
         options=Options(ranks=RankSettings(timeout_s=1.5)),
     )
 
@@ -291,10 +156,7 @@ class Sparse(nn.Module):
 
 
 def nothing_on_one(rank: int, size: int, place: Path) -> None:
-    """Micro-steps in which ranks lack one modality or all of them: nobody waits, and sums are right.
-
-    At last rank 0 is killed, while rank 1 has nothing and only takes part.
-    """
+    """Micro-steps in which ranks lack one modality or all of them: nobody waits, and sums are right."""
     torch.manual_seed(0)
     model, twin = Sparse(), Sparse()
     twin.load_state_dict(model.state_dict())
@@ -311,9 +173,6 @@ def nothing_on_one(rank: int, size: int, place: Path) -> None:
         own = dict(model.named_parameters())[name]
         assert own.is_meta or torch.allclose(own.grad, parameter.grad), name
     print("equal", flush=True)
-    if rank == 0:
-        kill_this_process()
-    model(None, None)
 
 
 def slow_rank(rank: int, size: int, place: Path) -> None:
@@ -344,19 +203,6 @@ def in_order(rank: int, size: int, place: Path) -> None:
     if rank:
         threading.Event().wait(0.7)
     print("trained")
-
-
-def caught(rank: int, size: int, place: Path) -> None:
-    """The program may go on after the error: its process is not ended once it has taken its handle away."""
-    from mosaic.errors import RankFailedError
-
-    model, handle = begin(rank, size, place)
-    try:
-        train(model, before=at_step(1, kill_this_process) if rank == 1 else lambda step: None)
-    except RankFailedError as error:
-        handle.remove(gather=False)
-        threading.Event().wait(WATCH["grace_s"] + 0.3)
-        print("caught", error.ranks)
 
 
 def uninterrupted(rank: int, size: int, place: Path) -> None:

@@ -26,7 +26,6 @@ from mosaic.errors import (
 )
 from mosaic.graph import Part
 from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.programs.pipeline.trained import llama, llava, microbatch, options, ragged, train, words
@@ -127,27 +126,11 @@ def halves(first: int) -> Partition:
 # What ends all ranks.
 
 
-def a_modality_that_the_loss_needs(rank: int, size: int, place: Path) -> None:
-    join(rank, size, place)
-    pipe, _ = begun(llava, loss=lambda output, given: output.loss * given["pixel_values"].sum(), watch={})
-    pipe.step(ragged()[0])
-
-
 def no_loss(rank: int, size: int, place: Path) -> None:
     """The sample has no labels."""
     join(rank, size, place)
     torch.manual_seed(1)
     mosaic.pipeline(llama(), [{"input_ids": words(0)[0]["input_ids"]}], options=options())
-
-
-def killed_in_a_reduction(rank: int, size: int, place: Path) -> None:
-    """Of tied weights, which both ranks have."""
-    join(rank, size, place)
-    pipe, _ = begun()
-    pipe.step(words(0))
-    if rank == 1:
-        GradientReducer.finish = lambda _: kill_this_process()  # type: ignore[method-assign]
-    pipe.step(words(0))
 
 
 def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
@@ -158,16 +141,6 @@ def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
     if rank == 1:
         own = next(one for one in model.model.language_model.layers.parameters() if not one.is_meta)
         own.register_hook(lambda _: kill_this_process())
-    pipe.step(ragged()[0])
-
-
-def killed_in_a_send(rank: int, size: int, place: Path) -> None:
-    """When it has announced a message and before it has sent anything of it."""
-    join(rank, size, place)
-    pipe, _ = begun(llava)
-    pipe.step(ragged()[0])
-    if rank == 1:
-        dist.isend = lambda *_, **__: kill_this_process()
     pipe.step(ragged()[0])
 
 
@@ -216,16 +189,6 @@ def busy(rank: int, size: int, place: Path) -> None:
     pipe.step(words(0))
     if rank == 1:
         threading.Event().wait()
-    pipe.step(words(0))
-
-
-def hangs_in_a_forward(rank: int, size: int, place: Path) -> None:
-    join(rank, size, place)
-    dist.barrier()
-    pipe, model = begun(watch={"timeout_s": PATIENCE_S})
-    pipe.step(words(0))
-    if rank == 1:
-        model.model.layers[3].register_forward_hook(lambda *_: threading.Event().wait())
     pipe.step(words(0))
 
 

@@ -94,6 +94,10 @@ def two_by_two(rank: int, size: int, place: Path) -> None:
     assert pipe.degrees.tensor == 2
     check_equal(pipe, model, plain, [words(0), words(1)[:1]])
     pipe.remove()
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(model(**words(0)[0]).loss, plain(**words(0)[0]).loss)
     print("equal")
 
 

@@ -25,7 +25,7 @@ from ranks.begun import join
 
 IMAGE, PATCHES = 31, 4
 _SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4}
-FEW = OrderLimits(seconds=None, rollouts=200)
+FEW = OrderLimits(rollouts=200)
 
 
 def llava(dropout: float = 0.0) -> nn.Module:

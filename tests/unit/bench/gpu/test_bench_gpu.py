@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from bench import tables
-from bench.gpu import preflight, unknowns
-from bench.gpu.bench import Bench
-from bench.gpu.child import Findings, Order, Outcome, Server
-from bench.gpu.gpu_tests import run_tests
+from bench.gpu import preflight
 from bench.gpu.ladder import RUNGS
-from bench.gpu.parts import MEASUREMENTS, Measurement
-from bench.gpu.run import Options, run
-from bench.record import Figure, Part, Study
+from bench.gpu.parts import MEASUREMENTS
+from bench.record import Study
 from mosaic.artifact import load
 
 
@@ -72,25 +63,6 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert far.value < 0.02, "and its answer is right"
 
 
-def test_a_run_that_is_killed_half_way_leaves_a_file_that_can_be_read(tmp_path: Path):
-    process = subprocess.Popen(
-        command("--out", str(tmp_path), "--dry-run", "--no-build"),
-        cwd=tables.TOP, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout as lines:
-        ended = [next(line for line in lines if line.startswith(name)) for name in list(RUNGS)[:3]]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(ended) == 3
-    (path,) = tmp_path.glob("*.json")
-    kept = load(Study, path)
-    assert [part.name for part in kept.parts[:3]] == list(RUNGS)[:3]
-    assert len(kept.parts) < len(RUNGS)
-    assert kept.parts[2].verdict in path.with_suffix(".txt").read_text()
-    assert f"==== {kept.parts[2].name}" in path.with_suffix(".log").read_text()
-
-
 @pytest.mark.skipif(preflight.why_no_gpu() is None, reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
     done = subprocess.run(
@@ -100,151 +72,3 @@ def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
     assert "no GPU" in done.stderr
     assert "--dry-run" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("error", [subprocess.CalledProcessError(1, ["g++"]), OSError("no such header")])
-def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured_with_torch_loaded_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
-):
-    order: list[str] = []
-
-    def build(log: Path, *, seconds: float) -> None:
-        with log.open("a") as file:
-            file.write("no such header\n")
-        raise error
-
-    def measure(server: Server, given: Order) -> Outcome:
-        order.append(given.measurement.name)
-        return Outcome(Part(name=given.measurement.name, asks="?", status="done"), Findings(ended=True))
-
-    monkeypatch.setattr(preflight, "build", build)
-    monkeypatch.setattr(Server, "warm_up", lambda server: order.append("torch"))
-    monkeypatch.setattr(Server, "measure", measure)
-    assert run(Options(out=tmp_path, dry_run=True, build=True, only=("first/device", "ceilings"))) == 1
-    assert order == ["torch", "first/device", "ceilings"]
-    (path,) = tmp_path.glob("*.json")
-    failed, *measured = load(Study, path).parts
-    assert failed.status == "failed"
-    assert "no such header" in failed.reason
-    assert [part.status for part in measured] == ["done", "done"]
-
-
-def test_a_small_run_takes_the_smallest_sizes_on_the_gpu_and_is_marked_as_a_rehearsal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    orders: list[Order] = []
-
-    def measure(server: Server, given: Order) -> Outcome:
-        orders.append(given)
-        return Outcome(Part(name=given.measurement.name, asks="?", status="done"), Findings(ended=True))
-
-    monkeypatch.setattr(Server, "warm_up", lambda server: None)
-    monkeypatch.setattr(Server, "measure", measure)
-    assert run(Options(out=tmp_path, small=True, build=False, only=("models/clip",))) == 0
-    assert [order.measurement.name for order in orders] == ["ceilings", "models/clip/2"]
-    assert {(order.dry_run, order.on_host) for order in orders} == {(True, False)}
-    (path,) = tmp_path.glob("*-dry-run.json")
-    assert load(Study, path).dry_run
-
-
-def test_a_sized_split_is_asked_of_a_backend_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unknowns, "CudaBackend", lambda ordinal, *, placement: (ordinal, placement))
-    bench = SimpleNamespace(on_gpu=True, torch_device=torch.device("cuda", 1))
-    assert unknowns._placed_by("split", bench) == (1, "split")  # type: ignore[arg-type]
-
-
-def test_an_unknown_measurement_is_refused(tmp_path: Path):
-    done = subprocess.run(
-        command("--out", str(tmp_path), "--dry-run", "--no-build", "--only", "nothing"),
-        cwd=tables.TOP, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "--only nothing" in done.stderr
-
-
-def run_in_child(function: str, folder: Path, *, hard_seconds: float = 60) -> Outcome:
-    measurement = Measurement(name="made/up", asks="what comes of it?", function=f"{__name__}:{function}", seconds=1)
-    order = Order(
-        measurement=measurement, file=str(folder / "part.jsonl"), log=str(folder / "log"), seconds=5,
-        hard_seconds=hard_seconds, dry_run=True, on_host=True,
-    )  # fmt: skip
-    return Server().measure(order)
-
-
-def _number(value: float) -> Figure:
-    return Figure(name="number", source="measured", value=value)
-
-
-def raises(bench: Bench) -> Iterator[Figure]:
-    yield _number(1.0)
-    raise RuntimeError("the device\nfell off")
-
-
-PASSES_AND_FAILS = """
-import pytest
-pytestmark = pytest.mark.gpu
-def test_right(): pass
-def test_wrong(): assert 1 == 2
-def test_long(): __import__("time").sleep(6)
-def test_late(): pass
-"""
-
-
-def file_of_tests(bench: Bench) -> Iterator[Figure]:
-    file = Path.cwd() / "test_made_up.py"
-    file.write_text(PASSES_AND_FAILS)
-    yield from run_tests(bench, file=str(file))
-
-
-def hangs(bench: Bench) -> Iterator[Figure]:
-    for value in range(1000):
-        yield _number(float(value))
-        time.sleep(0.5 if value < 3 else 1000)
-
-
-def dies(bench: Bench) -> Iterator[Figure]:
-    yield _number(1.0)
-    print("about to fall over", file=sys.stderr, flush=True)
-    time.sleep(0.4)
-    yield _number(2.0)
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def test_a_measurement_that_raises_keeps_its_figures_and_gives_its_reason(tmp_path: Path):
-    outcome = run_in_child("raises", tmp_path)
-    assert outcome.part.status == "failed"
-    assert outcome.part.reason == "RuntimeError: the device fell off"
-    assert [figure.value for figure in outcome.findings.figures] == [1.0]
-    assert outcome.findings.figures[0].dry_run
-    assert outcome.findings.figures[0].part == "made/up"
-
-
-def test_a_gpu_test_that_fails_is_named_and_those_that_pass_are_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.chdir(tmp_path)
-    outcome = run_in_child("file_of_tests", tmp_path)
-    assert outcome.part.status == "failed"
-    assert outcome.part.reason == "AssertionError: test_wrong: assert 1 == 2"
-    assert {figure.name: figure.value for figure in outcome.findings.figures} == {
-        "passed": 2.0,
-        "failed": 1.0,
-        "skipped": 1.0,
-    }
-    assert outcome.part.left_out == ("test_late",)
-
-
-def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Path):
-    outcome = run_in_child("hangs", tmp_path, hard_seconds=3)
-    assert outcome.part.status == "timed out"
-    assert outcome.findings.figures
-    assert "in hangs" in (tmp_path / "log").read_text()  # where it hung
-    assert outcome.part.seconds < 60
-
-
-def test_a_measurement_whose_process_dies_is_named_with_the_signal_and_its_last_words(tmp_path: Path):
-    outcome = run_in_child("dies", tmp_path)
-    assert outcome.part.status == "killed"
-    assert "SIGSEGV" in outcome.part.reason
-    assert "about to fall over" in outcome.part.reason
-    assert [figure.value for figure in outcome.findings.figures][:1] == [1.0]

@@ -15,7 +15,7 @@ from mosaic.pipelining.tasks import Deadlock, TaskGraph
 
 def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
     method = given.pop("method", "swaps")
-    found = search_orders(step, method=method, limits=OrderLimits(seconds=None, rollouts=rollouts, **given))
+    found = search_orders(step, method=method, limits=OrderLimits(rollouts=rollouts, **given))
     assert isinstance(found, Searched)
     return found
 
@@ -56,18 +56,27 @@ def test_progress_falls_down_to_the_answer():
 def test_memory_too_small_for_one_microbatch_is_a_deadlock():
     step = random_step(5, ranks=2, microbatches=2)
     tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
-    found = search_orders(tight, limits=OrderLimits(seconds=None, rollouts=200))
+    found = search_orders(tight, limits=OrderLimits(rollouts=200))
     assert isinstance(found, Deadlock)
     assert max(found.short_bytes) > 0
 
 
 def test_somebody_can_stop_a_search_that_has_no_other_limit_in_sight():
     step = random_step(5, ranks=3, microbatches=5)
-    found = search_orders(step, limits=OrderLimits(seconds=300, threads=2, should_stop=lambda: True), bound_ns=0)
+    found = search_orders(step, limits=OrderLimits(effort=300, threads=2, should_stop=lambda: True), bound_ns=0)
     assert isinstance(found, Searched)
 
 
-@pytest.mark.parametrize("given", [{"seconds": None}, {"seconds": float("nan")}, {"rollouts": -1}, {"threads": 0}])
+def test_effort_is_counted_and_no_clock_decides():
+    step = random_step(7, ranks=4, microbatches=6)
+    found = [search_orders(step, limits=OrderLimits(effort=0.02, threads=threads), bound_ns=0) for threads in (1, 1, 2)]
+    assert found[0].orders == found[1].orders
+    assert found[0].num_rollouts == found[1].num_rollouts
+    assert abs(found[0].effort - 0.02) < 0.01
+    assert found[2].num_rollouts > 1.5 * found[0].num_rollouts
+
+
+@pytest.mark.parametrize("given", [{"effort": -1}, {"seconds": float("nan")}, {"rollouts": -1}, {"threads": 0}])
 def test_limits_that_end_no_search_are_refused(given: dict):
     with pytest.raises(ValueError):
         OrderLimits(**given)
