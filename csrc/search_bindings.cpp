@@ -8,7 +8,6 @@
 #include "bindings/tuning.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/interference.h"
-#include "search/stages/packers/held_packer.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
@@ -50,27 +49,6 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     return shares;
 }
 
-using HeldRow = std::tuple<int, int, std::int64_t, std::int64_t>;
-using HeldRows = std::vector<std::pair<int, std::vector<HeldRow>>>;
-using HeldPlaces = std::vector<std::pair<int, std::vector<int>>>;
-
-std::pair<std::string, HeldPlaces> hold(const HeldRows& rows, const Machine& machine, int num_stages,
-                                        std::int64_t max_nodes, double seconds) {
-    std::vector<HeldItem> items;
-    for (const auto& [stage, options] : rows) {
-        items.push_back({stage, {}});
-        for (const auto& [degree, quota, kept, working] : options) {
-            items.back().options.push_back({degree, quota, kept, working});
-        }
-    }
-    const Clock clock(seconds);
-    std::vector<HeldChoice> chosen;
-    const Answer answer = HeldPacker(std::move(items), machine, num_stages).pack({max_nodes, &clock}, chosen);
-    HeldPlaces places;
-    for (const HeldChoice& choice : chosen) places.emplace_back(choice.option, choice.devices);
-    return {answer == Answer::yes ? "yes" : answer == Answer::no ? "no" : "open", places};
-}
-
 Objective objective_of(const std::string& name) {
     if (name == "sum") return Objective::sum;
     if (name == "phases") return Objective::phases;
@@ -101,11 +79,7 @@ void bind_problem(py::module_& module) {
              }),
              py::arg("options"), py::arg("before"))
         .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
-                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.")
-        .def(
-            "after",
-            [](const Module& module, const std::vector<int>& before) { return make_module(module.options, before); },
-            py::arg("before"), "The same options after other modules.");
+                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.");
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory,
                          const std::string& objective) {
@@ -195,14 +169,12 @@ void bind_plan(py::module_& module) {
         .def_readonly("latency_ns", &Stage::latency)
         .def_readonly("placed", &Stage::placed)
         .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
-    py::class_<Known, std::shared_ptr<Known>>(module, "Known", "What a search found out about sets of modules.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",
                                [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
         .def_readonly("cost_ns", &Plan::cost)
         .def_readonly("bound_ns", &Plan::bound)
         .def_readonly("stages", &Plan::stages)
-        .def_property_readonly("known", [](const Plan& plan) { return std::const_pointer_cast<Known>(plan.known); })
         .def_readonly("num_evaluations", &Plan::num_evaluations)
         .def_readonly("num_expanded", &Plan::num_expanded)
         .def_readonly("seconds", &Plan::seconds);
@@ -220,17 +192,14 @@ PYBIND11_MODULE(_search, module) {
     module.def(
         "plan",
         [](const Problem& problem, double effort, double seconds, std::int64_t max_nodes, std::uint64_t seed,
-           bool exact, const std::vector<Mask>& start, const std::vector<Mask>& forbidden,
-           const std::shared_ptr<Known>& known, const std::vector<int>& places, const py::object& should_stop) {
-            return until_signalled(&should_stop, [&] {
-                return plan(problem, {effort, max_nodes, seed, exact, seconds}, {start, forbidden, known, places});
-            });
+           bool exact, const std::vector<Mask>& forbidden, const py::object& should_stop) {
+            return until_signalled(&should_stop,
+                                   [&] { return plan(problem, {effort, max_nodes, seed, exact, seconds}, forbidden); });
         },
         py::arg("problem"), py::kw_only(), py::arg("effort") = Limits{}.effort, py::arg("seconds") = Limits{}.seconds,
         py::arg("max_nodes") = Limits{}.max_nodes, py::arg("seed") = 0, py::arg("exact") = true,
-        py::arg("start") = std::vector<Mask>{}, py::arg("forbidden") = std::vector<Mask>{},
-        py::arg("known") = std::shared_ptr<Known>{}, py::arg("places") = std::vector<int>{},
-        py::arg("should_stop") = py::none(), py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("forbidden") = std::vector<Mask>{}, py::arg("should_stop") = py::none(),
+        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
     module.def(
         "spend",
         [](double effort) {
@@ -239,14 +208,4 @@ PYBIND11_MODULE(_search, module) {
         },
         py::arg("effort") = 0.0,
         "Adds effort, in about seconds of a core, to what searches on this thread have spent; returns that.");
-    module.def(
-        "hold",
-        [](const HeldRows& items, int num_devices, int num_slots, std::int64_t memory, int num_stages,
-           std::int64_t max_nodes, double seconds) {
-            return until_signalled(
-                nullptr, [&] { return hold(items, {num_devices, num_slots, memory}, num_stages, max_nodes, seconds); });
-        },
-        py::arg("items"), py::kw_only(), py::arg("num_devices"), py::arg("num_slots"), py::arg("memory_bytes"),
-        py::arg("num_stages"), py::arg("max_nodes"), py::arg("seconds"), py::call_guard<py::gil_scoped_release>(),
-        "Looks for devices that hold all modules.");
 }

@@ -35,8 +35,6 @@ class Module:
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, int, int]], before: Sequence[int]) -> Module:
         """From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once."""
-    def after(self, before: Sequence[int]) -> Module:
-        """The same options after other modules."""
 
 class Problem:
     """What is to be planned."""
@@ -101,9 +99,6 @@ class Stage:
     def rows(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
         """(module, option, devices, starts) of each: many values at once."""
 
-class Known:
-    """What a search found out about sets of modules."""
-
 class Plan:
     """The best plan found, and a bound that no plan can be below."""
 
@@ -117,9 +112,6 @@ class Plan:
     def bound_ns(self) -> int: ...
     @property
     def stages(self) -> list[Stage]: ...
-    @property
-    def known(self) -> Known:
-        """For a later search of a problem with modules of this one."""
     @property
     def num_evaluations(self) -> int: ...
     @property
@@ -135,10 +127,7 @@ def plan(
     max_nodes: int = 2000000,
     seed: int = 0,
     exact: bool = True,
-    start: Sequence[int] = (),
     forbidden: Sequence[int] = (),
-    known: Known | None = None,
-    places: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
     """Searches for the best plan; as at the end of its effort where ``should_stop``, asked now and then, says so.
@@ -146,28 +135,11 @@ def plan(
     Effort is work that is counted, in about seconds of a core; ``seconds`` are those of the clock, which may end a
     search before.
 
-    Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
-    of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
-    module had there, or -1.
+    Sets of modules are bitmasks; no stage is one of ``forbidden``.
     """
 
 def spend(effort: float = 0.0) -> float:
     """Adds effort, in about seconds of a core, to what searches on this thread have spent; returns that."""
-
-def hold(
-    items: Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]],
-    *,
-    num_devices: int,
-    num_slots: int,
-    memory_bytes: int,
-    num_stages: int,
-    max_nodes: int,
-    seconds: float,
-) -> tuple[str, list[tuple[int, list[int]]]]:
-    """Looks for devices that hold all modules, each with its stage and (degree, quota, kept, working) of its options.
-
-    Returns 'yes', 'no' (there are none) or 'open', and for 'yes' the option and the devices of each.
-    """
 
 class Tasks:
     """Tasks of a step, compiled."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
 
-from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.graph import ModuleGraph
 from mosaic.models import PAPER_MODELS

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.ranks.tape import Tape
 from bench.record import Figure, Source, median_figure, missing_figure
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
+from mosaic.cost.communication import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph, Part
 from mosaic.models import build, loss_of, make_batch
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.cost.communication.traffic import gradient_sum
+from mosaic.cost.communication import gradient_sum
 from mosaic.hardware import find_cluster
 from mosaic.solver.instance import Disturbance, InstanceOption
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from bench.papers.planners import task_planners
 from bench.record import Figure, missing_figure, one_line
 from bench.spindle.workload import Workload
-from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication import RankedCost
 from mosaic.device import Device
 from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan

@@ -23,8 +23,7 @@ from torch import nn
 from mosaic.cli.counting import Counted, count_workload
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic_cost import AnalyticCost
-from mosaic.cost.communication.ranked import RankedCost
-from mosaic.cost.communication.traffic import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic, RankedCost
 from mosaic.cost.counts import MemoryCounts, ModuleCounts
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.cli.workload import ZOO, Workload, load_workload, mean_square, moved
-from mosaic.cost.communication.traffic import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.cost.counting import CudaFunctions, LayerCounts, count_degrees
 from mosaic.cost.counts import ModuleCounts, main_dtype
 from mosaic.cost.precision import PRECISIONS, Dtype, usual_dtype

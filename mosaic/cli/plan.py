@@ -284,25 +284,14 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
         notes=tuple(notes),
         dtype=counted.dtype,
     )
-    return _with_ranks(basis, cost, counted, given) if gpus > 1 else basis
+    return _with_ranks(basis, cost, counted) if gpus > 1 else basis
 
 
-def _with_ranks(
-    basis: Basis,
-    cost: AnalyticCost,
-    counted: Counted,
-    given: PlanCommand,
-) -> Basis:
-    """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication.collectives import CollectiveSms
-    from mosaic.cost.communication.ranked import RankedCost
-    from mosaic.solver.reserve import reserved_sms
+def _with_ranks(basis: Basis, cost: AnalyticCost, counted: Counted) -> Basis:
+    """Adds the communication of several GPUs to the times, in place of a sum of gradients that nothing hides."""
+    from mosaic.cost.communication import RankedCost
 
-    reserved = reserved_sms(basis.device, given.communication_slots)
-    sms = CollectiveSms(ctas=reserved, num_sms=cost.hardware.num_sms, reserved_sms=reserved)
-    ranked = RankedCost(
-        cost, counted.traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms, sms=sms
-    )
+    ranked = RankedCost(cost, counted.traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms)
     notes = basis.notes
     if counted.unknown:
         notes += (f"no routing is predicted for {', '.join(counted.unknown)}: no leading dimension is the batch",)

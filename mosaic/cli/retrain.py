@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,19 @@ import tyro
 from tyro.conf import arg, subcommand
 
 from mosaic.cli.options import DayArgument, FolderArgument, Json, write_json
-from mosaic.errors import MosaicError
+from mosaic.errors import InvalidFileError, MosaicError
+
+
+@contextmanager
+def _named_remedy() -> Iterator[None]:
+    """Adds to the error of a damaged file what to do."""
+    try:
+        yield
+    except InvalidFileError as error:
+        raise InvalidFileError(
+            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
+            "days/DAY away: the next run begins that day anew"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +81,8 @@ class RunDay:
         clock = Clock()
         if self.now is not None:
             clock = Clock(_time(self.now) - datetime.now(UTC))
-        return run(self.folder, lambda line: print(line, flush=True), clock)
+        with _named_remedy():
+            return run(self.folder, lambda line: print(line, flush=True), clock)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +95,8 @@ class Status:
         """Prints it."""
         from mosaic.retrain.steering import status_of
 
-        print(*status_of(self.folder), sep="\n")
+        with _named_remedy():
+            print(*status_of(self.folder), sep="\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from mosaic.cost.communication.traffic import gradient_sum
+from mosaic.cost.communication import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference import AssumedSharing, Interference, PairwiseInterference

@@ -74,3 +74,38 @@ class TimedBeside(ABC):
         return self.time_ms(module, phase, degree, quota) + self.interference_ms(
             module, phase, degree, quota, beside=beside
         )
+
+
+class RetimedCost(TimedBeside):
+    """Base class for cost models that override times and delegate everything else.
+
+    Neighbours disturb the new times by the form of the base, unless ``interference`` is set.
+
+    Attributes:
+        base: The other model.
+    """
+
+    def __init__(self, base: Cost) -> None:
+        self.base = base
+        self.interference: Interference = base.interference
+
+    @property
+    def profile_fingerprint(self) -> str | None:
+        """Name of the profile behind the base."""
+        return self.base.profile_fingerprint
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the degrees of the base, rising."""
+        return self.base.degrees(module)
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns the quotas of the base, rising."""
+        return self.base.quotas(module, degree)
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes on each of the module's devices."""
+        return self.base.memory_bytes(module, degree)
+
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that the module keeps on each of its devices while other stages run."""
+        return self.base.kept_bytes(module, degree)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from mosaic.cost import Cost
-from mosaic.cost.retimed import RetimedCost
+from mosaic.cost.protocol import RetimedCost
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost
-from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication import RankedCost
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import Phase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mosaic.cost import Cost
-from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost, exposed_ms
-from mosaic.cost.retimed import RetimedCost
+from mosaic.cost.protocol import RetimedCost
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph

@@ -96,7 +96,7 @@ class Environment:
     numpy: str
     mosaic: str
     commit: str
-    """Of Mosaic's clone; empty outside of one."""
+    """Of Mosaic's clone; empty outside of one, and where git could not say it, as when it is killed."""
     machine: str
     """Processor and system."""
     device: str
@@ -111,8 +111,10 @@ class Environment:
     """SHA-256 of the user's file."""
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """Returns what differs from another one, a phrase each."""
+        """Returns what differs from another one, a phrase each; a commit that is not known differs from none."""
         mine, theirs = asdict(self), asdict(other)
+        if not (self.commit and other.commit):
+            mine["commit"] = theirs["commit"] = ""
         return tuple(f"{name} was {theirs[name]} and is {mine[name]}" for name in mine if mine[name] != theirs[name])
 
 

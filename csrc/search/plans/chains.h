@@ -37,21 +37,6 @@ class ChainIndex {
     std::size_t of_ideal(Mask set) const { return sum(in_ideal_, set); }
     std::size_t of_stage(Mask set) const { return sum(in_stage_, set); }
 
-    // Calls `visit(number, smaller)` for each number of a stage and each stage that lacks one of its modules; lower
-    // numbers first.
-    template <typename Visit>
-    void each_smaller(Visit visit) const {
-        std::vector<std::size_t> digits(lengths_.size(), 0);
-        for (std::size_t number = 1; number < size_; ++number) {
-            std::size_t place = 0;
-            while (digits[place] == lengths_[place]) digits[place++] = 0;
-            ++digits[place];
-            for (std::size_t chain = place; chain < digits.size(); ++chain) {
-                if (digits[chain] != 0) visit(number, number - digits[chain] * steps_[chain]);
-            }
-        }
-    }
-
   private:
     static std::size_t sum(const std::vector<std::size_t>& added, Mask set) {
         std::size_t number = 0;

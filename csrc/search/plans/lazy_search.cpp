@@ -81,7 +81,6 @@ bool LazySearch::prepare(double least_left) {
     sort_ideals();
     std::fill(rests_.begin(), rests_.end(), kNever);
     rests_[index_.of_ideal(all_)] = 0;
-    if (groups_.size() == static_cast<std::size_t>(problem_.size())) take_known();
     return true;
 }
 
@@ -107,29 +106,6 @@ void LazySearch::order() {
     }
     apart_ = all_apart(earlier);
     index_ = ChainIndex(earlier);
-}
-
-// Bounds of an earlier search, for the same sets and for all larger ones: from each of them, or over all sets at once
-// where that is less. Here groups are modules.
-void LazySearch::take_known() {
-    std::vector<std::pair<Mask, Ns>> known;
-    std::size_t num_larger = 0;
-    search_.carried().each_bound([&](Mask set, Ns bound) {
-        if (!may_be_stage(set, apart_)) return;  // modules may depend on each other that did not before
-        known.emplace_back(set, bound);
-        num_larger += std::size_t{1} << __builtin_popcountll(independent_of(set));
-    });
-    if (num_larger <= index_.size() * groups_.size() / 2) {
-        for (const auto& [set, bound] : known) raise(set, std::max(stage_bound(set), bound));
-        return;
-    }
-    for (const auto& [set, bound] : known) {
-        Ns& own = stages_[index_.of_stage(set)];
-        own = std::max(own, bound);
-    }
-    index_.each_smaller([&](std::size_t number, std::size_t smaller) {
-        if (stages_[smaller] > stages_[number]) stages_[number] = stages_[smaller];
-    });
 }
 
 LazySearch::Ideal LazySearch::make_ideal(Mask done) {

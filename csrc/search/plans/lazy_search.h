@@ -52,7 +52,6 @@ class LazySearch {
     void order();
     void sort_ideals();
     Ideal make_ideal(Mask done);
-    void take_known();
     Ns& stage_bound(Mask stage, std::size_t number);
     template <typename Visit>
     void each_stage(const Ideal& ideal, Visit visit);

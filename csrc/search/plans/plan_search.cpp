@@ -16,38 +16,22 @@ constexpr double kHeuristicShare = 0.2;
 // More modules have a descent before a proof; of the effort, for that.
 constexpr int kFewModules = 12;
 constexpr double kSoonShare = 0.05;
-constexpr double kSoonShareOfStart = 0.4;  // a re-plan has little time, and seldom enough for a proof
 // Of the effort, what a list of all stages must leave for a proof; and of what is left then, for the proof.
 constexpr double kMinLeft = 0.3;
 constexpr double kProofShare = 0.85;
 
-// The better of the stages to start from, if there are any, and of one module after the other.
-Partition take_over(StageSearch& search, const std::vector<Mask>& start) {
-    check_start(search.problem(), start);
-    Partition best = one_by_one(search);
-    Ns cost = 0;
-    for (const Mask stage : start) cost = std::min(kNever, cost + search.evaluate(stage).cost);
-    if (!start.empty() && cost < best.cost) best = {start, cost};
-    return best;
-}
-
 // A good plan, and a plain bound.
-Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
-                         Plan& made) {
-    Partition best = improve(search, clock.part(kHeuristicShare), start);
+Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, Plan& made) {
+    Partition best = improve(search, clock.part(kHeuristicShare), {});
     made.bound = plain_bound(search.problem());
     if (best.cost < kNever && made.bound < best.cost) WindowSearch(search, limits).run(clock, best);
     return best;
 }
 
 // Few modules need no heuristic: bounds lead to better plans sooner than descents do.
-Partition search_exactly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
-                         Plan& made) {
-    Partition best = take_over(search, start);
-    if (search.problem().size() > kFewModules) {
-        const double share = start.empty() ? kSoonShare : kSoonShareOfStart;
-        best = improve(search, clock.part(share), start.empty() ? start : best.stages);
-    }
+Partition search_exactly(StageSearch& search, const Limits& limits, const Clock& clock, Plan& made) {
+    const bool is_small = search.problem().size() <= kFewModules;
+    Partition best = is_small ? one_by_one(search) : improve(search, clock.part(kSoonShare), {});
     std::vector<Mask> singles;
     each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });
     LazySearch exact(search, limits, clock, singles, best.cost);
@@ -65,15 +49,14 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
 
 }  // namespace
 
-Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
+Plan plan(const Problem& problem, const Limits& limits, const std::vector<Mask>& forbidden) {
     const auto start = std::chrono::steady_clock::now();
     const Clock clock(limits.seconds, limits.effort);
     StageSearch search(problem, {std::min(limits.max_nodes, kHeuristicNodes), &clock});
-    if (hint.known) search.adopt(Carried(hint.known.get(), problem, hint.places));
-    for (const Mask set : hint.forbidden) search.forbid(set);
+    for (const Mask set : forbidden) search.forbid(set);
     Plan made;
     const bool is_exact = limits.exact && !clock.is_over();
-    const Partition best = (is_exact ? search_exactly : search_roughly)(search, limits, clock, hint.start, made);
+    const Partition best = (is_exact ? search_exactly : search_roughly)(search, limits, clock, made);
     made.cost = best.cost;
     made.bound = std::min(made.bound, made.cost);
     if (made.cost < kNever) {
@@ -82,7 +65,6 @@ Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     }
     made.status = made.bound >= made.cost ? Status::optimal : Status::feasible;
     made.num_evaluations = search.num_evaluations();
-    made.known = std::make_shared<const Known>(Known{problem, search.take_values()});
     made.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return made;
 }

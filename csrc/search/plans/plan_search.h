@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "search/plans/heuristic.h"
@@ -18,14 +17,6 @@ struct Limits {
     double seconds = std::numeric_limits<double>::infinity();  // wall clock, for the extraordinary
 };
 
-// What a search is told beforehand.
-struct Hint {
-    std::vector<Mask> start;             // a partition to start from; empty: none
-    std::vector<Mask> forbidden;         // sets that must not be stages
-    std::shared_ptr<const Known> known;  // of an earlier search; may be null
-    std::vector<int> places;             // the index that each module had there; -1: it is new
-};
-
 enum class Status { optimal, feasible };
 
 struct Plan {
@@ -33,13 +24,13 @@ struct Plan {
     Ns cost = kNever;  // kNever: what is forbidden leaves no plan
     Ns bound = 0;
     std::vector<Stage> stages;  // in an order that keeps dependencies
-    std::shared_ptr<const Known> known;
     std::int64_t num_evaluations = 0;
     std::int64_t num_expanded = 0;
     double seconds = 0;
 };
 
-// The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound.
-Plan plan(const Problem& problem, const Limits& limits, const Hint& hint);
+// The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound. No stage is
+// one of the forbidden sets.
+Plan plan(const Problem& problem, const Limits& limits, const std::vector<Mask>& forbidden);
 
 }  // namespace mosaic::search

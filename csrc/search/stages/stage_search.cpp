@@ -52,12 +52,6 @@ bool StageSearch::is_forbidden(Mask set) const {
     return std::find(forbidden_.begin(), forbidden_.end(), set) != forbidden_.end();
 }
 
-StageValues StageSearch::take_values() {
-    for (const Mask set : forbidden_) values_.erase(set);
-    carried_.add_to(values_);
-    return std::move(values_);
-}
-
 void StageSearch::set_max_nodes(std::int64_t max_nodes) {
     if (max_nodes == effort_.nodes_left) return;
     effort_.nodes_left = max_nodes;
@@ -90,10 +84,7 @@ Ns StageSearch::calm_bound(Mask set, Ns cutoff) {
 StageValue& StageSearch::value_of(Mask set) {
     auto [place, is_new] = values_.try_emplace(set);
     StageValue& value = place->second;
-    if (is_new) {
-        if (auto known = carried_.find(set)) value = std::move(*known);
-        value.bound = std::max(value.bound, bound(set));
-    }
+    if (is_new) value.bound = bound(set);
     return value;
 }
 

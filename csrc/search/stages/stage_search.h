@@ -5,13 +5,24 @@
 #include <memory>
 #include <unordered_map>
 
-#include "search/stages/known.h"
+#include "search/problem.h"
 #include "search/stages/packers/beside_packer.h"
 #include "search/stages/packers/greedy_packer.h"
 #include "search/stages/packers/room_packer.h"
+#include "search/stages/stage.h"
 #include "search/stages/stage_bound.h"
 
 namespace mosaic::search {
+
+// What is known of a set of modules.
+struct StageValue {
+    Ns bound = 0;      // no placement costs less
+    Ns cost = kNever;  // of `stage`; kNever if none is known
+    Stage stage;
+    bool gave_up = false;  // the number of nodes ran out: the value stays as it is
+    Ns step = 0;           // how far above the bound to look next; 0: not asked yet
+    bool is_exact() const { return bound >= cost; }
+};
 
 class StageSearch {
   public:
@@ -42,17 +53,9 @@ class StageSearch {
         value.bound = std::max(value.bound, bound);
     }
 
-    // Takes what is known from elsewhere; it must hold for this problem.
-    void adopt(Carried carried) { carried_ = std::move(carried); }
-    const Carried& carried() const { return carried_; }
-
     // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
     void forbid(Mask set);
     bool is_forbidden(Mask set) const;
-
-    // Everything found out, here and by the search before, without what was forbidden. The search is not usable
-    // afterwards.
-    StageValues take_values();
 
     // Nodes for each question from here on; what stayed open with fewer is tried again when it is asked for.
     void set_max_nodes(std::int64_t max_nodes);
@@ -65,7 +68,7 @@ class StageSearch {
         Ns high;
     };
 
-    // What is known of a set so far, from elsewhere too.
+    // What is known of a set so far.
     StageValue& value_of(Mask set);
     const StageValue& settle(Mask set, Ns cutoff, bool is_whole);
     // Returns whether the number of nodes ran out.
@@ -87,8 +90,7 @@ class StageSearch {
     std::unique_ptr<Problem> calm_;             // the same without disturbance
     std::unique_ptr<StageSearch> undisturbed_;  // and its search: what that proves holds here too
     std::unordered_map<Mask, Ns> bounds_;
-    StageValues values_;
-    Carried carried_;
+    std::unordered_map<Mask, StageValue> values_;
     std::vector<Mask> forbidden_;
     std::int64_t num_evaluations_ = 0;
 };

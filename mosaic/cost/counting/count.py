@@ -68,23 +68,35 @@ def count_module(
     sizes = leading_sizes(given)
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
     resize = _resizing(likely, batch) if batch is not None and likely else None
-    mode: AbstractContextManager[Any] = nullcontext()
-    if with_data:
-        fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(given)
-    else:
-        mode = without_data = FakeTensorMode(allow_non_fake_inputs=True)
-        fake, (fake_args, fake_kwargs) = fake_copy(module, without_data), fake_copy(given, without_data, resize)
-    functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
-    if target == "host" and autocast is not None:
-        functions = torch.autocast("cpu", autocast)
-    recorder = Recorder()
     known: LayerCounts = {} if layers is None else layers
-    repeated = nullcontext() if with_data else RepeatedLayers(recorder, known, (target, autocast)).replaced(fake)
-    tally = Tally((*fake.parameters(), *fake.buffers()))
-    recorder.tallies.append(tally)
+
+    def run(on_meta: bool) -> tuple[nn.Module, Tally, set[int]]:
+        fake_mode = None if on_meta or with_data else FakeTensorMode(allow_non_fake_inputs=True)
+        if with_data:
+            fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(given)
+        else:
+            fake, (fake_args, fake_kwargs) = fake_copy(module, fake_mode), fake_copy(given, fake_mode, resize)
+        functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
+        if target == "host" and autocast is not None:
+            functions = torch.autocast("cpu", autocast)
+        recorder = Recorder()
+        repeated = nullcontext() if with_data else RepeatedLayers(recorder, known, (target, autocast)).replaced(fake)
+        tally = Tally((*fake.parameters(), *fake.buffers()))
+        recorder.tallies.append(tally)
+        with torch.device("meta") if on_meta else fake_mode or nullcontext(), repeated:
+            sizes = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
+        return fake, tally, sizes
+
+    # Tensors on the meta device are several times faster than fake ones on the CPU, but they follow neither the CPU's
+    # autocast nor its kernels, and do not mix with tensors that a module makes on the CPU.
+    on_meta = target == "cuda" and not with_data and not _casts(settings)
     try:
-        with mode, repeated:
-            result_sizes = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
+        try:
+            fake, tally, result_sizes = run(on_meta)
+        except Exception:  # a module may fail on the meta device in any way
+            if not on_meta:
+                raise
+            fake, tally, result_sizes = run(False)
     except Exception as error:  # whatever a user's module raises on tensors without data
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         raise UnsupportedModelError(
@@ -133,6 +145,11 @@ def _run(
         with functions, recorder:
             torch.autograd.backward(trained, gradients)
     return sizes
+
+
+def _casts(settings: Settings | None) -> bool:
+    with settings() if settings is not None else nullcontext():
+        return torch.is_autocast_enabled("cpu")
 
 
 def _release_gradient(recorder: Recorder, parameter: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,16 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 Resize = Callable[[torch.Size], tuple[int, ...]]
-"""From a tensor's shape to the one that its copy gets."""
+"""Maps a tensor's shape to that of its copy."""
 
 
-def fake_copy(value: Any, mode: FakeTensorMode, resize: Resize | None = None) -> Any:
-    """Returns a deep copy in which every tensor is a fake one on the CPU; what is shared stays shared.
+def fake_copy(value: Any, mode: FakeTensorMode | None, resize: Resize | None = None) -> Any:
+    """Returns a deep copy without data, in which tensors that were shared stay shared.
 
     Args:
         value: A module, or nested arguments; not touched.
-        mode: Whose fake tensors to make.
-        resize: Shapes of the copies; as they are by default.
+        mode: Owner of the copies, which are fake tensors on the CPU; None for tensors on the meta device.
+        resize: New shapes from the old ones; by default the same.
     """
     memo: dict[int, Any] = {}
     copying = _Copying(mode, resize)
@@ -42,16 +43,17 @@ def leading_sizes(value: Any) -> Counter[int]:
             sizes[shape[0]] += 1
         return tuple(shape)
 
-    fake_copy(value, FakeTensorMode(), note)
+    fake_copy(value, None, note)
     return sizes
 
 
 class _Copying(TorchFunctionMode):
     """Makes ``copy.deepcopy`` of a tensor return a fake one."""
 
-    def __init__(self, mode: FakeTensorMode, resize: Resize | None) -> None:
+    def __init__(self, mode: FakeTensorMode | None, resize: Resize | None) -> None:
         super().__init__()
-        self._mode = mode
+        self._mode: AbstractContextManager[Any] = nullcontext() if mode is None else mode
+        self._device = "meta" if mode is None else "cpu"
         self._resize = resize
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,9 +61,9 @@ class _Copying(TorchFunctionMode):
         shape = tuple(tensor.shape) if self._resize is None else self._resize(tensor.shape)
         with torch._C.DisableTorchFunction(), self._mode:
             if tensor.layout is not torch.strided:
-                made = torch.empty(shape, dtype=tensor.dtype, device="cpu")
+                made = torch.empty(shape, dtype=tensor.dtype, device=self._device)
             else:
-                made = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                made = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
             if isinstance(tensor, nn.Parameter):
                 return nn.Parameter(made, requires_grad=tensor.requires_grad)
             return made.requires_grad_(tensor.requires_grad)

@@ -42,7 +42,7 @@ class _Kind(NamedTuple):
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def new(self) -> torch.Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)  # on the device of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class _Layer(torch.autograd.Function):
         results = tuple(kind.new() for kind in kinds)
         ctx.mark_non_differentiable(*(r for r, kind in zip(results, kinds, strict=True) if not kind.requires_grad))
         saved_results = (r for r, is_saved in zip(results, counted.saved_results, strict=True) if is_saved)
-        held = torch.empty(counted.held_bytes, dtype=torch.uint8, device="cpu")
+        held = torch.empty(counted.held_bytes, dtype=torch.uint8)
         ctx.save_for_backward(held, *(inputs[at] for at in counted.saved_inputs), *saved_results)
         return results
 

@@ -16,6 +16,8 @@ from mosaic.cost.counts import Operator, OperatorKind
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_", "flex_attention")
 _CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkldnn_convolution")
 _NETWORK = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
+_WAITS = ("wait_tensor", "_wrap_tensor_autograd")
+"""Ends of collectives that are counted where they start."""
 _WRITE_ONLY = frozenset(["copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential"])
 """In-place operators that do not read what they overwrite."""
 _GATHERS = frozenset(["embedding", "index", "index_select", "gather", "take", "_embedding_bag", "_unsafe_index"])
@@ -82,7 +84,7 @@ def describe(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Opera
     """Returns an operator's call; None for views, allocations and waits."""
     name = short_name(func)
     read, written = _traffic(func, args, kwargs, result)
-    if written is None or torch.Tag.inplace_view in func.tags or "empty" in name or name == "wait_tensor":
+    if written is None or torch.Tag.inplace_view in func.tags or "empty" in name or name in _WAITS:
         return None
     kind = kind_of(func)
     kernels = _KERNELS.get(name, 1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
-from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options

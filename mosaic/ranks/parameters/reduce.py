@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.cost.communication.traffic import BUCKET_BYTES
+from mosaic.cost.communication import BUCKET_BYTES
 from mosaic.ranks.meeting.progress import Waiting
 from mosaic.ranks.parameters.buckets import Bucket, buckets_of
 

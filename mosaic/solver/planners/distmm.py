@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mosaic.cost import Cost, NoInterference
-from mosaic.cost.retimed import RetimedCost
+from mosaic.cost.protocol import RetimedCost
 from mosaic.errors import UndecidedError
 from mosaic.profile import Phase
 from mosaic.solver.exact import ExactResult, search_exactly

@@ -1,4 +1,4 @@
-"""What ranks tell each other, as time: rows that travel, gradients that are summed, SMs that collectives take."""
+"""What ranks tell each other, as time: rows that travel and gradients that are summed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from planning_cases import device_of, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, exposed_ms, gradient_sum, route_ms
-from mosaic.cost.communication.traffic import BUCKET_BYTES, routed
+from mosaic.cost.communication import (
+    BUCKET_BYTES,
+    ModuleTraffic,
+    RankedCost,
+    exposed_ms,
+    gradient_sum,
+    route_ms,
+    routed,
+)
 from mosaic.hardware import Link, find_cluster
 from mosaic.profile import Phase
 from mosaic.ranks.rows.routing import RowRouting
@@ -136,30 +143,3 @@ def test_a_plan_tells_what_part_of_its_times_is_communication():
             assert placed.route_forward_ms == found.route_forward_ms
             assert placed.backward_ms >= placed.route_backward_ms + placed.reduce_ms
         assert plan.communication_ms > 0
-
-
-def test_collectives_take_the_sms_that_are_not_reserved():
-    assert CollectiveSms(ctas=16, num_sms=132).lost == pytest.approx(16 / 132)
-    assert CollectiveSms(ctas=16, num_sms=132, reserved_sms=4).lost == pytest.approx(12 / 128)
-    assert CollectiveSms(ctas=4, num_sms=132, reserved_sms=4).lost == 0
-    with pytest.raises(ValueError, match="ctas=133, reserved_sms=0 of num_sms=132"):
-        CollectiveSms(ctas=133, num_sms=132)
-
-
-def test_a_hidden_collective_costs_its_own_module_and_neighbours_the_sms_that_it_takes():
-    traffic = {"a": ModuleTraffic(parameter_gradients=2 * BUCKET_BYTES), "b": ModuleTraffic()}
-    sms = CollectiveSms(ctas=2, num_sms=10)
-    times = {"a": flat(4), "b": flat(3)}
-    quiet, cost = (ranked(times, traffic, sms=one) for one in (None, sms))
-    hidden = quiet.communication("a", 2, 1).hidden_ms
-    extra = cost.time_ms("a", Phase.BACKWARD, 2, 1) - quiet.time_ms("a", Phase.BACKWARD, 2, 1)
-    assert extra == pytest.approx(0.2 * hidden)
-    # The collective takes 52.8 ms, b only runs for 3 of them.
-    assert cost.interference_ms("b", Phase.BACKWARD, 2, 1, beside=[("a", 1)]) == pytest.approx(0.2 * 3)
-    assert cost.interference_ms("b", Phase.FORWARD, 2, 1, beside=[("a", 1)]) == 0
-    assert cost.interference_ms("b", Phase.BACKWARD, 2, 1, beside=[]) == 0
-    assert quiet.interference.is_zero
-    assert cost.interference.is_pairwise
-    assert not cost.interference.is_zero
-    enough = ranked(times, traffic, sms=CollectiveSms(ctas=2, num_sms=10, reserved_sms=2))
-    assert enough.interference.is_zero

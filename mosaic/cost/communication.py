@@ -1,0 +1,205 @@
+"""The messages of a step, as time: rows to the ranks that run a module and back, and gradients summed.
+
+Each of W ranks holds 1/W of a batch's rows. A module on d of them runs on 1/d of the rows on each: a member keeps its
+own rows and lacks 1/d - 1/W, and a rank that does not run the module sends all of its rows. Nothing travels if d = W
+(``mosaic.ranks.RowRouting`` with equal slices and the first d ranks as members). Rows travel four times: arguments to
+the members, results home, then the gradients of results and those of arguments. No compute hides them: an upper bound.
+
+Gradients are summed in B buckets, each as soon as it is ready, while the backward goes on::
+
+    backward  |  1  |  2  |  3  |                b = its time, ready in equal parts
+    network         |--1--|--2--|--3--|          r = the time of all buckets one after the other
+                                |exposed|        max(r / B, r - b (B - 1) / B)
+
+The time of a message or a bucket is that of the network: ``mosaic.hardware.Cluster``, or one ``Link`` for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mosaic.cost.protocol import Cost, RetimedCost
+from mosaic.hardware import Cluster, Link, Message
+from mosaic.profile import Phase
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are summed together, as in the engine and in DDP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTraffic:
+    """Bytes that travel to and from a module in a step, for the whole batch on all ranks."""
+
+    arguments: int = 0
+    """Arguments that have a batch."""
+    results: int = 0
+    argument_gradients: int = 0
+    result_gradients: int = 0
+    parameter_gradients: int = 0
+    """Gradients of its parameters on each of its devices, whatever the batch."""
+
+    def __post_init__(self) -> None:
+        if min(self.arguments, self.results, self.argument_gradients, self.result_gradients) < 0:
+            raise ValueError(f"{self}: bytes are 0 or more")
+
+
+def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | Link) -> float:
+    """Returns the time of ``num_bytes`` of all rows one way between all ranks and ``degree`` of them."""
+    return network.exchange_ms(
+        [
+            Message(source=source, target=target, num_bytes=share * num_bytes)
+            for source, target, share in routed(num_ranks, degree)
+            if num_bytes > 0
+        ]
+    )
+
+
+@lru_cache(maxsize=1024)
+def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
+    """Returns messages as (rank, member, share of all rows): ranks in their order fill members in theirs."""
+    messages: list[tuple[int, int, float]] = []
+    member, short = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` of them
+    for source in range(degree, num_ranks):
+        left = degree
+        while left:
+            moved = min(left, short)
+            messages.append((source, member, moved / (num_ranks * degree)))
+            left, short = left - moved, short - moved
+            if not short:
+                member, short = member + 1, num_ranks - degree
+    return tuple(messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSum:
+    """The sum of a module's gradients."""
+
+    time_ms: float = 0.0
+    """All buckets one after the other, without the backward beside them, in milliseconds."""
+    buckets: int = 1
+    """Number of buckets, all of one size."""
+
+
+def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> GradientSum:
+    """Returns the sum of ``num_bytes`` of gradients over ``degree`` devices."""
+    buckets = max(1, -(-num_bytes // BUCKET_BYTES))
+    return GradientSum(time_ms=buckets * network.all_reduce_ms(num_bytes / buckets, degree), buckets=buckets)
+
+
+def exposed_ms(total_ms: float, backward_ms: float, buckets: int) -> float:
+    """Returns the time that a sum of gradients takes after the backward has ended; see the head of this file."""
+    if buckets < 1:
+        return 0.0
+    return max(total_ms / buckets, total_ms - backward_ms * (buckets - 1) / buckets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Predicted times of one module at one degree, in milliseconds."""
+
+    route_forward_ms: float = 0.0
+    """Arguments to its devices and results home."""
+    route_backward_ms: float = 0.0
+    """Gradients the other way."""
+    reduce_ms: float = 0.0
+    """Sum of its parameters' gradients after its backward has ended."""
+    hidden_ms: float = 0.0
+    """Sum of its parameters' gradients beside its backward."""
+
+    def of(self, phase: Phase) -> float:
+        """Returns the time that is added to a phase."""
+        return self.route_forward_ms if phase is Phase.FORWARD else self.route_backward_ms + self.reduce_ms
+
+
+class RankedCost(RetimedCost):
+    """A cost model for several ranks: the times of another model, and the communication of the engine.
+
+    Each module has the network to itself: modules that sum gradients at the same time do not slow each other down.
+    ``mosaic.simulate`` takes that into account.
+
+    Args:
+        base: Times of compute, and whatever else its backward has: ``included_ms``.
+        traffic: Bytes of each module.
+        network: Network between the ranks; a link alone is a plain ring, as gloo's or as one that was measured.
+        num_ranks: Ranks that hold the batch.
+        included_ms: Time in the base's backward for summing gradients, of a module at a degree.
+        with_reduction: Whether summing gradients takes time; if not, the base's is taken out.
+        routes: Link for rows that travel, if another one, as on the host, where sums go both ways at a time.
+        agreement_ms: Time in which ranks agree on a call of a module that is not on all of them, in milliseconds.
+
+    Raises:
+        ValueError: ``num_ranks`` is below 1.
+    """
+
+    def __init__(
+        self,
+        base: Cost,
+        traffic: Mapping[str, ModuleTraffic],
+        network: Cluster | Link,
+        num_ranks: int,
+        *,
+        included_ms: Callable[[str, int], float] = lambda module, degree: 0.0,
+        with_reduction: bool = True,
+        routes: Link | None = None,
+        agreement_ms: float = 0.0,
+    ) -> None:
+        if num_ranks < 1:
+            raise ValueError(f"num_ranks={num_ranks}; there is at least one rank")
+        super().__init__(base)
+        self.num_ranks = num_ranks
+        self._traffic = dict(traffic)
+        self._network = network
+        self._route_network = routes or network
+        self._agreement_ms = agreement_ms
+        self._included_ms = included_ms
+        self._with_reduction = with_reduction
+        self._known: dict[tuple[str, int, int], Communication] = {}
+        self._routes: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def communication(self, module: str, degree: int, quota: int) -> Communication:
+        """Returns the communication of a module at a degree, split by what its backward at a quota hides."""
+        key = (module, degree, quota)
+        if key not in self._known:
+            forward_ms, backward_ms = self._routed_ms(module, degree)
+            whole, exposed = self.summed(module, degree), 0.0
+            if whole.time_ms > 0:
+                compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
+                exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
+            self._known[key] = Communication(
+                route_forward_ms=forward_ms + (self._agreement_ms if degree < self.num_ranks else 0.0),
+                route_backward_ms=backward_ms,
+                reduce_ms=exposed,
+                hidden_ms=whole.time_ms - exposed,
+            )
+        return self._known[key]
+
+    def compute_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time without communication, in milliseconds."""
+        base_ms = self.base.time_ms(module, phase, degree, quota)
+        if phase is Phase.FORWARD or degree == 1:
+            return base_ms
+        return max(0.0, base_ms - self._included_ms(module, degree))
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time alone on its devices, communication included, in milliseconds."""
+        return self.compute_ms(module, phase, degree, quota) + self.communication(module, degree, quota).of(phase)
+
+    def summed(self, module: str, degree: int) -> GradientSum:
+        """Returns the sum of a module's gradients at a degree."""
+        num_bytes = self._traffic.get(module, ModuleTraffic()).parameter_gradients
+        if not self._with_reduction or degree <= 1 or num_bytes <= 0:
+            return GradientSum()
+        return gradient_sum(num_bytes, degree, self._network)
+
+    def _routed_ms(self, module: str, degree: int) -> tuple[float, float]:
+        """Forward and backward."""
+        if (module, degree) not in self._routes:
+            own = self._traffic.get(module, ModuleTraffic())
+            there, back, gradients_there, gradients_back = (
+                route_ms(num_bytes, self.num_ranks, degree, self._route_network)
+                for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
+            )
+            self._routes[module, degree] = there + back, gradients_there + gradients_back
+        return self._routes[module, degree]
