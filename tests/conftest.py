@@ -8,6 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from fake_driver.harness import FakeDriver
+from hypothesis import settings
+
+settings.register_profile("mosaic", deadline=None)  # no test asserts a time
+settings.load_profile("mosaic")
 
 
 @functools.cache
