@@ -41,9 +41,13 @@ class Backwards:
         if not alive:
             self.forget_failed()
         running = RunningBackward(self, task)
-        self._begun.append(weakref.ref(running))
+        self._begun.append(weakref.ref(running, self._let_go))
         torch.autograd.Variable._execution_engine.queue_callback(running)  # type: ignore[attr-defined]
         return running
+
+    def _let_go(self, _: weakref.ref[RunningBackward]) -> None:
+        """Autograd has let go of a backward that did not end, before its error reaches the loop."""
+        self.forget_failed()
 
     def forget_failed(self) -> None:
         """Cleans up after a backward that an error cut short; the lanes come to rest first."""

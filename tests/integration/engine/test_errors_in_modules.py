@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -9,14 +10,12 @@ import torch
 from engine_cases import (
     SIDE_BY_SIDE,
     Doing,
-    Outside,
+    Glued,
     TwoTowers,
     assert_trains_like_plain,
     colocate,
     pair_batch,
-    tower,
 )
-from torch import nn
 
 from mosaic.engine import Handle
 from mosaic.errors import UnforeseenError
@@ -59,6 +58,43 @@ def test_an_error_in_backward_reaches_the_caller_and_lanes_go_on(model: TwoTower
         assert any("raised in the backward of module 'right', called at" in note for note in caught.value.__notes__)
     model.right.order = "work"
     assert_trains_like_plain(model, handle)
+
+
+def test_gradients_from_before_a_backward_that_raised_do_not_come_back():
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x) * 1
+        if guarded:
+            left.register_hook(guard)  # after the backward of the other branch began
+        return left * model.right(y)
+
+    def guard(_: torch.Tensor) -> None:
+        raise FloatingPointError("gradient is not finite")
+
+    def loop(model: Glued) -> list[torch.Tensor]:
+        gradients = []
+        for step in range(4):
+            guarded.clear()
+            model(*pair_batch(step)).square().mean().backward()
+            if step == 1:
+                guarded.append(True)
+                with pytest.raises(FloatingPointError):
+                    model(*pair_batch(5)).square().mean().backward()
+            else:
+                gradients += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+            model.zero_grad()
+        return gradients
+
+    guarded: list[bool] = []
+    torch.manual_seed(0)
+    model = Glued(glue)
+    expected = loop(copy.deepcopy(model))
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    try:
+        gradients = loop(model)
+    finally:
+        handle.remove()
+    assert len(gradients) == len(expected)
+    assert all(map(torch.equal, gradients, expected))
 
 
 def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
@@ -128,41 +164,3 @@ def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: 
     for batch in loader:
         model(*batch).sum().backward()
     assert_trains_like_plain(model, handle)
-
-
-class Slow(nn.Module):
-    """Waits on its lane until it is told to go on."""
-
-    go_on = Outside(None)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower(8, 16, nn.BatchNorm1d(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.go_on is None or self.go_on.wait(60)
-        return self.layers(x)
-
-
-@pytest.mark.parametrize("change", ["mode", "step"])
-def test_what_was_called_before_a_change_computes_as_before_it(change: str):
-    model = TwoTowers(Slow())
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    opened = threading.Event()
-    try:
-        model(*pair_batch()).sum().backward()
-        with handle.disabled():
-            expected = model.left(pair_batch()[0]).detach()
-        model.left.go_on = opened
-        result = model.left(pair_batch()[0])
-        opening = threading.Thread(target=opened.set)  # while the caller waits in the change
-        opening.start()
-        if change == "mode":
-            model.eval()
-        else:
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-        opening.join()
-        assert torch.allclose(result.join(), expected, atol=1e-5)
-    finally:
-        opened.set()
-        handle.remove()
