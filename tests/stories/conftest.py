@@ -32,6 +32,7 @@ def mosaic_command(monkeypatch: pytest.MonkeyPatch) -> Command:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["mosaic", *map(str, words)])
             patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # which the command sets for its own process
+            patch.delitem(sys.modules, "mosaic.__main__", raising=False)  # runpy warns of one that is there
             with pytest.raises(SystemExit) as ended:
                 runpy.run_module("mosaic", run_name="__main__")
         return int(ended.value.code or 0)

@@ -179,12 +179,13 @@ class Executor(LaneWork):
     def awaits(self, site: PlacedModule, hidden: HiddenState) -> bool:
         """Whether a call's forward is waited for where it is made, since what it reads may change right after it.
 
-        A loop that calls a module outside of the model may refill the module's inputs or replace its weights at once.
+        A loop that calls a module outside of the model and without gradients may refill its inputs or replace its
+        weights at once.
         """
         if self._settings is not None and self._settings != hidden.settings:
             self.drain()  # the others were called under other settings
             return True
-        return site.awaited is not None or self._settings is None
+        return site.awaited is not None or (self._settings is None and not torch.is_grad_enabled())
 
     def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)

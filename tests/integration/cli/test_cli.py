@@ -74,7 +74,7 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypat
     monkeypatch.delenv("COLUMNS", raising=False)
     output = tmp_path / "plan.json"
     arguments = ["plan", "--model", f"{FILE}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
-    assert run([*arguments, "--compare", "--explain"]) == 0
+    assert run([*arguments, "--compare"]) == 0
     plan = artifact.load(Plan, output)
     assert plan.num_devices == 8
     assert plan.device.num_slots == 16
@@ -86,7 +86,7 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypat
     assert "nothing was measured" in said
     assert "counted in float32: the model's own" in said
     assert "predicted by one cost model, in float32" in said
-    assert all(name in said for name in ("megatron", "distmm", "spindle", "gahc", "exact", "why not more"))
+    assert all(name in said for name in ("megatron", "distmm", "spindle", "gahc", "exact"))
     assert "Planners compared, predicted" in said
 
 

@@ -11,11 +11,14 @@ from engine_cases import (
     SIDE_BY_SIDE,
     Doing,
     Glued,
+    Outside,
     TwoTowers,
     assert_trains_like_plain,
     colocate,
     pair_batch,
+    tower,
 )
+from torch import nn
 
 from mosaic.engine import Handle
 from mosaic.errors import UnforeseenError
@@ -164,3 +167,41 @@ def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: 
     for batch in loader:
         model(*batch).sum().backward()
     assert_trains_like_plain(model, handle)
+
+
+class Slow(nn.Module):
+    """Waits on its lane until it is told to go on."""
+
+    go_on = Outside(None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower(8, 16, nn.BatchNorm1d(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.go_on is None or self.go_on.wait(60)
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("change", ["mode", "step"])
+def test_what_was_called_before_a_change_computes_as_before_it(change: str):
+    model = TwoTowers(Slow())
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    opened = threading.Event()
+    try:
+        model(*pair_batch()).sum().backward()
+        with handle.disabled():
+            expected = model.left(pair_batch()[0]).detach()
+        model.left.go_on = opened
+        result = model.left(pair_batch()[0])
+        opening = threading.Thread(target=opened.set)  # while the caller waits in the change
+        opening.start()
+        if change == "mode":
+            model.eval()
+        else:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        opening.join()
+        assert torch.allclose(result.join(), expected, atol=1e-5)
+    finally:
+        opened.set()
+        handle.remove()

@@ -130,7 +130,7 @@ def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots
     exact, greedy, in_turn = (instance.plan(method) for method in ("brute_force", "gahc", "sequential"))
     assert exact.predicted_ms <= greedy.predicted_ms * ROUNDING
     assert greedy.predicted_ms <= in_turn.predicted_ms
-    assert exact.sequential_ms == greedy.sequential_ms == in_turn.predicted_ms
+    assert greedy.sequential_ms == in_turn.predicted_ms
     assert greedy.predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
 
 

@@ -114,7 +114,7 @@ def test_writing_to_an_input_before_the_lane_has_read_it_is_an_error(through: st
         handle.remove()
 
 
-def test_a_module_that_the_loop_calls_itself_has_read_its_inputs_and_weights_when_it_returns():
+def test_a_module_that_the_loop_calls_without_gradients_has_read_its_inputs_and_weights_when_it_returns():
     model = TwoTowers()
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
