@@ -50,7 +50,7 @@ _FOLLOWS = _words(
     cosine_similarity linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm conv1d conv2d conv3d max_pool1d
     max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d layer_norm rms_norm group_norm relu
     gelu silu sigmoid tanh softmax log_softmax leaky_relu elu softplus mse_loss cross_entropy __getitem__ select
-    narrow chunk split unbind reshape view flatten unflatten transpose permute unsqueeze squeeze expand __get__:T
+    narrow chunk split unbind reshape view flatten unflatten transpose permute unsqueeze squeeze expand repeat __get__:T
     __get__:mT t contiguous clone detach float to cat concat stack grad
     """
 )
