@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from functools import cache
 from types import SimpleNamespace
@@ -106,23 +105,6 @@ def test_a_model_has_its_figures_8_11_and_12(tmp_path) -> None:
     assert unmade(found, "Fig. 8", "Fig. 11", "Fig. 12") == []
     (path,) = draw(study_of("bench_spindle", found, ForeignLoad()), tmp_path)
     assert path.stat().st_size > 0
-
-
-def test_the_other_figures_of_a_model_have_numbers_or_reasons() -> None:
-    found = checked(
-        itertools.chain(
-            figures.case_study(SMALL, 4, 5),
-            figures.figure_10("multitask-clip", 3, 16, SMALL, 5),
-            figures.figure_10("qwen-val", 1, 4, SMALL, 5),
-            figures.figure_13(SMALL, 4, 0.2, phases=(("image_text",), ("image_text", "image_audio"))),
-            figures.figure_14(SMALL, (4,), 5),
-            figures.large_plans("multitask-clip", 16, SMALL, 5),
-        )
-    )
-    assert {one.name.split(":")[0] for one in found if one.value is not None} >= {
-        *("Fig. 9", "Fig. 10", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15")
-    }
-    assert unmade(found, "Fig. 9", "Fig. 10", "Fig. 13", "Fig. 14", "Fig. 15") == []
 
 
 def test_a_device_keeps_parameters_of_several_tasks_once() -> None:
