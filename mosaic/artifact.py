@@ -212,10 +212,10 @@ def _rule_broken(kind: Any, location: list[str | int], error: Any) -> str:
     """Returns a field's place and the rule; for a field that is unknown, those that there are."""
     place = ".".join(map(str, location)) or "the whole file"
     if error["type"] == "unexpected_keyword_argument":
-        known = _names_at(kind, location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        names = _names_at(kind, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), names, n=1)
         return f"there is no key {place!r}; " + (
-            f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
         )
     rule = error.get("ctx", {}).get("error")  # the dataclass's own words
     return f"{place}: {rule if isinstance(rule, ValueError) else error['msg']}"

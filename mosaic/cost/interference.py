@@ -45,7 +45,7 @@ class Interference(Protocol):
 
     @property
     def is_zero(self) -> bool:
-        """Whether the form is zero for every module and every neighbour."""
+        """True if the form is zero for every module and every neighbour."""
 
     @property
     def is_pairwise(self) -> bool:

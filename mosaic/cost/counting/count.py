@@ -64,8 +64,8 @@ def count_module(
         UnsupportedModelError: The call fails on tensors without data: its operators depend on values, or an operator
             has no rule for its result's shape. Names the operator; such a module must be profiled.
     """
-    given = (tuple(args), dict(kwargs or {}))
-    sizes = leading_sizes(given)
+    call_inputs = (tuple(args), dict(kwargs or {}))
+    sizes = leading_sizes(call_inputs)
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
     resize = _resizing(likely, batch) if batch is not None and likely else None
     known: LayerCounts = {} if layers is None else layers
@@ -73,9 +73,9 @@ def count_module(
     def run(on_meta: bool) -> tuple[nn.Module, Tally, set[int]]:
         fake_mode = None if on_meta or with_data else FakeTensorMode(allow_non_fake_inputs=True)
         if with_data:
-            fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(given)
+            fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(call_inputs)
         else:
-            fake, (fake_args, fake_kwargs) = fake_copy(module, fake_mode), fake_copy(given, fake_mode, resize)
+            fake, (fake_args, fake_kwargs) = fake_copy(module, fake_mode), fake_copy(call_inputs, fake_mode, resize)
         functions: AbstractContextManager[Any] = CudaFunctions(autocast) if target == "cuda" else nullcontext()
         if target == "host" and autocast is not None:
             functions = torch.autocast("cpu", autocast)

@@ -61,12 +61,12 @@ class _Copying(TorchFunctionMode):
         shape = tuple(tensor.shape) if self._resize is None else self._resize(tensor.shape)
         with torch._C.DisableTorchFunction(), self._mode:
             if tensor.layout is not torch.strided:
-                made = torch.empty(shape, dtype=tensor.dtype, device=self._device)
+                empty = torch.empty(shape, dtype=tensor.dtype, device=self._device)
             else:
-                made = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+                empty = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
             if isinstance(tensor, nn.Parameter):
-                return nn.Parameter(made, requires_grad=tensor.requires_grad)
-            return made.requires_grad_(tensor.requires_grad)
+                return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            return empty.requires_grad_(tensor.requires_grad)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answers for copies; leaves everything else alone."""

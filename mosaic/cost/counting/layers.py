@@ -126,8 +126,8 @@ class RepeatedLayers:
                 output = run(*args, **kwargs)
             own = {id(tensor.untyped_storage()) for tensor in (*inputs, *parameters)}
             results, structure = pytree.tree_flatten(output)
-            made = tensors_of(results)
-            storages = [id(tensor.untyped_storage()) for tensor in made]
+            tensors = tensors_of(results)
+            storages = [id(tensor.untyped_storage()) for tensor in tensors]
             is_plain = all(isinstance(leaf, (*_PLAIN, torch.Tensor)) for leaf in results)
             is_changed = any(tensor._version for tensor in inputs)
             if not is_plain or is_changed or own & set(storages) or len(set(storages)) < len(storages):
@@ -135,11 +135,11 @@ class RepeatedLayers:
             saved = dict(tally.saved)
             shared = {*own, *storages}
             saved_inputs = tuple(i for i, tensor in enumerate(inputs) if id(tensor.untyped_storage()) in saved)
-            saved_results = tuple(id(tensor.untyped_storage()) in saved for tensor in made)
+            saved_results = tuple(id(tensor.untyped_storage()) in saved for tensor in tensors)
             described = tuple(_Kind.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in results)
-            trained = [tensor for tensor in made if tensor.requires_grad]
+            trained = [tensor for tensor in tensors if tensor.requires_grad]
             gradients_of_results = [torch.empty_like(tensor) for tensor in trained]
-            unsaved = [tensor for tensor, is_saved in zip(made, saved_results, strict=True) if not is_saved]
+            unsaved = [tensor for tensor, is_saved in zip(tensors, saved_results, strict=True) if not is_saved]
             tally.forward_peak_bytes = tally.memory.peak_bytes
             for tensor in (*unsaved, *gradients_of_results):
                 tally.memory.release(tensor)  # counted by the module's run

@@ -65,17 +65,17 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """
     name = short_name(func)
     if name.startswith("_scaled_dot_product_"):
-        given = _named(func, args, kwargs)
-        query, key, value = given["query"], given["key"], given["value"]
+        arguments = _named(func, args, kwargs)
+        query, key, value = arguments["query"], arguments["key"], arguments["value"]
         products = 5 if "backward" in name else 2
         flops = products * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
-        return int(flops // 2 if given.get("is_causal") is True else flops)
+        return int(flops // 2 if arguments.get("is_causal") is True else flops)
     if name.startswith("mkldnn_rnn_layer"):
-        given = _named(func, args, kwargs)
+        arguments = _named(func, args, kwargs)
         is_backward = "backward" in name
         weights = ("weight1", "weight2") if is_backward else ("weight0", "weight1")
-        steps = given["input"].shape[0] * given["input"].shape[1]
-        return int((4 if is_backward else 2) * steps * sum(given[weight].numel() for weight in weights))
+        steps = arguments["input"].shape[0] * arguments["input"].shape[1]
+        return int((4 if is_backward else 2) * steps * sum(arguments[weight].numel() for weight in weights))
     formula = flop_registry.get(func._overloadpacket)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
