@@ -18,6 +18,7 @@ from mosaic.solver.held_memory import fits, place_stages, search_within_memory
 from mosaic.solver.limits import Countdown
 from mosaic.solver.planners import distmm, megatron, spindle
 from mosaic.solver.predict import build_stage, spend_spare_slots
+from mosaic.solver.slots import start_early
 from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Answer, Task
 
@@ -104,7 +105,7 @@ def plan_in_turn(task: Task) -> Answer:
 
 
 def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
-    """Repairs memory, spends spare slots and splits stages that gain nothing."""
+    """Repairs memory, spends spare slots, splits stages that gain nothing and chooses slots."""
     machine = task.machine
     if task.is_held and not fits(stages, machine):  # Algorithm 1 knows the memory of single stages
         stages = place_stages(stages, machine) or task.in_turn
@@ -113,7 +114,8 @@ def _finish(task: Task, stages: Stages) -> tuple[Stage, ...]:
     kept = _split_useless(task, stages)
     if task.is_held and not fits(kept, machine):  # single modules are on other devices in turn than in their stage
         kept = place_stages(kept, machine) or min(stages, task.in_turn, key=task.times.total_ms)
-    return tuple(build_stage(stage, task.times) for stage in kept)
+    built = [build_stage(stage, task.times) for stage in kept]
+    return start_early(built, num_devices=machine.num_devices, num_slots=machine.num_slots)
 
 
 def _split_useless(task: Task, stages: Stages) -> Stages:

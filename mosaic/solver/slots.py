@@ -8,7 +8,9 @@ they are may differ: nothing ties a slot of one device to the same slot of anoth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from mosaic.plan import Stage
 from mosaic.solver.options import DeploymentOption
 
 Choice = tuple[DeploymentOption, tuple[int, ...]]
@@ -67,3 +69,37 @@ def _stack(choices: Mapping[str, Choice], order: Sequence[str]) -> dict[str, Sta
         for device in devices:
             top[device] = top.get(device, 0) + option.quota
     return starts
+
+
+def start_early(stages: Sequence[Stage], *, num_devices: int, num_slots: int) -> tuple[Stage, ...]:
+    """Moves each module to the run of slots that earlier stages leave first.
+
+    No barrier ends a stage: a module starts when its inputs are there and its slots are free. Quotas, devices and times
+    stay. A stage whose modules do not all fit as runs keeps its slots.
+    """
+    busy_ms = [[0.0] * num_slots for _ in range(num_devices)]
+    moved = []
+    for stage in stages:
+        moved.append(_on_free_slots(stage, busy_ms, num_slots) or stage)
+        for placement in moved[-1].placements:
+            cells = [(device, slot) for device in placement.devices for slot in placement.slots_on(device)]
+            end_ms = max(busy_ms[device][slot] for device, slot in cells) + placement.forward_ms + placement.backward_ms
+            for device, slot in cells:
+                busy_ms[device][slot] = end_ms
+    return tuple(moved)
+
+
+def _on_free_slots(stage: Stage, busy_ms: Sequence[Sequence[float]], num_slots: int) -> Stage | None:
+    """Returns the stage with wide and long modules first on the slots that are free first; None: one does not fit."""
+    taken: set[tuple[int, int]] = set()
+    slots: dict[str, tuple[int, ...]] = {}
+    for placement in sorted(stage.placements, key=lambda p: (-p.quota, -p.forward_ms - p.backward_ms, p.module)):
+        runs = [tuple(range(start, start + placement.quota)) for start in range(num_slots - placement.quota + 1)]
+        cells = {run: {(device, slot) for device in placement.devices for slot in run} for run in runs}
+        free = [run for run in runs if taken.isdisjoint(cells[run])]
+        if not free:
+            return None
+        best = min(free, key=lambda run: max(busy_ms[device][slot] for device, slot in cells[run]))
+        slots[placement.module] = best
+        taken |= cells[best]
+    return Stage(placements=tuple(replace(p, slots=slots[p.module], slots_by_device=()) for p in stage.placements))
