@@ -58,21 +58,11 @@ Objective objective_of(const std::string& name) {
 void bind_problem(py::module_& module) {
     py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
         .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
-                         double backward_bandwidth, const std::array<double, 2>& idle,
-                         const std::array<double, 2>& cap) {
-                 return Option{degree,
-                               quota,
-                               forward,
-                               backward,
-                               memory,
-                               forward_bandwidth,
-                               backward_bandwidth,
-                               {idle[0], idle[1]},
-                               {cap[0], cap[1]}};
+                         double backward_bandwidth) {
+                 return Option{degree, quota, forward, backward, memory, forward_bandwidth, backward_bandwidth};
              }),
              py::kw_only(), py::arg("degree"), py::arg("quota"), py::arg("forward_ns"), py::arg("backward_ns"),
-             py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0,
-             py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0});
+             py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0);
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
         .def(py::init([](const std::vector<Option>& options, const std::vector<int>& before) {
                  return make_module(options, before);
@@ -116,28 +106,6 @@ void bind_problem(py::module_& module) {
                     form.e2[phase] = (*phases[phase])[1];
                     form.e3[phase] = (*phases[phase])[2];
                 }
-                check(problem);
-            },
-            py::arg("forward_ns"), py::arg("backward_ns"))
-        .def(
-            "disturb_by_level",
-            [](Problem& problem, const std::array<double, 3>& forward, const std::array<double, 3>& backward) {
-                Interference& form = problem.interference;
-                form.form = Form::leveled;
-                const std::array<double, 3>* phases[2] = {&forward, &backward};
-                for (int phase = 0; phase < 2; ++phase) {
-                    form.capacity[phase] = (*phases[phase])[0];
-                    form.fairness[phase] = (*phases[phase])[1];
-                    form.cache[phase] = (*phases[phase])[2];
-                }
-                check(problem);
-            },
-            py::arg("forward"), py::arg("backward"))
-        .def(
-            "launch_in_turn",
-            [](Problem& problem, const std::vector<Ns>& forward, const std::vector<Ns>& backward) {
-                problem.interference.launches[0] = forward;
-                problem.interference.launches[1] = backward;
                 check(problem);
             },
             py::arg("forward_ns"), py::arg("backward_ns"));

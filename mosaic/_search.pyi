@@ -24,8 +24,6 @@ class Option:
         memory_bytes: int = 0,
         forward_bandwidth: float = 0.0,
         backward_bandwidth: float = 0.0,
-        idle: tuple[float, float] = (0.0, 0.0),
-        cap: tuple[float, float] = (0.0, 0.0),
     ) -> None: ...
 
 class Module:
@@ -65,10 +63,6 @@ class Problem:
         self, forward_ns: tuple[float, float, float], backward_ns: tuple[float, float, float]
     ) -> None:
         """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
-    def disturb_by_level(self, forward: tuple[float, float, float], backward: tuple[float, float, float]) -> None:
-        """Adds what is lost where bandwidth runs out: capacity, fairness, cache, with ``idle`` and ``cap`` by phase."""
-    def launch_in_turn(self, forward_ns: Sequence[int], backward_ns: Sequence[int]) -> None:
-        """Adds, beside any form, that one thread takes so long to launch each module: none ends before the last."""
 
 class Placed:
     """A module in a stage."""

@@ -78,48 +78,24 @@ void check_pairs(const Problem& problem) {
     }
 }
 
-// What one module draws in one phase, at one quota.
-struct Drawn {
-    int quota;
-    double share;
-    double idle;
-    double cap;
-
-    double ask() const { return share / (1 - idle); }
-};
-
 // A search prunes by this: a module with more slots never draws less, so its neighbours are never better off for it.
-bool draws_no_less(const Drawn& more, const Drawn& less, Form form) {
-    constexpr double kRounding = 1 - 1e-9;
-    if (more.share < less.share * kRounding) return false;
-    if (form == Form::eq8) return true;
-    return more.ask() >= less.ask() * kRounding && more.cap >= less.cap * kRounding &&
-           more.idle * less.share * kRounding <= less.idle * more.share;
-}
-
 void check_drawn(const Problem& problem, int phase) {
-    const Form form = problem.interference.form;
+    constexpr double kRounding = 1 - 1e-9;
     for (int index = 0; index < problem.size(); ++index) {
         const std::string name = "module " + std::to_string(index);
-        std::vector<Drawn> drawn;
+        std::vector<std::pair<int, double>> drawn;  // quota and share
         for (const Option& option : problem.modules[static_cast<std::size_t>(index)].options) {
             const double share = phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
-            const Drawn one{option.quota, share, option.idle[phase], option.cap[phase]};
             if (!(std::isfinite(share) && share >= 0)) refuse(name + " draws a bandwidth below 0 or without end");
-            const bool is_possible = one.idle >= 0 && one.idle < 1 && std::isfinite(one.cap) &&
-                                     one.cap * (1 - one.idle) >= share * (1 - 1e-9);
-            if (form == Form::leveled && !is_possible) {
-                refuse(name + " has an option that draws more than its slots can, or nothing all the time");
-            }
-            drawn.push_back(one);
+            drawn.emplace_back(option.quota, share);
         }
-        std::stable_sort(drawn.begin(), drawn.end(), [](const Drawn& a, const Drawn& b) { return a.quota < b.quota; });
+        std::stable_sort(drawn.begin(), drawn.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
         for (std::size_t i = 1; i < drawn.size(); ++i) {
-            const bool is_same = drawn[i].quota == drawn[i - 1].quota;
-            if (!draws_no_less(drawn[i], drawn[i - 1], form) ||
-                (is_same && !draws_no_less(drawn[i - 1], drawn[i], form))) {
-                refuse(name + " draws less bandwidth at quota " + std::to_string(drawn[i].quota) + " than at " +
-                       std::to_string(drawn[i - 1].quota) + ", which this search cannot prune by; use method='gahc'");
+            const auto [less_quota, less] = drawn[i - 1];
+            const auto [more_quota, more] = drawn[i];
+            if (more < less * kRounding || (more_quota == less_quota && less < more * kRounding)) {
+                refuse(name + " draws less bandwidth at quota " + std::to_string(more_quota) + " than at " +
+                       std::to_string(less_quota) + ", which this search cannot prune by; use method='gahc'");
             }
         }
     }
@@ -127,22 +103,12 @@ void check_drawn(const Problem& problem, int phase) {
 
 void check_interference(const Problem& problem) {
     const Interference& form = problem.interference;
-    for (const std::vector<Ns>& launches : form.launches) {
-        const bool is_sound = std::all_of(launches.begin(), launches.end(), [](Ns e) { return 0 <= e && e < kNever; });
-        const bool is_whole = launches.size() == form.launches[0].size() &&
-                              (launches.empty() || launches.size() == problem.modules.size());
-        if (!is_sound || !is_whole)
-            refuse("launches are given for each module in both phases, none negative or endless");
-    }
     if (form.form == Form::pairwise) check_pairs(problem);
-    if (form.form != Form::eq8 && form.form != Form::leveled) return;
+    if (form.form != Form::eq8) return;
     for (int phase = 0; phase < 2; ++phase) {
         const bool is_sound = std::isfinite(form.e1[phase]) && std::isfinite(form.e2[phase]) && form.e2[phase] >= 0 &&
                               std::isfinite(form.e3[phase]) && form.e3[phase] >= 0;
         if (!is_sound) refuse("e1, e2 and e3 are finite, e2 and e3 not negative");
-        const bool is_level = form.capacity[phase] > 0 && form.fairness[phase] >= 0 && form.fairness[phase] <= 1 &&
-                              form.cache[phase] >= 0 && std::isfinite(form.capacity[phase] + form.cache[phase]);
-        if (!is_level) refuse("capacity is above 0, fairness from 0 to 1, cache not negative, all finite");
         check_drawn(problem, phase);
     }
 }

@@ -26,9 +26,6 @@ struct Option {
     // Share of the device's memory bandwidth that it draws, by phase, in [0, 1].
     double forward_bandwidth = 0;
     double backward_bandwidth = 0;
-    // Form::leveled only, by phase: part of its time in which it draws nothing, and the rate that its slots can draw.
-    double idle[2] = {0, 0};
-    double cap[2] = {0, 0};
 
     Ns latency() const { return forward + backward; }
     int area() const { return degree * quota; }
@@ -78,8 +75,7 @@ enum class Objective { sum, phases };
 enum class Form {
     none,
     pairwise,  // extras of neighbours, by table, add up
-    eq8,       // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
-    leveled    // bandwidth runs out and is shared, as in mosaic/cost/interference/leveling.py
+    eq8        // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
 };
 
 struct Interference {
@@ -91,12 +87,6 @@ struct Interference {
     double e1[2] = {0, 0};
     double e2[2] = {0, 0};
     double e3[2] = {0, 0};
-    // leveled, by phase.
-    double capacity[2] = {1, 1};
-    double fairness[2] = {0, 0};
-    double cache[2] = {0, 0};
-    // Beside any form: what one thread, which launches for all modules of a device, takes for each; empty: unknown.
-    std::vector<Ns> launches[2];
 };
 
 struct Problem {
@@ -107,8 +97,7 @@ struct Problem {
 
     int size() const { return static_cast<int>(modules.size()); }
     Mask all() const { return size() == kMaxModules ? ~Mask{0} : (Mask{1} << size()) - 1; }
-    bool is_launched() const { return !interference.launches[0].empty(); }
-    bool is_disturbed() const { return interference.form != Form::none || is_launched(); }
+    bool is_disturbed() const { return interference.form != Form::none; }
 };
 
 // Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, an

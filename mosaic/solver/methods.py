@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mosaic.errors import unknown
 from mosaic.plan import SearchRecord, Stage
@@ -39,27 +40,16 @@ def plan_automatically(task: Task) -> Answer:
 def plan_exactly(task: Task) -> Answer:
     """Plans with the exact search; where memory is held across stages, with a branch and bound over it."""
     search = task.search
-    if task.is_held:
-        result = search_within_memory(
-            task.graph,
-            task.options,
-            cost=task.cost,
-            machine=task.machine,
-            objective=search.objective,
-            limits=search.limits,
-            forbidden=task.forbidden,
-            starts=[task.in_turn],
-        )
-    else:
-        result = search_exactly(
-            task.graph,
-            task.options,
-            cost=task.cost,
-            machine=task.machine,
-            objective=search.objective,
-            limits=search.limits,
-            forbidden=task.forbidden,
-        )
+    find = partial(search_within_memory, starts=[task.in_turn]) if task.is_held else search_exactly
+    result = find(
+        task.graph,
+        task.options,
+        cost=task.cost,
+        machine=task.machine,
+        objective=search.objective,
+        limits=search.limits,
+        forbidden=task.forbidden,
+    )
     is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
     record = result.record if is_proof else replace(result.record, status="feasible")
     return Answer(stages=_finish(task, result.stages), record=record)

@@ -50,83 +50,6 @@ Ns composite(const Problem& problem, int phase, const Resident& own, const Resid
     return static_cast<Ns>(std::llround(worst));
 }
 
-// A module beside others, whose traffic has grown because they evict its data.
-struct Drawing {
-    double idle = 0;     // part of its time alone in which it draws nothing
-    double cap = 0;      // rate that its slots can draw
-    double traffic = 0;  // over its time alone
-    double wanted = 0;   // rate at which the traffic takes no longer
-    double most = 0;     // that, as far as its slots can draw it
-
-    double rate(double level, double fairness) const {
-        return (1 - fairness) * level * most + fairness * std::min(most, level * cap);
-    }
-    double steepness(double level, double fairness) const {
-        return (1 - fairness) * most + (level * cap < most ? fairness * cap : 0.0);
-    }
-    double slowdown(double rate) const { return idle + (1 - idle) * std::max(1.0, wanted / rate); }
-};
-
-// The level at which all together draw the capacity; 1 where they draw less. What is drawn is concave in the level, so
-// Newton's steps from below never pass the root.
-double level_of(const Drawing* drawing, int count, double capacity, double fairness) {
-    constexpr double kClose = 1e-13;
-    double drawn = 0;
-    double reach = 0;
-    for (int i = 0; i < count; ++i) {
-        const Drawing& one = drawing[i];
-        drawn += one.traffic / one.slowdown(one.rate(1, fairness));
-        reach += (1 - fairness) * one.most + fairness * one.cap;
-    }
-    if (drawn <= capacity) return 1;
-    double level = capacity / reach;
-    for (int step = 0; step < 60; ++step) {
-        double slope = 0;
-        drawn = 0;
-        for (int i = 0; i < count; ++i) {
-            const Drawing& one = drawing[i];
-            const double rate = one.rate(level, fairness);
-            const double share = one.traffic / one.slowdown(rate);
-            drawn += share;
-            if (one.wanted > rate) slope += share * share / (rate * rate) * one.steepness(level, fairness);
-        }
-        if (slope <= 0 || capacity - drawn <= kClose * slope * level) break;
-        level = std::min(1.0, level + (capacity - drawn) / slope);
-    }
-    return level;
-}
-
-Ns alone(const Option& option, int phase) { return phase == 0 ? option.forward : option.backward; }
-
-// Our form; the same steps as in mosaic/cost/interference/leveling.py, which says what is assumed. More neighbours, or
-// one that draws more, never make it less.
-Ns leveled(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    constexpr double kLeastShare = 1e-9;
-    const Interference& form = problem.interference;
-    const double share = bandwidth(problem, phase, own);
-    if (num_others == 0 || share <= kLeastShare) return 0;
-    double total = share;
-    for (int i = 0; i < num_others; ++i) total += bandwidth(problem, phase, others[i]);
-    std::array<Drawing, kMaxModules> drawing;
-    int count = 0;
-    const auto add = [&](const Resident& resident) {
-        const double used = bandwidth(problem, phase, resident);
-        if (used <= kLeastShare) return;
-        const Option& option = option_of(problem, resident);
-        const double growth = 1 + form.cache[phase] * std::max(0.0, total - used);
-        const double wanted = used / (1 - option.idle[phase]) * growth;
-        drawing[static_cast<std::size_t>(count++)] = {option.idle[phase], option.cap[phase], used * growth, wanted,
-                                                      std::min(wanted, option.cap[phase])};
-    };
-    add(own);
-    for (int i = 0; i < num_others; ++i) add(others[i]);
-    const double fairness = form.fairness[phase];
-    const double level = level_of(drawing.data(), count, form.capacity[phase], fairness);
-    const double slowdown = drawing[0].slowdown(drawing[0].rate(level, fairness));
-    const double longer = std::max(0.0, slowdown / std::max(1.0, share / form.capacity[phase]) - 1);
-    return static_cast<Ns>(std::llround(longer * static_cast<double>(alone(option_of(problem, own), phase))));
-}
-
 std::vector<int> quotas_of(const Module& module) {
     std::vector<int> quotas;
     for (const Option& option : module.options) quotas.push_back(option.quota);
@@ -176,20 +99,6 @@ void add_shares(Problem& problem, int phase, const PairShares& pair) {
     }
 }
 
-Ns by_form(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    switch (problem.interference.form) {
-        case Form::pairwise:
-            return pairwise(problem, phase, own, others, num_others);
-        case Form::eq8:
-            return composite(problem, phase, own, others, num_others);
-        case Form::leveled:
-            return leveled(problem, phase, own, others, num_others);
-        case Form::none:
-            break;
-    }
-    return 0;
-}
-
 }  // namespace
 
 void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]) {
@@ -202,16 +111,16 @@ void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)
     }
 }
 
-Ns waiting(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    const std::vector<Ns>& launches = problem.interference.launches[phase];
-    if (launches.empty() || num_others == 0) return 0;
-    Ns launched = launches[static_cast<std::size_t>(own.module)];
-    for (int i = 0; i < num_others; ++i) launched += launches[static_cast<std::size_t>(others[i].module)];
-    return std::max<Ns>(0, launched - alone(option_of(problem, own), phase));
-}
-
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    return std::max(by_form(problem, phase, own, others, num_others), waiting(problem, phase, own, others, num_others));
+    switch (problem.interference.form) {
+        case Form::pairwise:
+            return pairwise(problem, phase, own, others, num_others);
+        case Form::eq8:
+            return composite(problem, phase, own, others, num_others);
+        case Form::none:
+            break;
+    }
+    return 0;
 }
 
 }  // namespace mosaic::search

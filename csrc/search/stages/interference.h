@@ -30,9 +30,6 @@ struct Extras {
 // others, and never less for more others.
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others);
 
-// The part of it, whatever the form, that comes of one thread's launching for all: none ends before the last launch.
-Ns waiting(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others);
-
 // What one neighbour costs a module, as shares of its time alone: a row for each quota that the module may have, an
 // entry for each quota that the neighbour may, both rising.
 struct PairShares {

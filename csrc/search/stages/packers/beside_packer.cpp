@@ -195,19 +195,14 @@ int BesidePacker::least_quota(const Choice& choice, const Room& room, const Grou
 bool BesidePacker::is_met_beside(const Rung& own, const Rung* const* others, std::size_t num_others,
                                  bool is_exact) const {
     Extra more;
-    Resident residents[kMaxModules];
-    const bool is_asked = own.row == nullptr || is_exact || problem_.is_launched();
-    for (std::size_t i = 0; is_asked && i < num_others; ++i) residents[i] = {others[i]->module, others[i]->option};
     if (own.row != nullptr && !is_exact) {
         for (std::size_t i = 0; i < num_others; ++i) {
             more.forward += own.row[others[i]->place].forward;
             more.backward += own.row[others[i]->place].backward;
         }
-        const Resident self{own.module, own.option};  // waiting depends on no quota of theirs
-        const int count = static_cast<int>(num_others);
-        more.forward = std::max(more.forward, waiting(problem_, 0, self, residents, count));
-        more.backward = std::max(more.backward, waiting(problem_, 1, self, residents, count));
     } else {
+        Resident residents[kMaxModules];
+        for (std::size_t i = 0; i < num_others; ++i) residents[i] = {others[i]->module, others[i]->option};
         more = extras_.exact({own.module, own.option}, residents, static_cast<int>(num_others));
     }
     const Ns forward = own.forward + more.forward;
