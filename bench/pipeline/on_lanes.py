@@ -28,7 +28,6 @@ from mosaic.backends.host import HostBackend
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trying.candidates import Candidates
@@ -36,6 +35,7 @@ from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
 from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
 from mosaic.ranks.pipeline.trying.trial import COLOCATED, RIVAL
 from mosaic.ranks.pipeline.ways import Way
+from mosaic.ranks.world.world import World
 
 IMAGES = (2, 0, 4, 1, 4, 0, 3, 2)
 """Of the microbatches of a step."""

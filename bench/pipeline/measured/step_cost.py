@@ -24,7 +24,7 @@ def step_cost(rank: int, size: int, *, rounds: int) -> Iterator[Figure]:
         pipe.step(step)
     whole, tasks = [], []
     for at in range(rounds * STEPS):
-        pipe.world.tell("ready")
+        pipe.world.all_gather("ready")
         began = time.perf_counter()
         pipe.step(steps[at % STEPS])
         whole.append(1e3 * (time.perf_counter() - began))

@@ -19,12 +19,12 @@ from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.pipeline.measured.torch_schedule import TorchSteps, why_not
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
 from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.world.world import World
 
 RIVALS = ("1f1b", "megatron", "gpipe")
 """Baselines, as ``BASELINES`` has them: 1F1B on the mixed partition, interleaved, and all forwards first."""
@@ -112,12 +112,12 @@ class _Turns:
             losses = take(self.own, runner, self.judged[way][-1], step)
         if self._torch is None:
             return
-        self.own.world.tell("ready")
+        self.own.world.all_gather("ready")
         began = time.perf_counter()
         found = self._torch.run(step)
         self.torch_ms[-1].append(slowest_ms(self.own, began))
         self.own.drop_gradients()
-        last = self.own.world.tell(found)[-1]
+        last = self.own.world.all_gather(found)[-1]
         if not torch.allclose(torch.tensor(last), torch.tensor(losses), rtol=1e-4):
             self.torch_reason = f"it computes other losses: {last} and not {losses}"
 
@@ -127,7 +127,7 @@ class _Turns:
         if self.model.is_ragged or way is None:
             cut = "model.language_model.layers.0" if self.model.is_ragged else "model.layers.0"
             step = self.model.step(0, 1)
-            own.world.tell("torch")
+            own.world.all_gather("torch")
             self.torch_reason = (
                 why_not(own.model, step[0], cut) or "its microbatches differ, and torch takes equal ones"
             )
