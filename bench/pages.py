@@ -29,14 +29,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"operation between modules on a lane, us",
             r".*: step under the sequential plan over the plain step, ratio",
         ),
-        "bench_changing": (
-            r".*: all \d+ steps and changes over the plain loop's, ratio",
-            r"phase \d \(.*\): step with .* over the plain step, ratio",
-            r"(replan|a new start): lost at change \d, in plain steps",
-            r"(replan|a new start): lost at a change, .*, ms",
-            r".*: lost by the trials of a phase, ms",
-            r"a new process: imports, ms",
-        ),
         "bench_cost": (
             r"slowdown in other groups of the fitted modules, all sizes",
             r"error on other groups of the fitted modules, all sizes, (unaware|assumed|measured pairs).*",
@@ -53,12 +45,13 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"\d+ modules, 8 GPUs, memory held across stages .*: (proven|step over) .*",
         ),
         "bench_ranks": (
-            r"(exact|megatron): step over DDP's on the same ranks, .*",
-            r"exact: parameters, gradients and optimizer state of the fullest rank over DDP's, .*",
-            r"pairs of plans of which the faster one is predicted to be, .*",
             r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
-            r"(exact|megatron|distmm|spindle): step over auto's, ofasys, \d+ GPUs, ratio",
+            r"(megatron|distmm|spindle|exact): step over auto's, ofasys, \d+ GPUs, ratio",
             r"(auto|exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
+        ),
+        "bench_spindle": (
+            r"Fig\. 8: (spindle|distmm|exact|auto): highest speed-up over megatron, .*, any GPUs",
+            r"Fig\. 12: (spindle|exact|auto): .*, 10 tasks, 32 GPUs, s",
         ),
         "bench_pipeline": (
             r"Fig\. 12: .*: (natural|random|tree|shifts|swaps), 2 s: above the bound, %",
@@ -82,22 +75,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"\d+ microbatches of \d+ packed tokens, .*: step, (ms|ratio)",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
-        "bench_retrain_speed": (
-            r"\d workers: .*",
-            r"(first day|new day|restart after a kill|bare loop).*: start to first step, s.*",
-            r"restart over the bare loop's start, ratio",
-            r"restart, .*, s",
-            r"save, weights of 100 MB with AdamW's 200 MB, holds the loop up for, ms",
-            r"page of a day, kB.*",
-            r"(seeds of a micro-batch|a batch of .* under .*|mean loss|line of the log|2 ranks .*), us",
-        ),
-        "bench_gate": (
-            r".*slices?.*: refused.*",
-            r"0\.3 points lost a day.*",
-            r"\d+ decisions on .*",
-            r".*: quarantined before training, %",
-            r".*: refused if trained.*",
-        ),
     }
 )
 """For each study the figures that its page shows, as regular expressions of whole names."""

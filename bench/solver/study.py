@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.figures.papers.read import printed
+from bench.papers.printed import printed
 from bench.record import Figure, Source, interval, missing_figure, one_line
 from bench.solver.generate import SHAPES, Recipe, Shape, build, generate, ofasys
 from bench.solver.table_1 import BACKBONES, ENCODERS

@@ -39,15 +39,14 @@ class Answer:
     """Whether shares are shown in per cent."""
     device: str = ""
     """What a prediction or a simulation is of; empty where the study's machine is."""
-    more: str = ""
-    """Arguments of the command for these alone."""
 
     @property
     def command(self) -> str:
         """Returns what makes them."""
         if self.study == "gpu":
             return "python -m bench.gpu --out DIR"
-        return f"python -m {self.study.replace('_', '.', 1)} {self.more}".rstrip()
+        module = "bench.papers.spindle" if self.study == "bench_spindle" else self.study.replace("_", ".", 1)
+        return f"python -m {module}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
