@@ -38,7 +38,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"analytic error on other modules, (as described|one (speed|efficiency)).*",
         ),
         "bench_solver": (
-            r"gain of exact over [\w-]+, .* modules, .*, median",
             r"gain of exact over [\w-]+, \d+ modules .*, median",
             r"10 modules, 8 GPUs, 10 %.*",
             r"20 modules, \d+ GPUs.*: proven gap within 5 s, (median|worst), %",
@@ -68,11 +67,9 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bench_pipeline_measured": (r"an action.*", r"a new schedule of .*", r"(a step|of it) .*"),
         "bench_context": (
             r"\w+, \d+ tokens: runs and work of all blocks, ms",
-            r"\w+, \d+ tokens, \d+ ranks: (longest first .*|trades, ms|whole distribution .*)",
-            r"\w+, \d+ tokens, \d+ ranks: most over mean after trades",
+            r"\w+, \d+ tokens, 64 ranks: whole distribution .*",
             r"\w+, \d+ tokens, one of \d+ ranks: .*, ms",
-            r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over .*|.*: attention .*|.*: the slower .*)",
-            r"\d+ microbatches of \d+ packed tokens, .*: step, (ms|ratio)",
+            r"mp, \d+ tokens, mask \d+, 2 gloo ranks: (zigzag over [^i]*|.*: attention .*)",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
     }

@@ -12,7 +12,7 @@ from bench.gpu.bench import Bench
 from bench.papers.page import kept_studies, paper_table
 from bench.papers.printed import PAPERS, Answer, Paper, PaperRow, asked_of, printed, read_paper
 from bench.record import Figure, Source, Study, missing_figure
-from bench.solver.table_1 import BACKBONES, ENCODERS
+from bench.solver.generate import BACKBONES, ENCODERS
 from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 
