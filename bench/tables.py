@@ -152,7 +152,6 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
         "context_balance": lambda: context_tables.balance_table(RESULTS),
         "context_received": lambda: context_tables.received_table(RESULTS),
-        "context_times": lambda: context_tables.paper_times_table(RESULTS),
         "never_slower": lambda: never_slower_table(RESULTS),
         "ddp": lambda: ddp_tables.ddp_table(RESULTS),
         "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),

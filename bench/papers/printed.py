@@ -112,9 +112,3 @@ def printed(paper: str, at: str) -> Mapping[str, str]:
         if row.at == at:
             return MappingProxyType(dict(row.theirs))
     raise KeyError(f"{paper}.toml has no {at!r}")
-
-
-def asked_of(study: str) -> tuple[str, ...]:
-    """Returns the regular expressions of all figures that the page shows of a study."""
-    rows = (row for paper in PAPERS for row in read_paper(paper).rows)
-    return tuple(answer.names for row in rows for answer in row.ours if answer.study == study)
