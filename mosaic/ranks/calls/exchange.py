@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.calls import steps
-from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
 from mosaic.ranks.world.progress import SentPhase
@@ -30,11 +28,6 @@ class Exchange:
     def __init__(self, ranked: Ranked, routing: RowRouting) -> None:
         self._ranked = ranked
         self._routing = routing
-
-    def begin(self, step: Step) -> None:
-        """Notes that what follows is a step, unless nothing travels."""
-        if self._routing.num_moved:
-            self._ranked.note(step)
 
     def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
@@ -75,7 +68,6 @@ class ToMembers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves the gradients back to where the rows came from."""
-        ctx.exchange.begin(steps.TO_HOLDERS)
         moved = (ctx.exchange.to_holders(grad, "backward") for grad in grads)
         return None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
 
@@ -96,7 +88,6 @@ class ToHolders(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves their gradients to the members."""
-        ctx.exchange.begin(steps.TO_MEMBERS)
         moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
         return None, None, *(scaled(grad, ctx.scale) for grad in moved)
 

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import agree, said_by
 from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers
 from mosaic.ranks.rows.routing import routing_of
@@ -73,14 +72,16 @@ class ForwardPass:
 
     def go(self) -> ForwardPass:
         """Takes all steps; returns itself."""
-        for step in steps.FORWARD:
-            getattr(self, step.name)()
+        self.agree()
+        self._share()
+        self._to_members()
+        self._compute()
+        self._to_holders()
         return self
 
     def agree(self) -> None:
         """Tells all ranks how many rows this one holds, whether it calls, and which arguments want a gradient."""
         ranked, leaves = self._ranked, self._leaves
-        ranked.note(steps.AGREE)
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
         try:
@@ -107,12 +108,11 @@ class ForwardPass:
         self._num_rows = routing.parts[ranked.rank]
         self._exchange = Exchange(ranked, routing)
 
-    def share(self) -> None:
+    def _share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
         ranked = self._ranked
         if all(self._there) or not any(self._there):
             return
-        ranked.note(steps.SHARE)
         source = self._there.index(True)
         for index, (leaf, cut) in enumerate(zip(self._leaves, ranked.batched, strict=True)):
             if isinstance(leaf, torch.Tensor) and not cut:
@@ -124,11 +124,10 @@ class ForwardPass:
                 if ranked.rank != source and not leaf.requires_grad:
                     self._leaves[index] = given
 
-    def to_members(self) -> None:
+    def _to_members(self) -> None:
         """Routes the arguments: this rank's part of those that are batched, the others as they are."""
         leaves, scale = self._leaves, self._ranked.scale
         routed = []
-        self._exchange.begin(steps.TO_MEMBERS)
         for index, (leaf, cut) in enumerate(zip(leaves, self._ranked.batched, strict=True)):
             if cut and self._wanted[index]:
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
@@ -142,7 +141,7 @@ class ForwardPass:
             for index, tensor in zip(routed, moved, strict=True):
                 leaves[index] = tensor
 
-    def compute(self) -> None:
+    def _compute(self) -> None:
         """Runs the module on this rank's part, or makes results of no rows."""
         ranked = self._ranked
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -157,12 +156,11 @@ class ForwardPass:
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
-    def to_holders(self) -> None:
+    def _to_holders(self) -> None:
         """Routes the results back to the ranks whose rows they are."""
         ranked, made, exchange = self._ranked, self.made, self._exchange
         routed = ranked.template.wanted_now()
         home = list(made)
-        exchange.begin(steps.TO_HOLDERS)
         if routed:
             *moved, self.token = ToHolders.apply(exchange, ranked.scale, *(made[index] for index in routed))
             for index, tensor in zip(routed, moved, strict=True):
@@ -234,7 +232,6 @@ class Here(torch.autograd.Function):
                 args, kwargs = unflatten(aliased, ranked.spec)
                 return flatten(context.run(run, *args, **kwargs))[0]
 
-        ranked.note(steps.COMPUTE)
         made: list[Any] = ranked.compute(forward, "forward")
         roots = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not roots:
@@ -264,7 +261,6 @@ class Here(torch.autograd.Function):
             return found
 
         ranked.backward_begins()
-        ranked.note(steps.COMPUTE)
         found = ranked.compute(backward, "backward")
         ranked.backward_ends()
         return None, None, None, None, *found

@@ -2,7 +2,7 @@
 
 Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in the
 exchange all the same. A call is an ordinary differentiable function, so whatever runs a module (a lane, the caller's
-own thread) runs a ranked one too. Its steps are data (``mosaic.ranks.calls.steps``).
+own thread) runs a ranked one too.
 
 Why it cannot deadlock, with calls on lanes. On each rank the loop's thread submits pieces of work (calls, their
 backwards, operations between modules), and each piece waits for pieces that were submitted before it, for the same
@@ -44,10 +44,8 @@ from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
-from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import Traffic, Waiting
 
@@ -120,7 +118,6 @@ class Ranked:
         after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
         on_backward: Called when its backward is reached, in the thread that runs it.
         refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
-        on_step: Told of the steps of its calls, for tests.
     """
 
     def __init__(
@@ -162,7 +159,6 @@ class Ranked:
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
         self.refused: weakref.ref[BaseException] | None = None
         self.on_backward: Callable[[], None] = lambda: None
-        self.on_step: Callable[[str, Step], None] | None = None
         self._reducer = reducer
         self.plain = partial(nn.Module.__call__, module)
         self.keywords = frozenset(sample[1])
@@ -216,11 +212,6 @@ class Ranked:
         """Returns how many rows arguments have."""
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
-    def note(self, step: Step) -> None:
-        """Tells whoever watches of a step that begins."""
-        if self.on_step is not None:
-            self.on_step(self.name, step)
-
     def backward_begins(self) -> None:
         """Tells of it, and ends the reduction of an earlier call's gradients before new ones are added to them."""
         self.on_backward()
@@ -230,7 +221,6 @@ class Ranked:
     def backward_ends(self) -> None:
         """Starts the reduction of what the backward has not started itself; on members."""
         if self._reducer is not None:
-            self.note(steps.START_REDUCTION)
             self._reducer.start_rest()
             self.traffic.add(self.name, "reduce", self._reducer.num_bytes)
         self.after_backward(self)
@@ -238,7 +228,6 @@ class Ranked:
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
         if self._reducer is not None:
-            self.note(steps.END_REDUCTION)
             self._reducer.finish()
 
     @property

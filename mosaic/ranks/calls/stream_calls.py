@@ -11,7 +11,7 @@ loop's, or autograd's while the loop's waits for it. So a rank launches all coll
 order. That order is the same on all ranks:
 
 1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankedRuns``). A
-   call's collectives are those of one table (``steps.FORWARD``), and what is left out of it is left out on all ranks.
+   call's collectives are those of ``ForwardPass.go``, and what is left out of it is left out on all ranks.
 2. *Backward.* Every call hangs on the token of the call before it (``ForwardPass``'s ``anchor``), and the last token on
    the model's results (``Tied``). So autograd cannot reach a call before it has been through the module of each later
    one, whatever the loss is made of and whichever of its threads made a gradient. Gradients of a call's arguments go
@@ -50,7 +50,7 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
+from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span

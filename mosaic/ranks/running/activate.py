@@ -18,9 +18,8 @@ from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
-from mosaic.ranks.parameters.elsewhere import Home
-from mosaic.ranks.parameters.ownership import give_up
-from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
+from mosaic.ranks.parameters.elsewhere import Home, give_up
+from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.running.handle import RankReady

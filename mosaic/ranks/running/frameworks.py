@@ -1,8 +1,7 @@
-"""Frameworks wrap and move any model; here is what becomes of that where the model is colocated over ranks.
+"""The wrapper that frameworks put around a model which is colocated over ranks: it passes calls through.
 
-* They wrap it: accelerate, transformers' Trainer and loops of one's own put it into ``DistributedDataParallel`` when
-  torchrun has started several processes. The wrapper then hands calls on and reduces nothing, since Mosaic does.
-* They move it: Lightning and accelerate call ``model.to(device)``. What this rank has given up stays without memory.
+accelerate, transformers' Trainer and loops of one's own wrap a model in ``DistributedDataParallel`` when torchrun has
+started several processes. Mosaic reduces the gradients, so the wrapper reduces nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,48 +18,51 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
-from mosaic.ranks.parameters.ownership import GivenUp
-from mosaic.ranks.running.reduced import ReducedModel
+from mosaic.ranks.world.world import World
 
-_HARMLESS = {
-    "device_ids",
-    "output_device",
-    "dim",
-    "broadcast_buffers",
-    "init_sync",
-    "process_group",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "check_reduction",
-    "gradient_as_bucket_view",
-    "static_graph",
+_OWN_REDUCTION = {
+    *("device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb"),
+    *("find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph"),
 }
-"""Options of the wrapper that say how it reduces; others change what is computed."""
+"""Options that say how the wrapper reduces; others change what is computed."""
 
 
-class ReducesNothing:
-    """Stands where frameworks tell the wrapper's reducer of a backward."""
+class ReducedModel(Protocol):
+    """The handle of a model whose gradients Mosaic reduces over ranks."""
 
-    def prepare_for_backward(self, outputs: object) -> None:
-        """Does nothing."""
+    world: World
+    _model: nn.Module
 
-    def _rebuild_buckets(self) -> None:
-        """Does nothing."""
+    @property
+    def active(self) -> bool:
+        """Whether Mosaic still reduces its gradients."""
+
+    @property
+    def _divided(self) -> frozenset[int]:
+        """Ids of the parameters that some rank does not hold."""
+
+    @property
+    def _counted_here(self) -> dict[int, bool]:
+        """For the id of each parameter of the model, whether this rank counts it."""
 
 
-class HandsOn(DistributedDataParallel):
-    """A wrapper around a model whose gradients are reduced already: it is there for those who look for it."""
+class _NullReducer:
+    """The reducer that frameworks prepare for a backward."""
 
-    reducer = ReducesNothing()  # type: ignore[assignment]  # no C++ reducer
+    def prepare_for_backward(self, outputs: object) -> None: ...
+
+    def _rebuild_buckets(self) -> None: ...
+
+
+class PassThroughDDP(DistributedDataParallel):
+    """A wrapper around a model whose gradients are reduced already."""
+
+    reducer = _NullReducer()  # type: ignore[assignment]  # no C++ reducer
     static_graph = find_unused_parameters = broadcast_buffers = gradient_as_bucket_view = False
-    require_forward_param_sync = True
+    require_forward_param_sync = require_backward_grad_sync = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; inputs go to ``device_ids`` first, as with any such wrapper.
-
-        Raises:
-            ModuleContractError: The model is a plain one again, whose gradients nobody reduces.
-        """
+        """Calls the model; inputs go to ``device_ids`` first, as with any such wrapper."""
         handle = self.__dict__.get("_mosaic_handle")
         if handle is not None and (handle() is None or not handle().active):
             raise ModuleContractError(
@@ -91,14 +93,12 @@ class HandsOn(DistributedDataParallel):
             "a model that is colocated over ranks; leave the hook out"
         )
 
-    def _set_static_graph(self) -> None:
-        """Does nothing."""
+    def _set_static_graph(self) -> None: ...
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """Returns nothing: there is no reduction to tell of."""
         return {}
 
-    def train(self, mode: bool = True) -> HandsOn:
+    def train(self, mode: bool = True) -> PassThroughDDP:
         """Sets the mode of the model, as any module does."""
         nn.Module.train(self, mode)
         return self
@@ -113,19 +113,19 @@ class HandsOn(DistributedDataParallel):
         self.__dict__["process_group"] = dist.group.WORLD
 
 
-def hand_on(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapping[str, Any]) -> None:
-    """Makes a wrapper that is being constructed one that hands calls on.
+def make_pass_through(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapping[str, Any]) -> None:
+    """Makes a wrapper that is being constructed one that passes calls through.
 
     Args:
         wrapper: The wrapper, of ``DistributedDataParallel`` or a class made from it.
-        module: What it wraps: the colocated model, or a module that holds nothing else that trains.
+        module: The module that it wraps: the colocated model, or one that holds no other parameters that train.
         handle: The model's.
-        options: What the wrapper was given, by name.
+        options: The wrapper's options, by name.
 
     Raises:
         UnsupportedModelError: The wrapper would have done more than reducing, or reduced more than the model's.
     """
-    changing = sorted(name for name, value in options.items() if name not in _HARMLESS and value)
+    changing = sorted(name for name, value in options.items() if name not in _OWN_REDUCTION and value)
     if changing:
         raise UnsupportedModelError(
             f"DistributedDataParallel(..., {', '.join(changing)}=...) around a model that is colocated over ranks, "
@@ -147,30 +147,15 @@ def hand_on(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapp
         )
     nn.Module.__init__(wrapper)
     kind = type(wrapper)
-    wrapper.__class__ = HandsOn if kind is DistributedDataParallel else type(kind.__name__, (kind, HandsOn), {})
-    given = options.get("device_ids")
+    wrapper.__class__ = (
+        PassThroughDDP if kind is DistributedDataParallel else type(kind.__name__, (kind, PassThroughDDP), {})
+    )
+    devices = options.get("device_ids") or ()
     wrapper.module = module
-    wrapper.device_ids = [torch.device("cuda", one) if isinstance(one, int) else one for one in given or ()] or None
+    wrapper.device_ids = [torch.device("cuda", one) if isinstance(one, int) else one for one in devices] or None
     wrapper.output_device = options.get("output_device")
     wrapper.dim = options.get("dim", 0)
     wrapper.device = handle.world.device
     wrapper.device_type = handle.world.device.type
     wrapper.process_group = group if group is not None else dist.group.WORLD
-    wrapper.require_backward_grad_sync = True
     wrapper.__dict__["_mosaic_handle"] = weakref.ref(handle)
-
-
-def kept_away(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Returns what converts a module's tensors, as ``model.to`` does, but for those that this rank has given up.
-
-    These stay on the meta device, and take the type that they would have got.
-    """
-    if not any(isinstance(hook, GivenUp) for hook in module._forward_pre_hooks.values()):
-        return convert
-
-    def converted(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_meta:
-            return convert(tensor)
-        return tensor.to(convert(torch.empty(0, dtype=tensor.dtype)).dtype)
-
-    return converted

@@ -20,8 +20,8 @@ from mosaic.engine.trial.report import TrialReport
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.parameters.elsewhere import take_back, tensors_of
 from mosaic.ranks.parameters.optimizer_states import move_states
-from mosaic.ranks.parameters.ownership import take_back, tensors_of
 from mosaic.ranks.parameters.tied import Holdings, Members
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops

@@ -8,8 +8,7 @@ import torch
 from ranks.cases import run_ranks
 from torch import nn
 
-from mosaic.ranks.parameters.elsewhere import Home
-from mosaic.ranks.parameters.ownership import give_up
+from mosaic.ranks.parameters.elsewhere import Home, give_up
 
 
 def test_gradients_of_random_layouts_are_those_of_the_whole_model(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The engine of several ranks: what is sent, in which steps, what overlaps, and how failures come out."""
+"""The engine of several ranks: what is sent, what overlaps, and how failures come out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from ranks.cases import run_ranks
-
-from mosaic.ranks.calls import steps
 
 ROWS, IN, OUT = 3, 6 * 4, 8 * 4
 """Rows of a rank, and bytes of a row of the image tower's argument and result."""
@@ -27,20 +25,6 @@ def test_only_rows_that_travel_are_counted_as_sent(observed: list[dict[str, Any]
     assert "sent_bytes/backward/image" not in first, "raw inputs take no gradient"
     assert "sent_bytes/forward/backbone" not in first | second, "on both ranks, each with its own rows"
     assert first["sent_bytes/reduce/backbone"] == second["sent_bytes/reduce/backbone"] > 0
-
-
-def test_calls_take_the_steps_of_the_tables(observed: list[dict[str, Any]]):
-    first, second = (found["steps"] for found in observed)
-    everything = [*steps.FORWARD, *steps.BACKWARD, *steps.REDUCTION]
-    of_member = [step.name for step in everything if step is not steps.SHARE]
-    apart = {steps.SHARE, steps.COMPUTE, steps.START_REDUCTION, steps.END_REDUCTION}
-    assert second["backbone"] == of_member
-    assert first["backbone"] == [step.name for step in everything if step not in apart]
-    local = {steps.SHARE, steps.TO_MEMBERS, steps.TO_HOLDERS}
-    assert first["image"] == second["image"] == [step.name for step in everything if step not in local]
-    # No rows travel for audio, which rank 0 has and runs; rank 1 is told what is no part of the batch.
-    assert second["audio"] == [steps.AGREE.name, steps.SHARE.name]
-    assert first["audio"][:3] == [steps.AGREE.name, steps.SHARE.name, steps.COMPUTE.name]
 
 
 def test_a_module_gets_its_rows_and_runs_while_another_computes_forward_and_backward(observed: list[dict[str, Any]]):

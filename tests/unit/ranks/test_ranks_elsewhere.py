@@ -17,8 +17,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
-from mosaic.ranks.parameters.ownership import give_up, take_back
+from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, give_up, take_back
 from mosaic.ranks.pipeline.beside.gathering import stand_for_others
 
 HOME = Home("tower", (1, 2))

@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.parts.weights import swappable
-from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
-from mosaic.ranks.parameters.ownership import take_back, tensors_of
+from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
 

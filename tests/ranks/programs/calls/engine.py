@@ -28,7 +28,6 @@ def observed(rank: int, size: int) -> dict[str, Any]:
     """Runs small loops and returns what the tests look at; one start of the ranks serves all of it."""
     return {
         "sent": bytes_sent(rank, size),
-        "steps": steps_taken(rank, size),
         "met": met_while_computing(rank, size),
         "drawn": drawn_numbers(rank, size),
         "nobody": nobody_there(rank, size),
@@ -47,22 +46,6 @@ def bytes_sent(rank: int, size: int) -> dict[str, float]:
     assert not any(name.startswith("sent_bytes/") for name in handle.metrics())
     handle.remove()
     return found
-
-
-def steps_taken(rank: int, size: int) -> dict[str, list[str]]:
-    """Notes the steps of one training step, with the backbone on rank 1 alone and no audio on rank 1."""
-    model = Model()
-    members = dict.fromkeys(("image", "text"), (0, 1)) | {"backbone": (1,), "audio": (0,)}
-    plan = plan_of(model, batch(0, 3), members, size)
-    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
-    runs: Any = handle._executor
-    taken: dict[str, list[str]] = {name: [] for name in members}
-    for ranked in runs._ranked.values():
-        ranked.on_step = lambda name, step: taken[name].append(step.name)
-    part = batch(rank, 3) | ({} if rank == 0 else {"audio": None})
-    loss_of(model(**part)).backward()
-    handle.remove()
-    return taken
 
 
 class Meets(nn.Module):

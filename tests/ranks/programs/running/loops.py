@@ -18,9 +18,8 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
-from mosaic.ranks.parameters.elsewhere import Home
-from mosaic.ranks.parameters.ownership import give_up
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.elsewhere import Home, give_up
+from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.world.progress import SentPhase, Traffic
 from mosaic.ranks.world.world import World
 

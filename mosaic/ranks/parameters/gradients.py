@@ -1,0 +1,259 @@
+"""Gradient reduction over the ranks that hold a parameter: in buckets, while the rest of the backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.cost.communication import BUCKET_BYTES
+from mosaic.ranks.world.progress import Waiting
+
+
+class SumPlace:
+    """Where gradients are summed: in the calling thread's place; on streams a lane's."""
+
+    def follow(self) -> None:
+        """Orders the place behind the work that the calling thread has launched."""
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Returns a block whose work is done at the place."""
+        return nullcontext()
+
+    def gave(self, grad: torch.Tensor) -> None:
+        """Notes that a gradient which was made at the place is used elsewhere."""
+
+
+class _Bucket:
+    """Gradients of one type in one piece of memory, which is kept from step to step, with flags behind them."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], num_ranks: int, *, like: nn.Parameter | None = None) -> None:
+        self.parameters = parameters
+        self.num_flags = 0
+        self._like = parameters[0] if like is None else like
+        self._num_ranks = num_ranks
+        self._taken: set[int] = set()
+        self._flat: torch.Tensor | None = None
+        self._places: dict[int, torch.Tensor] = {}
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """Copies a gradient, divided by the number of ranks, to its place."""
+        assert parameter.grad is not None
+        torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
+        self._taken.add(id(parameter))
+
+    def gather(self) -> torch.Tensor:
+        """Returns the memory with all gradients; one that is not there counts as zeros."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                self._place(parameter).zero_()
+            elif id(parameter) not in self._taken:
+                self.take(parameter)
+        self._taken.clear()
+        return self._memory()
+
+    def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
+        """Copies the sums into the gradients.
+
+        Args:
+            total: What ``gather`` returned, summed.
+            there: Ids of the parameters that have a gradient on any rank; others keep none.
+
+        Returns:
+            Gradients that were not there before.
+        """
+        made = []
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.detach().copy_(self._place(parameter))
+            elif id(parameter) in there:
+                parameter.grad = self._place(parameter).clone()
+                made.append(parameter.grad)
+        return made
+
+    def _memory(self) -> torch.Tensor:
+        if self._flat is None or self._flat.dtype != self._like.dtype:
+            sizes = [parameter.numel() for parameter in self.parameters]
+            self._flat = self._like.detach().new_empty(sum(sizes) + self.num_flags)
+            pieces = self._flat.split([*sizes, self.num_flags])
+            self._places = {id(p): piece.view(p.shape) for p, piece in zip(self.parameters, pieces, strict=False)}
+        return self._flat
+
+    def _place(self, parameter: torch.Tensor) -> torch.Tensor:
+        self._memory()
+        return self._places[id(parameter)]
+
+
+class _SparseBucket(_Bucket):
+    """The gradient of one table that is looked up with ``sparse=True``."""
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """Leaves it where it is."""
+
+    def gather(self) -> torch.Tensor:
+        """Returns a copy of the gradient, or one without elements."""
+        (parameter,) = self.parameters
+        if parameter.grad is not None:
+            return parameter.grad.detach().coalesce().div(self._num_ranks)
+        return torch.zeros_like(parameter, layout=torch.sparse_coo, requires_grad=False).coalesce()
+
+    def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
+        """Replaces the gradient; where no rank has elements, one that is not there stays away."""
+        (parameter,) = self.parameters
+        parameter.grad = total if total._nnz() or parameter.grad is not None else None
+        return []
+
+
+class GradientReducer:
+    """Makes the gradients of some parameters the mean over a group's ranks.
+
+    A bucket starts as soon as the gradients of all its parameters are there, behind the buckets before it, so all ranks
+    start them in one order. The last bucket, which starts last, also carries which gradients are there. Gradients of
+    earlier backwards are the same on all ranks, and so is their mean. As in DistributedDataParallel, gradients are
+    divided before they are summed, and copied to and from a bucket's memory.
+
+    Args:
+        parameters: In the order of the module; reduced in the reverse order.
+        group: The ranks that hold them; a communicator of its own.
+        bucket_bytes: Bytes of a bucket.
+        overlaps: Whether buckets start while the backward runs; otherwise they start at its end, which is right where
+            others have the gradients until then, as lanes have those of operations between modules.
+        waiting: Notes that a thread waits for other ranks.
+        place: Where sums are made.
+        sparse: Ids of parameters whose gradients are sparse (``sparse_in``); each is a bucket of its own.
+
+    Attributes:
+        parameters: Those that train.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: dist.ProcessGroup,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        overlaps: bool = True,
+        waiting: Waiting,
+        place: SumPlace | None = None,
+        sparse: frozenset[int] = frozenset(),
+    ) -> None:
+        self._group = group
+        self._place = place or SumPlace()
+        self._waiting = waiting
+        self._size = dist.get_world_size(group)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = _buckets_of(self.parameters, bucket_bytes, sparse, self._size) if self._size > 1 else []
+        self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket.parameters}
+        self._missing: list[set[int]] = []
+        self._next = 0
+        self._running: list[tuple[_Bucket, torch.Tensor, Any]] = []
+        self._begin()
+        hooked = self.parameters if overlaps and self._buckets else []
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in hooked]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of gradients that one reduction takes; 0 on one rank."""
+        return sum(parameter.nbytes for parameter in self.parameters) if self._size > 1 else 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a reduction was started and not ended."""
+        return bool(self._running)
+
+    def start_rest(self) -> None:
+        """Starts all buckets that have not been started, without waiting; ``finish`` has to follow."""
+        if self._next < len(self._buckets):
+            self._place.follow()
+        while self._next < len(self._buckets):
+            self._start_next()
+
+    def finish(self) -> None:
+        """Reduces the rest, and waits; every rank of the group calls it once after each backward.
+
+        A parameter without a gradient on this rank counts as one of zeros, and has a gradient afterwards if any rank
+        had one.
+        """
+        self.start_rest()
+        late = []
+        for bucket, total, work in self._running:
+            with self._place.entered():
+                with self._waiting("reduce"):
+                    work.wait()
+                if any(parameter.grad is None for parameter in bucket.parameters):
+                    late.append((bucket, total))  # the flags of the last bucket say whether to make one
+                else:
+                    bucket.hand_out(total, self._bucket_of)
+        if late:  # reading flags makes the host wait for a GPU
+            flags = self._running[-1][1][-len(self.parameters) :].tolist()
+            there = {id(parameter) for parameter, flag in zip(self.parameters, flags, strict=True) if flag}
+            with self._place.entered():
+                for bucket, total in late:
+                    for grad in bucket.hand_out(total, there):
+                        self._place.gave(grad)
+        self._begin()
+
+    def close(self) -> None:
+        """Takes its hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self) -> None:
+        self._missing = [{id(p) for p in bucket.parameters} for bucket in self._buckets]
+        self._next = 0
+        self._running = []
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        self._place.follow()
+        index = self._bucket_of[id(parameter)]
+        self._missing[index].discard(id(parameter))
+        if parameter.grad is not None:  # autograd calls hooks for a gradient that is undefined, too
+            with self._place.entered():
+                self._buckets[index].take(parameter)
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._next]
+        with self._place.entered():
+            total = bucket.gather()
+            if bucket.num_flags:
+                flags = total[-len(self.parameters) :].fill_(1)
+                for place, parameter in enumerate(self.parameters):
+                    if parameter.grad is None:
+                        flags[place] = 0
+            self._running.append((bucket, total, dist.all_reduce(total, group=self._group, async_op=True)))
+        self._next += 1
+
+
+def _buckets_of(
+    trained: Sequence[nn.Parameter], bucket_bytes: int, sparse: Container[int], num_ranks: int
+) -> list[_Bucket]:
+    """Returns buckets in the order in which they start; the last one has room for a flag of each parameter."""
+    buckets: list[_Bucket] = []
+    filling: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in reversed(trained):
+        if id(parameter) in sparse:
+            buckets.append(_SparseBucket([parameter], num_ranks))
+            continue
+        others = filling.setdefault(parameter.dtype, [])
+        if others and sum(p.nbytes for p in others) + parameter.nbytes > bucket_bytes:
+            buckets.append(_Bucket(filling.pop(parameter.dtype), num_ranks))
+            others = filling.setdefault(parameter.dtype, [])
+        others.append(parameter)
+    buckets += [_Bucket(parameters, num_ranks) for parameters in filling.values()]
+    if trained and not filling:  # all are sparse
+        buckets.append(_Bucket([], num_ranks, like=trained[0]))
+    if buckets:
+        buckets[-1].num_flags = len(trained)
+    return buckets
+
+
+def sparse_in(model: nn.Module) -> frozenset[int]:
+    """Returns the ids of the parameters that get sparse gradients: tables that are looked up with ``sparse=True``."""
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    return frozenset(id(table.weight) for table in tables if table.sparse)
