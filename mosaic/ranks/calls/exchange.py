@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,29 +21,28 @@ class Exchange:
 
     Args:
         ranked: The module.
-        routing: The way of its rows.
+        routing: The way of its rows; None: each rank keeps its own.
     """
 
-    def __init__(self, ranked: Ranked, routing: RowRouting) -> None:
+    def __init__(self, ranked: Ranked, routing: RowRouting | None) -> None:
         self._ranked = ranked
         self._routing = routing
 
     def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
-        rank = self._ranked.rank
-        return self._moved(tensor, self._routing.sends(rank), self._routing.receives(rank), phase)
+        return self._moved(tensor, phase, is_back=False)
 
     def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns what became of the rows that this rank holds, for those that it has as a member."""
-        rank = self._ranked.rank
-        return self._moved(tensor, self._routing.receives(rank), self._routing.sends(rank), phase)
+        return self._moved(tensor, phase, is_back=True)
 
-    def _moved(
-        self, tensor: torch.Tensor, sends: Sequence[int], receives: Sequence[int], phase: SentPhase
-    ) -> torch.Tensor:
-        if not self._routing.num_moved:
+    def _moved(self, tensor: torch.Tensor, phase: SentPhase, *, is_back: bool) -> torch.Tensor:
+        ranked, routing = self._ranked, self._routing
+        if routing is None or not routing.num_moved:
             return tensor
-        ranked = self._ranked
+        sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
+        if is_back:
+            sends, receives = receives, sends
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
         given = tensor.contiguous()
         with ranked.waiting(phase):

@@ -27,7 +27,6 @@ from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
-from mosaic.errors import ModuleContractError
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
@@ -129,7 +128,7 @@ class HostCalls(InStep):
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
-        trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
+        trouble, routes = ranked.trouble_of(arguments.spec, arguments.leaves), ranked.routes
         site = self._sites[ranked.name]
         if site.attributes.own_writes:
             self.reach(site)
@@ -141,15 +140,26 @@ class HostCalls(InStep):
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         if reason is not None:
-            passed = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes, trouble=trouble)
-            return self._run_here(ranked, passed, arguments.leaves, reason, trouble=trouble)
+            is_refused = trouble is not None and routes
+            going = partial(
+                ForwardPass,
+                ranked,
+                run,
+                is_there=is_there,
+                attributes=attributes,
+                routes=routes,
+                trouble=trouble if is_refused else None,
+                spec=arguments.spec if trouble is not None and not routes else None,
+            )
+            return self._run_here(ranked, going, arguments.leaves, reason, is_refused=is_refused)
         hidden = HiddenState.take(site.attributes, parts_of(site.module))
         # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
         waits = (
             self.executor.awaits(site, hidden) or waits or bool(attributes) or ranked.is_new or ranked.writes_outside
         )
         held = hidden if ranked.is_member and not waits else None
-        found = self._launch(ranked, run, arguments, held, is_there=is_there, attributes=attributes)
+        going = partial(ForwardPass, ranked, is_there=is_there, attributes=attributes, routes=routes)
+        found = self._launch(ranked, run, arguments, held, going)
         last = site.last_forward
         if waits and last is not None:
             self.executor.wait(last)
@@ -204,9 +214,7 @@ class HostCalls(InStep):
         run: Callable[..., Any],
         arguments: Arguments,
         hidden: HiddenState | None,
-        *,
-        is_there: bool,
-        attributes: str,
+        going: Callable[..., ForwardPass],
     ) -> tuple[Any, torch.Tensor | None]:
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
@@ -217,8 +225,7 @@ class HostCalls(InStep):
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch_state(CPU)
         signature = signature_of(ranked, arguments)
-        going = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes)
-        call = RoutedCall(self, ranked, site, going, arguments, signature, hidden)
+        call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, hidden)
         self.told.add(ranked.name)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
@@ -253,12 +260,12 @@ class HostCalls(InStep):
         leaves: list[Any],
         reason: str,
         *,
-        trouble: ModuleContractError | None,
+        is_refused: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
-        if trouble is None:  # else nobody reads them
+        if not is_refused:  # else nobody reads them
             leaves = join_all(leaves)
         self.told.add(ranked.name)
         with self.in_step():
@@ -274,7 +281,7 @@ class HostCalls(InStep):
         for tensor in [*flatten(passed.made)[0], passed.token]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrived)
-        return ranked.result_of(passed.made), passed.token
+        return passed.nested(passed.made), passed.token
 
     def _expect_gradients(self, site: PlacedModule) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""

@@ -73,7 +73,7 @@ class InStep:
         It was not called since an earlier call was refused.
         """
         self._given_up.add(ranked.name)
-        if self._failure is None:
+        if self._failure is None and ranked.routes:
             trouble = ModuleContractError(f"{ranked.name!r} is not called: a call before it was refused")
             with suppress(ModuleContractError), self.in_step():
                 ForwardPass(ranked, ranked.plain, [], is_there=False, attributes="", trouble=trouble).agree()

@@ -7,12 +7,13 @@ module's own graph hangs below ``Here``: its backward runs where its forward ran
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
@@ -35,7 +36,9 @@ class ForwardPass:
         leaves: Its arguments.
         is_there: Whether this rank calls it, rather than taking part without rows.
         attributes: What was set in the module since it was colocated.
+        routes: Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed.
         trouble: Why the call cannot be routed: all ranks are told and raise.
+        spec: How arguments nest that are not those of the sample's step; for calls that are not routed.
         anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
             call's; by default a leaf.
 
@@ -53,7 +56,9 @@ class ForwardPass:
         *,
         is_there: bool,
         attributes: str,
+        routes: bool = True,
         trouble: ModuleContractError | None = None,
+        spec: pytree.TreeSpec | None = None,
         anchor: torch.Tensor | None = None,
     ) -> None:
         self._anchor = ranked.anchor if anchor is None else anchor
@@ -64,7 +69,11 @@ class ForwardPass:
         self._leaves = list(leaves)
         self._is_there = is_there
         self._attributes = attributes
+        self._routes = routes
         self._trouble = trouble
+        self._spec = spec
+        self._batched = ranked.batched if spec is None else (False,) * len(leaves)
+        self._result_spec = ranked.template.spec
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
         self._exchange: Exchange
@@ -84,6 +93,14 @@ class ForwardPass:
         ranked, leaves = self._ranked, self._leaves
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
+        if not self._routes:
+            self._exchange = Exchange(ranked, None)
+            if self._spec is not None:
+                self._wanted, self._num_rows = wants, 1
+            else:
+                self._wanted = [a or (grad and b) for a, b in zip(wants, ranked.sample_wants, strict=True)]
+                self._num_rows = ranked.rows_of(leaves)
+            return
         try:
             agreed = agree(
                 ranked.name,
@@ -111,7 +128,7 @@ class ForwardPass:
     def _share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
         ranked = self._ranked
-        if all(self._there) or not any(self._there):
+        if not self._routes or all(self._there) or not any(self._there):
             return
         source = self._there.index(True)
         for index, (leaf, cut) in enumerate(zip(self._leaves, ranked.batched, strict=True)):
@@ -128,7 +145,7 @@ class ForwardPass:
         """Routes the arguments: this rank's part of those that are batched, the others as they are."""
         leaves, scale = self._leaves, self._ranked.scale
         routed = []
-        for index, (leaf, cut) in enumerate(zip(leaves, self._ranked.batched, strict=True)):
+        for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
             if cut and self._wanted[index]:
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
                 routed.append(index)
@@ -146,8 +163,12 @@ class ForwardPass:
         ranked = self._ranked
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if self._num_rows:
-            self.made = Here.run(ranked, self._run, self._leaves, [self._anchor, *tensors])
-            self._check(self._num_rows)
+            spec = self._spec or ranked.spec
+            self.made, made_spec = Here.run(ranked, self._run, self._leaves, spec, [self._anchor, *tensors])
+            if self._spec is None:
+                self._check(self._num_rows)
+            else:
+                self._result_spec = made_spec
             return
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
@@ -159,7 +180,7 @@ class ForwardPass:
     def _to_holders(self) -> None:
         """Routes the results back to the ranks whose rows they are."""
         ranked, made, exchange = self._ranked, self.made, self._exchange
-        routed = ranked.template.wanted_now()
+        routed = ranked.template.wanted_now() if self._spec is None else _differentiable(made)
         home = list(made)
         if routed:
             *moved, self.token = ToHolders.apply(exchange, ranked.scale, *(made[index] for index in routed))
@@ -169,6 +190,10 @@ class ForwardPass:
             if isinstance(leaf, torch.Tensor) and index not in routed:
                 home[index] = exchange.to_holders(leaf).detach()
         self.made = home
+
+    def nested(self, leaves: Sequence[Any]) -> Any:
+        """Returns the leaves of the result as the module nests them."""
+        return unflatten(list(leaves), self._result_spec)
 
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""
@@ -189,6 +214,10 @@ class ForwardPass:
                 "and has to take a gradient or not as in the sample's step, or ranks that do not run the module do "
                 f"not know: colocate again, or leave it where it is: colocate(..., exclude=[{ranked.name!r}])"
             )
+
+
+def _differentiable(leaves: Sequence[Any]) -> list[int]:
+    return [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
 class NoRows(torch.autograd.Function):
@@ -214,8 +243,18 @@ class Here(torch.autograd.Function):
     """The module's own work, in a graph of its own, so that its backward runs where its forward ran."""
 
     @staticmethod
-    def run(ranked: Ranked, run: Callable[..., Any], part: list[Any], outside: list[torch.Tensor]) -> list[Any]:
-        """Runs the forward; returns the leaves of its result. ``outside`` are its anchor and what takes a gradient."""
+    def run(
+        ranked: Ranked, run: Callable[..., Any], part: list[Any], spec: pytree.TreeSpec, outside: list[torch.Tensor]
+    ) -> tuple[list[Any], pytree.TreeSpec]:
+        """Runs the forward; returns the leaves of its result, and how they nest.
+
+        Args:
+            ranked: The module.
+            run: Makes its own call.
+            part: The leaves of its arguments.
+            spec: How they nest.
+            outside: Its anchor and the arguments that take a gradient.
+        """
         state, context = ThreadState.capture(), copy_context()
         inputs: list[torch.Tensor] = []
 
@@ -227,17 +266,18 @@ class Here(torch.autograd.Function):
 
         aliased = [alias(leaf) for leaf in part]
 
-        def forward() -> list[Any]:
+        def forward() -> tuple[list[Any], pytree.TreeSpec]:
             with state.applied(), ranked.learning():
-                args, kwargs = unflatten(aliased, ranked.spec)
-                return flatten(context.run(run, *args, **kwargs))[0]
+                args, kwargs = unflatten(aliased, spec)
+                return flatten(context.run(run, *args, **kwargs))
 
-        made: list[Any] = ranked.compute(forward, "forward")
+        made, made_spec = ranked.compute(forward, "forward")
         roots = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not roots:
-            return made
+            return made, made_spec
         found = iter(Here.apply(ranked, roots, inputs, *outside))
-        return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
+        home = [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
+        return home, made_spec
 
     @staticmethod
     def forward(

@@ -109,6 +109,7 @@ class Ranked:
 
     Attributes:
         batched: For each argument whether it has a row for each sample.
+        routes: Whether rows go to its ranks; a module on all ranks runs each rank's own rows.
         attributes: Reads its attributes, but for those that it writes itself.
         writes_outside: Whether it was seen to write into globals or variables that it encloses.
         spec: How arguments nest.
@@ -140,6 +141,7 @@ class Ranked:
     ) -> None:
         self.name = name
         self.module = module
+        self.routes = len(members) < dist.get_world_size(group)
         self.members = members
         self.group = group
         self.control = control

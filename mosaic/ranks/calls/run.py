@@ -225,6 +225,11 @@ class RankedRuns:
             self.traffic.add(name, "reduce", num_bytes)
         self.progress.step += 1
 
+    def route_all(self) -> None:
+        """Evens out the rows of modules on all ranks, too: ranks load different numbers of rows from now on."""
+        for ranked in self._ranked.values():
+            ranked.routes = True
+
     # The rest of what a handle asks for.
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:

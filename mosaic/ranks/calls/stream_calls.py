@@ -149,31 +149,41 @@ class StreamCalls(InStep):
             obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
         """
         leaves, spec = flatten((args, kwargs))
-        trouble = ranked.trouble_of(spec, leaves)
+        trouble, routes = ranked.trouble_of(spec, leaves), ranked.routes
         attributes = ranked.set_since()
         anchor = self._before if self._before is not None else self._anchor
+        passes: list[ForwardPass] = []
 
-        def passing(*given: Any) -> list[Any]:
+        def forward(*own: Any) -> list[Any]:
             passed = ForwardPass(
-                ranked, run, list(given), is_there=is_there, attributes=attributes, trouble=trouble, anchor=anchor
+                ranked,
+                run,
+                list(own),
+                is_there=is_there,
+                attributes=attributes,
+                routes=routes,
+                trouble=trouble if routes else None,
+                spec=spec if trouble is not None and not routes else None,
+                anchor=anchor,
             ).go()
+            passes.append(passed)
             return [*passed.made, passed.token]
 
-        reason = str(trouble) if trouble is not None else obstacle or _obstacle()
+        reason = str(trouble) if trouble is not None and routes else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         self.told.add(ranked.name)
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)
-                *made, token = passing(*map_tensors(join_tensor, leaves))
+                *made, token = forward(*map_tensors(join_tensor, leaves))
             else:
-                *made, token = self.executor.launch(self._sites[ranked.name], passing, tuple(leaves))
+                *made, token = self.executor.launch(self._sites[ranked.name], forward, tuple(leaves))
         if isinstance(token, StreamTensor):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:
             self._before = token
-        return ranked.result_of(made), token
+        return passes[0].nested(made), token
 
     @contextmanager
     def whole_call(self) -> Iterator[None]:

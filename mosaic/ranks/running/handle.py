@@ -221,7 +221,9 @@ class RankHandle(Handle):
         seed: int = 0,
         drop_last: bool = True,
     ) -> RankSampler:
-        """Returns what to give this rank's loader: ``DataLoader(data, batch_sampler=handle.sampler(data, 64))``.
+        """Returns the batches of this rank's loader: ``DataLoader(data, batch_sampler=handle.sampler(data, 64))``.
+
+        Every rank calls it, between the same steps.
 
         Args:
             data: The data set, or how many samples it has, or a sampler of indices that is the same on all ranks.
@@ -232,6 +234,8 @@ class RankHandle(Handle):
             drop_last: Whether to leave out samples that make no whole batch.
         """
         shares = rows_to_load(global_batch, self.world.size, self._ready.feeds, least=least)
+        if max(shares) - min(shares) > 1 and isinstance(self._executor, RankedRuns):
+            self._executor.route_all()
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager

@@ -155,7 +155,7 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
 def test_other_shapes_on_one_rank_are_found_on_all(outcomes: dict[str, list[Ended]]):
     for rank in outcomes["other_arguments"]:
         assert rank.code == 1
-        assert "ModuleContractError: 'text' is called on different ranks with other shapes" in rank.said
+        assert "ModuleContractError: 'image' is called on different ranks with other shapes" in rank.said
 
 
 def test_ranks_that_do_not_come_are_named(outcomes: dict[str, list[Ended]]):

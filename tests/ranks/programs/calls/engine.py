@@ -13,6 +13,7 @@ from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
+from mosaic.ranks.calls import agree
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import graphs
 from ranks.begun import SHORT_S, watching
@@ -30,6 +31,7 @@ def observed(rank: int, size: int) -> dict[str, Any]:
         "sent": bytes_sent(rank, size),
         "met": met_while_computing(rank, size),
         "drawn": drawn_numbers(rank, size),
+        "own rows": own_rows(rank, size),
         "nobody": nobody_there(rank, size),
     }
 
@@ -134,6 +136,54 @@ def drawn_numbers(rank: int, size: int) -> bool:
         found.append([one(x).detach() for x in inputs])
     handle.remove()
     return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def own_rows(rank: int, size: int) -> tuple[bool, int]:
+    """Two modules on all ranks, called with rows and arguments of each rank's own, and one on rank 0.
+
+    Returns whether gradients are those of data-parallel training, and how many agreements two forwards took.
+    """
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor | tuple[torch.Tensor, float]:
+            made = self.layer(x).tanh() * scale
+            return made if scale == 1.0 else (made, scale)
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.third = Scaled(), Scaled(), Scaled()
+
+        def forward(self, x: torch.Tensor, scales: tuple[float, ...] = ()) -> torch.Tensor:
+            left = self.left(x, *scales)
+            return self.third(x) + self.right(x) * (left if isinstance(left, torch.Tensor) else left[0])
+
+    torch.manual_seed(3)
+    plain, model = Towers(), Towers()
+    model.load_state_dict(plain.state_dict())
+    batches = [(torch.randn(3, 4), ()), (torch.randn(2, 4), (2.0,))]
+    members = {"left": (0, 1), "right": (0, 1), "third": (0,)}
+    plan = plan_of(model, [batches[0][0]], members, size)
+    handle = colocate_ranks(model, [batches[0][0]], plan=plan, backend=HostBackend(1), modules=list(members))
+    sent: list[Any] = []
+    plain_gather = agree.dist.all_gather
+    agree.dist.all_gather = lambda *args, **kwargs: (sent.append(args), plain_gather(*args, **kwargs))[1]
+    try:
+        for _ in range(2):
+            model.zero_grad()
+            model(*batches[rank]).square().mean().backward()
+    finally:
+        agree.dist.all_gather = plain_gather
+    for one in batches:
+        (plain(*one).square().mean() / size).backward()
+    held = [(own, other) for own, other in zip(model.parameters(), plain.parameters(), strict=True) if not own.is_meta]
+    equal = all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
+    handle.remove()
+    return equal, len(sent)
 
 
 def nobody_there(rank: int, size: int) -> bool:

@@ -35,11 +35,10 @@ def refusals(rank: int) -> dict[str, str]:
     assert clip_grad_norm_.__closure__[0].cell_contents is not plain_clip
     handle.remove()
     assert clip_grad_norm_.__closure__[0].cell_contents is plain_clip
-    assert not hasattr(torch.amp.GradScaler._unscale_grads_, "_mosaic_instead")
     with handle.disabled():
         said["whole"] = str(tuple(model(**batch)["logits"].shape))
     attempts: dict[str, Callable[[Clip], object]] = {
-        "padding": lambda model: mean_loss(model(**{**batch, "text": batch["text"][:, : 3 - rank]})).item(),
+        "padding": lambda model: mean_loss(model(**{**batch, "image": batch["image"][:, : 6 - rank]})).item(),
         "keyword": lambda model: model.image(input=batch["image"]).sum().item(),
         "kinds": lambda model: model.image("a photo"),
         "one rank": lambda model: model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item(),
@@ -62,7 +61,7 @@ def refused_in_the_middle(rank: int, size: int) -> dict[str, str | bool]:
     handle = colocated(model, batch, MEMBERS, size, timeout_s=SHORT_S, **WATCH)
     wrong: dict[str, Callable[[], object]] = {
         "first": lambda: model(**batch | ({"image": "a photo"} if rank == 0 else {})),
-        "second": lambda: model(**batch | ({"text": batch["text"][:, :2]} if rank == 1 else {})),
+        "second": lambda: model(**batch | ({"image": batch["image"][:, :5]} if rank == 1 else {})),
     }
 
     def gradients() -> list[torch.Tensor]:

@@ -212,6 +212,7 @@ def order_of_launches(rank: int, size: int) -> dict[str, Any]:
     model = Model()
     with colocated(model, APART, size) as (handle, backend, nccl):
         runs: Any = handle._executor
+        runs.route_all()  # as a sampler does that loads other numbers of rows on each rank
         handle.clear_timeline()
         del nccl.issued[:]
         out = model(**batch(rank, 2 + 2 * rank))
@@ -248,7 +249,9 @@ def race_without_waiting(rank: int, size: int) -> str:
     All modules are on both ranks, and ranks have rows in other numbers, so that both read what has travelled.
     """
     model = Model()
-    with colocated(model, dict.fromkeys(APART, (0, 1)), size) as (_, _, nccl):
+    with colocated(model, dict.fromkeys(APART, (0, 1)), size) as (handle, _, nccl):
+        runs: Any = handle._executor
+        runs.route_all()
         nccl.forgets_to_wait = True
         try:
             model(**batch(rank, 2 + 2 * rank))
