@@ -159,7 +159,7 @@ class TorchStreams:
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self._device, priority=priority)
-            if stream.cuda_stream not in self._lent and stream != self.current_stream():
+            if stream.cuda_stream not in self._lent and stream != torch.cuda.current_stream(self._device):
                 self._lent.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
@@ -234,7 +234,7 @@ class TorchStreams:
         """
         try:
             with (
-                self.use_stream(self.current_stream()),
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
                 torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 yield
@@ -251,7 +251,7 @@ class TorchStreams:
         """
         torch._C._cuda_endAllocateToPool(self._device.index, pool)
         torch._C._cuda_releasePool(self._device.index, pool)
-        with self.use_stream(self.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self._device)
 
     def reserved_bytes(self) -> int:
