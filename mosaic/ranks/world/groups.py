@@ -1,0 +1,205 @@
+"""Communicators: what they connect, which one carries a tensor, and those of a tried plan kept for the next one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from mosaic.errors import BackendUnavailableError
+
+LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
+"""Variable of NCCL; 1 starts collectives of different communicators in the order in which they were launched."""
+
+
+class GroupKey(NamedTuple):
+    """What makes two communicators exchangeable."""
+
+    ranks: tuple[int, ...]
+    """Its ranks."""
+    backend: str
+    """``nccl`` or ``gloo``."""
+    max_ctas: int | None
+    """SMs that its collectives may take; None for as many as they like."""
+
+
+class GroupLoan(list[tuple[GroupKey, Any]]):
+    """The communicators of one user in the order of its requests, which is the same on all ranks."""
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Those that this rank is in."""
+        return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
+
+
+class GroupPool:
+    """Makes communicators, and keeps those that were given back. All ranks ask for the same in the same order.
+
+    Args:
+        make: Makes one; on ranks that are not in it, what torch returns there.
+        forget: Told of one that is to be destroyed.
+    """
+
+    def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
+        self._make = make
+        self._forget = forget
+        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
+        self._loan: GroupLoan | None = None
+
+    def take(self, key: GroupKey) -> Any:
+        """Returns one that nobody has."""
+        spare = self._spare[key]
+        group = spare.pop(0)[1] if spare else self._make(key)
+        if self._loan is not None:
+            self._loan.append((key, group))
+        return group
+
+    @contextmanager
+    def lending(self) -> Iterator[GroupLoan]:
+        """A block in which all that is taken goes on a list, to be given back or destroyed; the innermost block's."""
+        before, self._loan = self._loan, (loan := GroupLoan())
+        try:
+            yield loan
+        finally:
+            self._loan = before
+
+    def give_back(self, loan: GroupLoan) -> None:
+        """Takes communicators back on which nothing is under way."""
+        for key, group in loan:
+            self._spare[key].append((key, group))
+        loan.clear()
+
+    def destroy(self, loan: GroupLoan) -> None:
+        """Ends communicators; those of which calls were freed are of no use to anybody."""
+        for group in loan.groups:
+            self._forget(group)
+            dist.destroy_process_group(group)
+        loan.clear()
+
+    def destroy_spare(self) -> None:
+        """Ends those that nobody has."""
+        for loan in self._spare.values():
+            self.destroy(loan)
+
+
+def group_options(backend: str, max_ctas: int | None) -> Any:
+    """Returns what ``torch.distributed.new_group`` is given for a communicator that is held to ``max_ctas`` SMs.
+
+    NCCL runs one CTA a channel, each on an SM of its own; this bounds them for the one communicator, unlike the
+    variable ``NCCL_MAX_CTAS``, which bounds all of the process. Not tried on GPUs.
+
+    Args:
+        backend: Of the group.
+        max_ctas: At most so many; None for as many as NCCL likes.
+
+    Returns:
+        None for communicators that run on no SMs, and where there is no bound.
+    """
+    if backend != "nccl" or max_ctas is None:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas = 1
+    options.config.max_ctas = max_ctas
+    return options
+
+
+@contextmanager
+def own_group_keys(name: str) -> Iterator[None]:
+    """A block whose new groups have keys of their own in the default group's store, and are no split of it.
+
+    torchrun's agent keeps that store when it restarts the ranks. torch numbers groups alike in each process, so new
+    ranks would read the addresses of the dead ones, and fail to connect.
+
+    Where the default group is bound to a device, torch has ranks outside of a new group split NCCL's communicator,
+    which waits for all ranks; those inside of a gloo group never do (``_new_process_group_helper``).
+
+    Args:
+        name: Of the rendezvous; the same on all ranks.
+    """
+    groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
+    assert default is not None
+    backend, store = groups[default]
+    device, default.bound_device_id = default.bound_device_id, None
+    groups[default] = (backend, distributed_c10d.PrefixStore(f"mosaic groups {name}", store))
+    try:
+        yield
+    finally:
+        groups[default] = (backend, store)
+        default.bound_device_id = device
+
+
+def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int | None) -> None:
+    """Has NCCL start collectives of different communicators in the order in which this process launches them.
+
+    NCCL reads ``NCCL_LAUNCH_ORDER_IMPLICIT`` once in a process, at its first collective (src/enqueue.cc). Without that
+    order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.stream_calls``).
+
+    Args:
+        environ: This process's environment.
+        num_collectives: How many collectives NCCL has run in this process; None where that is unknown.
+
+    Raises:
+        BackendUnavailableError: NCCL does not keep the order, or may have read the variable before it was set.
+    """
+    value = environ.get(LAUNCH_ORDER)
+    if value == "1":
+        return
+    if value is None and num_collectives == 0:
+        environ[LAUNCH_ORDER] = "1"
+        return
+    found = f"{LAUNCH_ORDER}={value}"
+    if value is None:
+        many = "an unknown number of" if num_collectives is None else str(num_collectives)
+        found = f"{many} collectives of NCCL before mosaic.colocate, without {LAUNCH_ORDER}"
+    raise BackendUnavailableError(
+        "collectives of several modules could wait for each other: NCCL reads the order of launches once, at a "
+        f"process's first collective; run `export {LAUNCH_ORDER}=1` before the ranks start",
+        found=found,
+        needed=f"{LAUNCH_ORDER}=1 from the start of the process, or no collective before mosaic.colocate",
+    )
+
+
+def num_nccl_collectives() -> int | None:
+    """Returns how many collectives NCCL's groups of this process have run; None where a group does not count them."""
+    count = 0
+    for group in distributed_c10d._world.pg_map:
+        if "nccl" in dist.get_backend_config(group):
+            try:
+                backend: Any = group._get_backend(torch.device("cuda"))
+                count += backend._get_sequence_number_for_group()
+            except (AttributeError, RuntimeError):
+                return None
+    return count
+
+
+def peers_share_a_communicator(group: dist.ProcessGroup) -> bool:
+    """Returns whether messages to all peers of a group such as this one queue behind each other.
+
+    NCCL's do in nccl2, which is ``nccl`` since torch 2.15: one communicator, one stream. Before that, each pair of
+    ranks has a communicator.
+    """
+    if dist.get_backend(group) != dist.Backend.NCCL:
+        return False
+    return not isinstance(group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL)
+
+
+def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Returns which of two groups of the same ranks moves a tensor: NCCL's take none that is in host memory."""
+    is_nccl = dist.get_backend(group) == dist.Backend.NCCL
+    return control if is_nccl and tensor.device.type == "cpu" else group
+
+
+def connect(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Has an NCCL communicator make its connections now; all its ranks call it, each group in one order.
+
+    Its first collective makes the communicator, and its first exchange the connections between each two ranks.
+    """
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+    rows = torch.ones(dist.get_world_size(group), device=device)
+    dist.all_to_all_single(torch.empty_like(rows), rows, group=group)
+    torch.cuda.synchronize(device)

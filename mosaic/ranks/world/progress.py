@@ -1,0 +1,197 @@
+"""The place of a rank in its step, and the bytes that it sends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+SentPhase = Literal["forward", "backward", "reduce"]
+"""Rows of arguments and results, their gradients, or gradients of parameters."""
+
+
+class Traffic:
+    """Counts the bytes that a rank sends to others; threads may count at the same time.
+
+    For a reduction it counts the gradients, not the messages of the library.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes: Counter[tuple[str, SentPhase]] = Counter()
+
+    def add(self, module: str, phase: SentPhase, num_bytes: int) -> None:
+        """Counts bytes."""
+        with self._lock:
+            self._num_bytes[module, phase] += num_bytes
+
+    def metrics(self) -> dict[str, float]:
+        """Returns all of it as ``sent_bytes/PHASE/MODULE``, for a flat dict of metrics."""
+        with self._lock:
+            return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
+
+    def clear(self) -> None:
+        """Starts again from zero."""
+        with self._lock:
+            self._num_bytes.clear()
+
+
+WaitedPhase = SentPhase | Literal["agreement"]
+"""What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""
+Waiting = Callable[[SentPhase], AbstractContextManager[None]]
+"""Returns a block in which a thread waits for other ranks, in a phase of one module."""
+
+_Entry = tuple[str, str, int]
+"""Module, phase, and when it began on ``time.perf_counter_ns``."""
+_MAX_WAITS = 20_000
+THE_LOOP = "the loop"
+"""Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """What a rank was doing at some moment."""
+
+    step: int
+    """Backwards that had ended before."""
+    calls: int
+    """Calls of the model that had begun."""
+    doing: Literal["starting", "computing", "waiting", "elsewhere"]
+    """``elsewhere`` is any code but that of placed modules: the loop's own."""
+    module: str
+    """Module that it computed or waited in; the last one it was in, if it is elsewhere; empty at the start."""
+    phase: str
+    """``forward``, ``backward``, ``reduce`` or ``agreement``; empty at the start."""
+    for_s: float
+    """Seconds that it had been doing this."""
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it had not come to any module."""
+        return not self.calls and self.module in ("", THE_LOOP)
+
+    def __str__(self) -> str:
+        if self.is_start:
+            return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
+        phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
+        where = f"the {phase} of {'the model' if self.module == THE_LOOP else repr(self.module)}"
+        doing = {"computing": "computing", "waiting": "waiting in", "elsewhere": "in the loop's own code after"}
+        return f"step {self.step}, {doing[self.doing]} {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Time for which a thread waited for other ranks."""
+
+    module: str
+    """Module whose rows or gradients it waited for."""
+    phase: str
+    """Which part of the step: a ``WaitedPhase``."""
+    step: int
+    """Backwards that had ended before."""
+    start_ns: int
+    """On ``time.perf_counter_ns``, as ``end_ns``."""
+    end_ns: int
+
+
+class RankProgress:
+    """The place of this rank; any thread may enter blocks.
+
+    A block costs two dictionary entries. The watchdog's thread reads the place now and then, and sends it.
+
+    Attributes:
+        step: Backwards that have ended.
+        calls: Calls of the model that have begun.
+        explain: Returns an error that names the rank at fault for an error of torch.distributed.
+        refuses: Raises if a rank has failed, so that waiting is of no use.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.calls = 0
+        self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
+        self.refuses: Callable[[], None] = lambda: None
+        self._waiting: dict[int, _Entry] = {}
+        self._computing: dict[int, _Entry] = {}
+        self._last: _Entry = ("", "", time.perf_counter_ns())
+        self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
+
+    def waiting(self, module: str, phase: WaitedPhase) -> AbstractContextManager[None]:
+        """Returns a block in which this thread waits for other ranks; errors that end it name the rank at fault."""
+        return _Waiting(self, self._waiting, module, phase)
+
+    def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
+        """Returns a block in which this rank computes a module."""
+        return _Block(self, self._computing, module, phase)
+
+    @property
+    def now(self) -> Whereabouts:
+        """Where it is; of several threads, what computes counts before what waits, and long before short."""
+        for doing, table in (("computing", self._computing), ("waiting", self._waiting)):
+            found = sorted(table.values(), key=lambda entry: entry[2])
+            if found:
+                return self._whereabouts(doing, *found[0])
+        return self._whereabouts("elsewhere" if self._last[0] else "starting", *self._last)
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """The last 20,000 waits, in the order in which they ended."""
+        return tuple(self._waits)
+
+    def clear_waits(self) -> None:
+        """Forgets them."""
+        self._waits.clear()
+
+    def _whereabouts(self, doing: str, module: str, phase: str, since_ns: int) -> Whereabouts:
+        return Whereabouts(
+            step=self.step,
+            calls=self.calls,
+            doing=doing,  # type: ignore[arg-type]
+            module=module,
+            phase=phase,
+            for_s=(time.perf_counter_ns() - since_ns) / 1e9,
+        )
+
+
+class _Block:
+    __slots__ = ("_entry", "_progress", "_table")
+
+    def __init__(self, progress: RankProgress, table: dict[int, _Entry], module: str, phase: WaitedPhase) -> None:
+        self._progress = progress
+        self._table = table
+        self._entry = (module, phase, time.perf_counter_ns())
+
+    def __enter__(self) -> None:
+        self._table[threading.get_ident()] = self._entry
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._table.pop(threading.get_ident(), None)
+        self._progress._last = (*self._entry[:2], time.perf_counter_ns())
+
+
+class _Waiting(_Block):
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        self._progress.refuses()
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        progress, (module, phase, start) = self._progress, self._entry
+        progress._waits.append(Wait(module, phase, progress.step, start, time.perf_counter_ns()))
+        try:
+            if isinstance(error, RuntimeError):
+                explained = progress.explain(error)
+                if explained is not error:
+                    raise explained from error
+        finally:
+            super().__exit__(kind, error, trace)
