@@ -128,19 +128,19 @@ class HostCalls(InStep):
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
-        trouble, routes = ranked.trouble_of(arguments.spec, arguments.leaves), ranked.routes
+        error, routes = ranked.error_of(arguments.spec, arguments.leaves), ranked.routes
         site = self._sites[ranked.name]
         if site.attributes.own_writes:
             self.reach(site)
             guard_attributes(ranked.module, site.attributes.own_writes.get(id(ranked.module), ()))
         attributes = ranked.set_since()
-        reason = str(trouble) if trouble is not None else interception() or obstacle or site.obstacle
+        reason = str(error) if error is not None else interception() or obstacle or site.obstacle
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         if reason is not None:
-            is_refused = trouble is not None and routes
+            is_refused = error is not None and routes
             going = partial(
                 ForwardPass,
                 ranked,
@@ -148,8 +148,8 @@ class HostCalls(InStep):
                 is_there=is_there,
                 attributes=attributes,
                 routes=routes,
-                trouble=trouble if is_refused else None,
-                spec=arguments.spec if trouble is not None and not routes else None,
+                error=error if is_refused else None,
+                spec=arguments.spec if error is not None and not routes else None,
             )
             return self._run_here(ranked, going, arguments.leaves, reason, is_refused=is_refused)
         hidden = HiddenState.take(site.attributes, parts_of(site.module))

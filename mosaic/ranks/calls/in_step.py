@@ -74,9 +74,9 @@ class InStep:
         """
         self._given_up.add(ranked.name)
         if self._failure is None and ranked.routes:
-            trouble = ModuleContractError(f"{ranked.name!r} is not called: a call before it was refused")
+            error = ModuleContractError(f"{ranked.name!r} is not called: a call before it was refused")
             with suppress(ModuleContractError), self.in_step():
-                ForwardPass(ranked, ranked.plain, [], is_there=False, attributes="", trouble=trouble).agree()
+                ForwardPass(ranked, ranked.plain, [], is_there=False, attributes="", error=error).agree()
 
     def give_up_rest(self) -> None:
         """Tells the others so of all modules of which they have not been told, in the order of all ranks."""

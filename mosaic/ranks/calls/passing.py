@@ -6,6 +6,7 @@ module's own graph hangs below ``Here``: its backward runs where its forward ran
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -18,10 +19,10 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import agree, said_by
-from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers
-from mosaic.ranks.rows.routing import routing_of
+from mosaic.ranks.calls.agree import agree, digest_of
+from mosaic.ranks.rows.routing import RowRouting, routing_of
 from mosaic.ranks.world.groups import carrier_of
+from mosaic.ranks.world.progress import SentPhase
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -37,7 +38,7 @@ class ForwardPass:
         is_there: Whether this rank calls it, rather than taking part without rows.
         attributes: What was set in the module since it was colocated.
         routes: Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed.
-        trouble: Why the call cannot be routed: all ranks are told and raise.
+        error: Why the call cannot be routed: all ranks are told and raise.
         spec: How arguments nest that are not those of the sample's step; for calls that are not routed.
         anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
             call's; by default a leaf.
@@ -57,7 +58,7 @@ class ForwardPass:
         is_there: bool,
         attributes: str,
         routes: bool = True,
-        trouble: ModuleContractError | None = None,
+        error: ModuleContractError | None = None,
         spec: pytree.TreeSpec | None = None,
         anchor: torch.Tensor | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class ForwardPass:
         self._is_there = is_there
         self._attributes = attributes
         self._routes = routes
-        self._trouble = trouble
+        self._error = error
         self._spec = spec
         self._batched = ranked.batched if spec is None else (False,) * len(leaves)
         self._result_spec = ranked.template.spec
@@ -103,17 +104,13 @@ class ForwardPass:
             return
         try:
             agreed = agree(
-                ranked.name,
-                ranked.control,
+                ranked,
                 leaves,
-                ranked.batched,
                 is_there=self._is_there,
                 wants=wants,
-                added=said_by(self._run),
+                added=digest_of(self._run),
                 attributes=self._attributes,
-                members=ranked.members,
-                trouble=self._trouble,
-                waiting=ranked.waiting,
+                error=self._error,
             )
         except ModuleContractError as error:
             ranked.refused = weakref.ref(error)
@@ -304,3 +301,101 @@ class Here(torch.autograd.Function):
         found = ranked.compute(backward, "backward")
         ranked.backward_ends()
         return None, None, None, None, *found
+
+
+class Exchange:
+    """Moves one call's rows over its module's own communicator, so that messages keep their order.
+
+    Args:
+        ranked: The module.
+        routing: The way of its rows; None: each rank keeps its own.
+    """
+
+    def __init__(self, ranked: Ranked, routing: RowRouting | None) -> None:
+        self._ranked = ranked
+        self._routing = routing
+
+    def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
+        """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
+        return self._moved(tensor, phase, is_back=False)
+
+    def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
+        """Returns what became of the rows that this rank holds, for those that it has as a member."""
+        return self._moved(tensor, phase, is_back=True)
+
+    def _moved(self, tensor: torch.Tensor, phase: SentPhase, *, is_back: bool) -> torch.Tensor:
+        ranked, routing = self._ranked, self._routing
+        if routing is None or not routing.num_moved:
+            return tensor
+        sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
+        if is_back:
+            sends, receives = receives, sends
+        made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
+        given = tensor.contiguous()
+        with ranked.waiting(phase):
+            group = carrier_of(given, ranked.group, ranked.control)
+            # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
+            dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True).wait()
+        if num_rows := sum(sends) - sends[ranked.rank]:
+            ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
+        return made
+
+
+class ToMembers(torch.autograd.Function):
+    """Rows of several tensors to the members; their gradients, divided by ``scale``, back."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
+        """Moves the rows to the members."""
+        ctx.exchange, ctx.scale = exchange, scale
+        return tuple(_fresh(tensor, exchange.to_members(tensor)) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Moves the gradients back to where the rows came from."""
+        moved = (ctx.exchange.to_holders(grad, "backward") for grad in grads)
+        return None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
+
+
+class ToHolders(torch.autograd.Function):
+    """Results to the holders; their gradients, times ``scale``, back to the members.
+
+    Besides the results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is
+    made of something else.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
+        """Moves the results to the holders."""
+        ctx.exchange, ctx.scale = exchange, scale
+        return *(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors), tensors[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Moves their gradients to the members."""
+        moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
+        return None, None, *(scaled(grad, ctx.scale) for grad in moved)
+
+
+class Shared(torch.autograd.Function):
+    """An argument that is no part of the batch and the same on all ranks; its gradients are divided by ``scale``."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the argument."""
+        ctx.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Divides its gradient."""
+        return None, scaled(grads[0], 1 / ctx.scale)
+
+
+def scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:
+    """Returns a gradient times a factor; itself, bit for bit, where that is 1."""
+    return grad if factor == 1 else grad * factor
+
+
+def _fresh(given: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return made.detach() if made is given else made  # a view could not be changed in place

@@ -44,7 +44,7 @@ from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import trouble_of
+from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import Traffic, Waiting
@@ -202,9 +202,9 @@ class Ranked:
         """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
         return self._before.since(self._parts, self.attributes.own_writes)
 
-    def trouble_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
+    def error_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
         """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
-        return trouble_of(self.name, spec, leaves, self.batched, self.spec)
+        return error_of(self.name, spec, leaves, self.batched, self.spec)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         """Returns a call's leaves as the module nests them."""

@@ -22,7 +22,7 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import put_aside
+from mosaic.ranks.calls.agree import split_routed_kwargs
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
@@ -130,7 +130,7 @@ class RankedRuns:
         # Outside of the model's own call nobody looks, at its end, for what was raised.
         waits = self._called is None
         ranked = self._ranked[site.name]
-        run, kwargs = put_aside(run, kwargs, ranked.keywords)
+        run, kwargs = split_routed_kwargs(run, kwargs, ranked.keywords)
         return self._noted(
             self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle)
         )

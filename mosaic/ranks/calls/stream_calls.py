@@ -149,7 +149,7 @@ class StreamCalls(InStep):
             obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
         """
         leaves, spec = flatten((args, kwargs))
-        trouble, routes = ranked.trouble_of(spec, leaves), ranked.routes
+        error, routes = ranked.error_of(spec, leaves), ranked.routes
         attributes = ranked.set_since()
         anchor = self._before if self._before is not None else self._anchor
         passes: list[ForwardPass] = []
@@ -162,14 +162,14 @@ class StreamCalls(InStep):
                 is_there=is_there,
                 attributes=attributes,
                 routes=routes,
-                trouble=trouble if routes else None,
-                spec=spec if trouble is not None and not routes else None,
+                error=error if routes else None,
+                spec=spec if error is not None and not routes else None,
                 anchor=anchor,
             ).go()
             passes.append(passed)
             return [*passed.made, passed.token]
 
-        reason = str(trouble) if trouble is not None and routes else obstacle or _obstacle()
+        reason = str(error) if error is not None and routes else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         self.told.add(ranked.name)
