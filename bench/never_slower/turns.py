@@ -19,10 +19,10 @@ import mosaic
 from bench.colocate.models import Loop, Workload
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.engine import Handle
-from mosaic.engine.trial.settings import TrialSettings
 from mosaic.microbench import Budget
 from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad
+from mosaic.take_turns import TrialSettings
 
 AGAIN = "plain step over another plain loop's, ratio"
 BLOCK_MS = 150.0

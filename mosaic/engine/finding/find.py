@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +23,13 @@ from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject
 
+_WRAPPERS = {
+    "DistributedDataParallel": "wrap the branches in a process group of their own instead",
+    "FullyShardedDataParallel": "colocate the plain model",
+    "FSDPModule": "colocate the plain model",
+    "DataParallel": "colocate the plain model",
+    "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
+}
 _LARGE = 0.1
 """Share of the work from which a module is missed when it is not placed."""
 
@@ -149,6 +156,16 @@ def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
         f"sample is a {type(sample).__name__}; give a batch as a dict (keywords), a list or tuple (positions) or a "
         "tensor, or a function that runs the model on one"
     )
+
+
+def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yields the name, the wrapper and a remedy of each part in a wrapper that cannot be colocated."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ == "OptimizedModule" and name:  # a compiled branch runs on its lane
+                continue
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                yield name, kind.__name__, _WRAPPERS[kind.__name__]
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:

@@ -16,9 +16,9 @@ from mosaic.backends.table import default_backend
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
-from mosaic.engine.colocate import refuse_graphs_of_compiler
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.users import users_of
+from mosaic.engine.session import refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
