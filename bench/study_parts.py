@@ -55,23 +55,16 @@ class PartedStudy:
     complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
     """Adds what is missing once all parts have run."""
 
-    def main(
-        self, description: str | None, quick_help: str, draw: Callable[[Study, Path], object] | None = None
-    ) -> Study:
+    def main(self, description: str | None, quick_help: str) -> Study:
         """Runs what the command line asks for."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--quick", action="store_true", help=quick_help)
         parser.add_argument("--json", type=Path, help="write the result here")
-        if draw is not None:
-            parser.add_argument("--pictures", type=Path, help="draw the figures into this folder")
         given = parser.parse_args()
         parts = self.quick() if given.quick else self.full()
         longest = min(sum(part.seconds for part in parts), self.quick_seconds if given.quick else self.full_seconds)
         print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
-        made = self.run(parts, path=given.json, seconds=longest)
-        if draw is not None and given.pictures is not None:
-            draw(made, given.pictures)
-        return made
+        return self.run(parts, path=given.json, seconds=longest)
 
     def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
         """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.

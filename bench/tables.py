@@ -17,15 +17,13 @@ from types import MappingProxyType
 from bench import pages
 from bench.context import tables as context_tables
 from bench.ddp import tables as ddp_tables
-from bench.figures.page import kept_studies, paper_table
-from bench.figures.papers.read import PAPERS, read_paper
-from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
 from bench.gpu.ladder import SM_TARGET_SPEEDUP
 from bench.never_slower.tables import never_slower_table
+from bench.papers.page import kept_studies, paper_table
+from bench.papers.printed import PAPERS, read_paper
 from bench.pipeline.tables import measured_table
 from bench.record import Study
-from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
 from bench.sweep.outcomes import PIPELINE_OUTCOMES
 from mosaic.artifact import load, save, write_text
@@ -154,17 +152,14 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
         "context_balance": lambda: context_tables.balance_table(RESULTS),
         "context_received": lambda: context_tables.received_table(RESULTS),
-        "context_times": lambda: context_tables.paper_times_table(RESULTS),
         "never_slower": lambda: never_slower_table(RESULTS),
         "ddp": lambda: ddp_tables.ddp_table(RESULTS),
         "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),
-        "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_pipeline": lambda: sweep_tables.counts_table(RESULTS, sweep_tables.PIPELINE_STUDY, PIPELINE_OUTCOMES),
         "sweep_refused": lambda: sweep_tables.reasons_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "pipeline_steps": lambda: measured_table(RESULTS),
-        "bench_spindle": lambda: spindle_tables.spindle_table(RESULTS),
         "models": lambda: gpu_table("models", gpu_tables.models_table),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
         "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table),

@@ -1,28 +1,22 @@
-"""The study of long sequences over ranks: planning measured, balance and bytes counted, Cornstarch's times predicted.
+"""The study of long sequences over ranks: planning and attention measured, balance and bytes counted.
 
-``python -m bench.context [--quick] [--json FILE] [--pictures DIR]``
+``python -m bench.context [--quick] [--json FILE]``
 
 Masks are drawn: causal, encoder outputs prepended (EP), embedded (EE), packed documents of these (MP). Work is visible
-pairs. What a paper measured on GPUs is predicted from counted tiles of a described device. Attention on two gloo ranks
-is measured, with one core each, and so are steps of a model in pipelines. Every part runs in processes of its own that
-are ended in time. ``--quick``: short sequences, within a minute on two quiet cores.
+pairs. Attention is measured on two gloo ranks with a core each. ``--quick``: short sequences, within a minute.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
-from bench.context import balance, in_pipeline, on_ranks, papers, planning
-from bench.record import Study
+from bench.context import balance, on_ranks, planning
 from bench.study_parts import PartedStudy, StudyPart
 from mosaic.context.drawn import DRAWN, embedded, multimodal_packed
 from mosaic.context.tiles import MaskBlocks
 
 MILLION = 1 << 20
-SHORT = in_pipeline.Sizes(tokens=1024, microbatches=2, layers=2, rounds=2)
-LONG = in_pipeline.Sizes(tokens=4096, microbatches=2, layers=4, rounds=5)
 MIXED = ("ep", "ee", "mp")
 
 
@@ -52,9 +46,7 @@ QUICK = (
     StudyPart.alone("planning", 20, lambda: chain(*(planning.planning(kind, 1 << 17, (8,)) for kind in DRAWN))),
     StudyPart.alone("balance", 20, lambda: chain(*(balance.balance(kind, 1 << 14, 8, 3) for kind in MIXED))),
     received(1 << 16, (8,), 1),
-    StudyPart.alone("Table 4", 20, lambda: chain(*(papers.table_4(kind, 16384, 8, 3) for kind in MIXED))),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(2048, (0,), 3, left), seconds=30),
-    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(SHORT, left), seconds=40),
 )
 FULL = (
     StudyPart.alone("planning", 90, lambda: chain(*(planning.planning(kind, MILLION, (8, 64)) for kind in DRAWN))),
@@ -68,30 +60,9 @@ FULL = (
         ),
     ),
     received(1 << 18, (8, 32), 3),
-    StudyPart.alone(
-        "Table 4",
-        90,
-        lambda: chain(
-            *(papers.table_4(kind, tokens, 8, 50) for tokens in (16384, 32768, 65536, 131072) for kind in MIXED),
-            *(papers.figure_12(kind, 65536, 8) for kind in MIXED),
-        ),
-    ),
     StudyPart(name="two ranks", make=lambda left: on_ranks.attention(8192, (0, 1, 2), 7, left), seconds=150),
-    StudyPart(name="in pipelines", make=lambda left: in_pipeline.in_pipeline(LONG, left), seconds=300),
 )
-
-
-def draw(study: Study, folder: Path) -> None:
-    """Draws one packed sequence by zigzag and as planned."""
-    from mosaic.context.plan import plan_context
-    from mosaic.report.context_picture import draw_context
-
-    mask = multimodal_packed(8192, 0)
-    folder.mkdir(parents=True, exist_ok=True)
-    draw_context([plan_context(mask, 4, method=name) for name in ("zigzag", "lpt")], folder / "context_mp.png")
-
-
 STUDY = PartedStudy(name="bench_context", quick=lambda: QUICK, quick_seconds=60.0, full=lambda: FULL)
 
 if __name__ == "__main__":
-    STUDY.main(__doc__, "short sequences; within a minute on two cores", draw)
+    STUDY.main(__doc__, "short sequences; within a minute on two cores")

@@ -1,14 +1,15 @@
-"""Fits of ``bench.cost`` and their errors: forms of interference to groups, descriptions of a device to times.
+"""Forms of interference fitted to groups, and counted times to a device: simple forms and their errors.
 
-Fitted and judged are two sets. All forms of interference are fitted by one loss, the relative errors of every member's
-time beside the others. Descriptions are fitted by the logarithm of predicted over measured time.
+Fitted and judged are two sets. All forms are fitted by one loss, the relative errors of every member's time beside the
+others.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -16,21 +17,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from mosaic.cost import Eq8, Sharing
-from mosaic.cost.counts import PhaseCounts
-from mosaic.cost.interference import (
-    FORMS,
-    AssumedSharing,
-    Coefficients,
-    HasBandwidth,
-    Interference,
-    Neighbours,
-)
-from mosaic.cost.roofline import phase_ms
-from mosaic.hardware import Hardware
-from mosaic.hardware.description import MAX_EFFICIENCY
-from mosaic.profile import PairSample, Phase
+from mosaic.cost.interference import FORMS, AssumedSharing, Coefficients, HasBandwidth, Interference, Neighbours
+from mosaic.profile import Phase
 
-Vector = NDArray[np.float64]
 _FAR = 1e3
 
 
@@ -67,81 +56,66 @@ class _AsWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of interference to fit."""
+    """A form of interference to fit; without ``start`` it has no coefficients."""
 
     name: str
     """Name in ``FORMS``, or ``as written``."""
+    make: Callable[..., Coefficients] = AssumedSharing
+    """Coefficients of a phase from the numbers."""
     start: tuple[float, ...] = ()
-    """First guess of each coefficient of a phase."""
     low: tuple[float, ...] = ()
     """Least value of each coefficient."""
-    make: Callable[..., Coefficients] | None = None
-    """Coefficients of a phase from the numbers; None for a form without coefficients."""
+
+
+def _eq8(name: str) -> Form:
+    start, low = (1e-3, 1e-2, 1e-2), (-_FAR, 0.0, 0.0)
+    return Form(name=name, make=lambda e1, e2, e3: Eq8(e1=e1, e2=e2, e3=e3), start=start, low=low)
 
 
 STUDIED: Mapping[str, Form] = MappingProxyType(
     {
         "unaware of neighbours (0 coefficients)": Form(name="none"),
-        "assumed where nothing is measured (0)": Form(name="pairwise", make=AssumedSharing),
-        "measured pairs (one a pair)": Form(name="measured"),
+        "assumed where nothing is measured (0)": Form(name="pairwise"),
         "pairwise (2)": Form(
-            name="pairwise", start=(0.1, 0.1), low=(0.0, 0.0), make=lambda a, b: Sharing(pressure=a, product=b)
+            name="pairwise", make=lambda a, b: Sharing(pressure=a, product=b), start=(0.1, 0.1), low=(0.0, 0.0)
         ),
-        "Eq. 8 without its product (2)": Form(
-            name="eq8", start=(1e-3, 1e-2), low=(-_FAR, 0.0), make=lambda a, b: Eq8(e1=a, e2=b)
-        ),
-        "Eq. 8 as written (3)": Form(
-            name="as written",
-            start=(1e-3, 1e-2, 1e-2),
-            low=(-_FAR, 0.0, 0.0),
-            make=lambda a, b, c: Eq8(e1=a, e2=b, e3=c),
-        ),
-        "Eq. 8 fit for planning (3)": Form(
-            name="eq8",
-            start=(1e-3, 1e-2, 1e-2),
-            low=(-_FAR, 0.0, 0.0),
-            make=lambda a, b, c: Eq8(e1=a, e2=b, e3=c),
-        ),
+        "Eq. 8 as written (3)": _eq8("as written"),
+        "Eq. 8 fit for planning (3)": _eq8("eq8"),
     }
 )
-"""Forms by what figures call them, with the number of free coefficients of each phase."""
+"""Forms by the words of figures, with the number of free coefficients of each phase."""
 
 
-def fit_form(
-    form: Form, groups: Sequence[Group], bandwidths: HasBandwidth, pairs: Sequence[PairSample] = ()
-) -> Interference:
+def fit_form(form: Form, groups: Sequence[Group], bandwidths: HasBandwidth) -> Interference:
     """Fits a form to groups, each phase by itself.
 
     Raises:
-        ValueError: A phase has no more members than the form has coefficients, or no pairs were measured.
+        ValueError: A phase has no more members than the form has coefficients.
     """
-    if form.name == "measured" and not pairs:
-        raise ValueError("no pairs were measured")
 
-    def made(coefficients: Mapping[Phase, Coefficients]) -> Interference:
+    def interference(coefficients: Mapping[Phase, Coefficients]) -> Interference:
         if form.name == "as written":
             return _AsWritten(coefficients, bandwidths)  # type: ignore[arg-type]
-        return FORMS[form.name](pairs, coefficients, bandwidths)
+        return FORMS[form.name]((), coefficients, bandwidths)
 
-    make = form.make
-    if make is None:
-        return made({})
     coefficients = {}
     for phase in Phase:
         of_phase = [group for group in groups if group[0].phase is phase]
         members = sum(map(len, of_phase))
         if form.start and of_phase and members <= len(form.start):
             raise ValueError(f"{members} members of groups for {len(form.start)} coefficients; run more groups")
-        if not form.start or not of_phase:
-            coefficients[phase] = make(*form.start)
-            continue
+        values = list(form.start)
+        if form.start and of_phase:
 
-        def residuals(values: Vector, phase: Phase = phase, of_phase: Sequence[Group] = of_phase) -> Vector:
-            return np.array(signed_errors(made({phase: make(*map(float, values))}), of_phase))
+            def residuals(
+                values: NDArray[np.float64], phase: Phase = phase, of_phase: Sequence[Group] = of_phase
+            ) -> NDArray[np.float64]:
+                return np.array(signed_errors(interference({phase: form.make(*map(float, values))}), of_phase))
 
-        found = least_squares(residuals, form.start, bounds=(form.low, [_FAR] * len(form.low)))
-        coefficients[phase] = make(*map(float, found.x))
-    return made(coefficients)
+            bounds = (form.low, [_FAR] * len(form.low))
+            values = least_squares(residuals, form.start, bounds=bounds).x.tolist()
+        coefficients[phase] = form.make(*values)
+    return interference(coefficients)
 
 
 def signed_errors(form: Interference, groups: Sequence[Group]) -> list[float]:
@@ -162,54 +136,20 @@ def signed_errors(form: Interference, groups: Sequence[Group]) -> list[float]:
 class CountedTime:
     """One measured time of counted operators."""
 
-    counts: PhaseCounts
-    num_sms: int
-    """SMs that the operators ran on."""
+    predicted_ms: float
+    """By the device's description."""
     measured_ms: float
 
+    @property
+    def log_ratio(self) -> float:
+        """The logarithm of predicted over measured."""
+        return math.log(self.predicted_ms / self.measured_ms)
 
-_KINDS = ("matmul", "attention", "conv", "memory")
-FREEDOMS: Mapping[str, tuple[int, Callable[[Vector], Vector]]] = MappingProxyType(
-    {
-        "as described (0 coefficients)": (0, lambda moved: np.zeros(5)),
-        "one speed for everything (1)": (1, lambda moved: moved[0] * np.array([1.0, 1.0, 1.0, 1.0, -1.0])),
-        "one efficiency a kind, and launches (5)": (5, lambda moved: moved),
+
+def counted_errors(fit: Sequence[CountedTime], judge: Sequence[CountedTime]) -> dict[str, list[float]]:
+    """Returns the factors by which predictions are off, less one: as described, and scaled by the fit's mean error."""
+    speed = statistics.fmean(time.log_ratio for time in fit) if fit else 0.0
+    return {
+        words: [math.exp(abs(time.log_ratio - shift)) - 1 for time in judge]
+        for words, shift in (("as described (0 coefficients)", 0.0), ("one speed for everything (1)", speed))
     }
-)
-"""Free numbers, and the logarithms of the factors that they come to: of four efficiencies, and of launches."""
-
-
-def calibrate(hardware: Hardware, times: Sequence[CountedTime], freedom: str) -> Hardware:
-    """Returns a description with factors fitted to measured times: least squares of log(predicted / measured)."""
-    count, moves = FREEDOMS[freedom]
-    if count == 0:
-        return hardware
-
-    def residuals(moved: Vector) -> Vector:
-        other = _scaled(hardware, moves(moved))
-        return np.array([_log_ratio(other, time) for time in times])
-
-    return _scaled(hardware, moves(least_squares(residuals, np.zeros(count)).x))
-
-
-def description_errors(hardware: Hardware, times: Sequence[CountedTime]) -> list[float]:
-    """Returns the factor by which each predicted time is off, less one: exp(|log(predicted / measured)|) - 1."""
-    return [math.exp(abs(_log_ratio(hardware, time))) - 1 for time in times]
-
-
-def _scaled(hardware: Hardware, logs: Vector) -> Hardware:
-    *kinds, launch = np.exp(np.clip(logs, -_FAR, math.log(100.0))).tolist()
-    reached = {
-        kind: min(MAX_EFFICIENCY, max(1e-6, getattr(hardware.efficiency, kind) * factor))
-        for kind, factor in zip(_KINDS, kinds, strict=True)
-    }
-    return replace(
-        hardware,
-        efficiency=replace(hardware.efficiency, **reached),
-        launch_us=hardware.launch_us * launch,
-        kernel_us=hardware.kernel_us * launch,
-    )
-
-
-def _log_ratio(hardware: Hardware, time: CountedTime) -> float:
-    return math.log(phase_ms(time.counts, hardware, time.num_sms) / time.measured_ms)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 Size = Literal["tiny", "host", "gpu"]
 """For tests, for a few cores, and for a GPU of the H100's class."""
+NAMES = ("text", "points", "image", "tables", "audio", "depth", "video", "thermal")
+"""All modules, arithmetic and traffic in turn; a model of n has the first n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +35,25 @@ _WIDTHS: dict[Size, _Width] = {
 
 
 class Recurrent(nn.Module):
-    """A GRU that gives its states alone."""
+    """A GRU that gives its states alone; shapes ``(batch, tokens, width)`` in and out."""
 
     def __init__(self, width: int) -> None:
-        """Makes it."""
         super().__init__()
         self.cells = nn.GRU(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shapes ``(batch, tokens, width)`` in and out."""
         states: Tensor = self.cells(x)[0]
         return states
 
 
 class Pointwise(nn.Module):
-    """Elementwise operations on wide rows: all traffic, hardly any arithmetic."""
+    """Elementwise operations on wide rows, ``(batch, spread)``: all traffic, hardly any arithmetic."""
 
     def __init__(self, spread: int, layers: int) -> None:
-        """Makes one scale a layer."""
         super().__init__()
         self.scales = nn.ParameterList(nn.Parameter(torch.ones(spread)) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shapes ``(batch, spread)`` in and out."""
         for scale in self.scales:
             x = torch.relu(x * scale + 1.0)
         return x
@@ -72,59 +70,42 @@ def _convolutions(channels: int, layers: int) -> nn.Module:
     )
 
 
-def _parts(s: _Width) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
-    """What makes each module, and the shape of its input."""
-    rows = (s.batch, s.tokens, s.width)
-    image = (s.batch, s.channels, s.side, s.side)
-    video = (s.batch, 2 * s.channels, s.side // 2, s.side // 2)
+def _parts(size: Size) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    """The function that makes each module, and the shape of its input."""
+    s = _WIDTHS[size]
     wide = (s.batch, s.spread)
+    layers = range(s.layers)
     return {
-        "text": (lambda: _transformer(s.width, s.layers), rows),
+        "text": (lambda: _transformer(s.width, s.layers), (s.batch, s.tokens, s.width)),
         "points": (lambda: Pointwise(s.spread, 2 * s.layers), wide),
-        "image": (lambda: _convolutions(s.channels, s.layers), image),
-        "tables": (
-            lambda: nn.Sequential(*(nn.Linear(s.weights, s.weights) for _ in range(s.layers))),
-            (s.batch, s.weights),
+        "image": (lambda: _convolutions(s.channels, s.layers), (s.batch, s.channels, s.side, s.side)),
+        "tables": (lambda: nn.Sequential(*(nn.Linear(s.weights, s.weights) for _ in layers)), (s.batch, s.weights)),
+        "audio": (lambda: Recurrent(s.width), (s.batch, s.tokens, s.width)),
+        "depth": (lambda: nn.Sequential(*(nn.LayerNorm(s.spread) for _ in layers)), wide),
+        "video": (
+            lambda: _convolutions(2 * s.channels, s.layers),
+            (s.batch, 2 * s.channels, s.side // 2, s.side // 2),
         ),
-        "audio": (lambda: Recurrent(s.width), rows),
-        "depth": (lambda: nn.Sequential(*(nn.LayerNorm(s.spread) for _ in range(s.layers))), wide),
-        "video": (lambda: _convolutions(2 * s.channels, s.layers), video),
         "thermal": (lambda: _transformer(2 * s.width, max(1, s.layers // 2)), (s.batch, s.tokens, 2 * s.width)),
     }
 
 
-def make_module(name: str, size: Size) -> nn.Module:
-    """Returns one of ``NAMES``."""
-    return _parts(_WIDTHS[size])[name][0]()
-
-
-def input_shape(name: str, size: Size) -> tuple[int, ...]:
-    """Returns the shape of a module's input."""
-    return _parts(_WIDTHS[size])[name][1]
-
-
-NAMES = ("text", "points", "image", "tables", "audio", "depth", "video", "thermal")
-"""All modules, arithmetic and traffic in turn; a model of n has the first n."""
-
-
 class Branches(nn.Module):
-    """Modules that all could run at the same time, and the sum of what they give."""
+    """Modules that all could run at the same time, with the same weights each time, and the sum of their means."""
 
     def __init__(self, names: Sequence[str], size: Size) -> None:
-        """Makes the named modules with the same weights each time."""
         super().__init__()
+        parts = _parts(size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.branches = nn.ModuleDict({name: make_module(name, size) for name in names})
+            self.branches = nn.ModuleDict({name: parts[name][0]() for name in names})
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Calls every module on the input of its name; a loss."""
-        found = [module(inputs[name]).float().mean() for name, module in self.branches.items()]
-        return torch.stack(found).sum()
+        means = [module(inputs[name]).float().mean() for name, module in self.branches.items()]
+        return torch.stack(means).sum()
 
 
 def make_inputs(names: Sequence[str], size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Returns an input for each of the named modules, the same each time."""
-    source = torch.Generator().manual_seed(1)
-    shapes = {name: input_shape(name, size) for name in names}
-    return {name: torch.randn(shape, generator=source).to(device, dtype) for name, shape in shapes.items()}
+    source, parts = torch.Generator().manual_seed(1), _parts(size)
+    return {name: torch.randn(parts[name][1], generator=source).to(device, dtype) for name in names}

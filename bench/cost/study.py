@@ -14,23 +14,14 @@ from functools import cached_property
 
 import numpy as np
 
-from bench.cost.fits import (
-    FREEDOMS,
-    STUDIED,
-    CountedTime,
-    Group,
-    Member,
-    calibrate,
-    description_errors,
-    fit_form,
-    signed_errors,
-)
+from bench.cost.fits import STUDIED, CountedTime, Group, Member, counted_errors, fit_form, signed_errors
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
-from bench.record import MAX_SAMPLES, Figure, missing_figure, one_line
+from bench.record import MAX_SAMPLES, Figure, missing_figure
 from mosaic.cost import Bandwidths, ScalingSurface
 from mosaic.cost.counting import count_module
 from mosaic.cost.counts import ModuleCounts
+from mosaic.cost.roofline import phase_ms
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, hardware_of
@@ -42,10 +33,7 @@ from mosaic.profiler.sweep import lay_out
 FIT_DEGREES, HELD_DEGREE = (1, 2, 8), 4
 SIZES = (2, 3, 4, 6, 8)
 """Modules side by side."""
-ALL_SIZES = "all sizes"
 AT_QUOTAS, AT_DEGREE = "surface error at held-out quotas", "surface error at a held-out degree"
-POINTS_TWICE = "difference of the same points measured twice"
-GROUPS_TWICE = "difference of the same groups run twice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,30 +94,17 @@ class CostStudy:
         self.fit_quotas = tuple(sorted({1, *default_quotas(self.device)}))
         self.held_quotas = tuple(q for q in range(1, self.device.num_slots) if q not in self.fit_quotas)
 
-    def figure_names(self) -> tuple[str, ...]:
-        """Returns the names of all figures."""
-        sets = [f"{size} modules" for size in self.sizes] + [ALL_SIZES]
-        return (
-            *(AT_QUOTAS, AT_DEGREE, POINTS_TWICE, GROUPS_TWICE),
-            *(slowdown_name(of) for of in sets),
-            *(error_name(of, words) for of in sets for words in STUDIED),
-            *(f"analytic error on other modules, {words}" for words in FREEDOMS),
-        )
-
     def run(self) -> Iterator[Figure]:
-        """Yields every figure by name; a part that fails costs its figures and no others."""
-        missing = dict.fromkeys(self.figure_names(), "there was no time for it")
+        """Yields all figures; a part that fails costs its figures and no others."""
         for part in (self._measure_surfaces, self._measure_groups, self._measure_descriptions):
-            if not self.bench.budget.allows(part.__name__.removeprefix("_measure_")):
+            name = part.__name__.removeprefix("_measure_")
+            if not self.bench.budget.allows(name):
+                yield missing_figure(name, "there was no time for it")
                 continue
             try:
-                for figure in part():
-                    missing.pop(figure.name, None)
-                    yield figure
+                yield from part()
             except Exception as error:  # a study reports what failed and goes on
-                missing = dict.fromkeys(missing, one_line(error))
-        for name, reason in missing.items():
-            yield missing_figure(name, reason)
+                yield missing_figure(name, error)
 
     @cached_property
     def profile(self) -> Profile:
@@ -203,7 +178,10 @@ class CostStudy:
             yield mean_figure(name, surface_errors(fit, samples), reason=why)
         first = {(s.module, s.phase, s.quota): s.median_ms for s in fit if s.degree == 1 and s.times_ms}
         again = [(first.get((s.module, s.phase, s.quota)), s.median_ms) for s in later if s.degree == 1 and s.times_ms]
-        yield mean_figure(POINTS_TWICE, [abs(a / b - 1) for a, b in again if a is not None and b > 0])
+        yield mean_figure(
+            "difference of the same points measured twice",
+            [abs(a / b - 1) for a, b in again if a is not None and b > 0],
+        )
 
     def _measure_groups(self) -> Iterator[Figure]:
         fit_sets, judge_sets = draw_sets(self.names, self.device.num_slots, self.sizes, self.scale.num_groups)
@@ -215,16 +193,19 @@ class CostStudy:
             except ValueError as error:
                 reasons[words] = str(error)
         for size in (*self.sizes, None):
-            of = f"{size} modules" if size is not None else ALL_SIZES
+            of = f"{size} modules" if size is not None else "all sizes"
             groups = [group for group in judge if size in (len(group), None)]
             slowdowns = [member.beside_ms / member.alone_ms for group in groups for member in group]
-            yield mean_figure(slowdown_name(of), slowdowns)
+            yield mean_figure(f"slowdown in other groups of the fitted modules, {of}", slowdowns)
             for words in STUDIED:
                 errors = signed_errors(fitted[words], groups) if words in fitted else []
-                yield mean_figure(error_name(of, words), [abs(e) for e in errors], reason=reasons.get(words, ""))
+                name = f"error on other groups of the fitted modules, {of}, {words}"
+                yield mean_figure(name, [abs(e) for e in errors], reason=reasons.get(words, ""))
         twice = {_key(group): group for group in again}
         pairs = [(one, two) for group in judge for one, two in zip(group, twice.get(_key(group), ()), strict=False)]
-        yield mean_figure(GROUPS_TWICE, [abs(two.beside_ms / one.beside_ms - 1) for one, two in pairs])
+        yield mean_figure(
+            "difference of the same groups run twice", [abs(two.beside_ms / one.beside_ms - 1) for one, two in pairs]
+        )
 
     def _run_groups(self, groups: Sequence[tuple[tuple[str, int], ...]]) -> list[Group]:
         """Runs groups in both phases, as far as time reaches."""
@@ -266,15 +247,15 @@ class CostStudy:
         fit, judge = (
             self._times(hardware, profile, self.names[at::2]) for at, profile in enumerate((self.profile, self.later))
         )
-        for words in FREEDOMS:
-            errors = description_errors(calibrate(hardware, fit, words), judge) if fit else []
+        for words, errors in counted_errors(fit, judge).items():
             yield mean_figure(f"analytic error on other modules, {words}", errors)
 
     def _times(self, hardware: Hardware, profile: Profile, names: Sequence[str]) -> list[CountedTime]:
         return [
             CountedTime(
-                counts=self.counts[sample.module].phase(sample.phase),
-                num_sms=sample.quota * hardware.sms_per_slot,
+                predicted_ms=phase_ms(
+                    self.counts[sample.module].phase(sample.phase), hardware, sample.quota * hardware.sms_per_slot
+                ),
                 measured_ms=sample.median_ms,
             )
             for sample in profile.samples
@@ -331,16 +312,6 @@ def draw_sets(
 
 def _key(group: Group) -> tuple[tuple[str, int, Phase], ...]:
     return tuple((member.module, member.quota, member.phase) for member in group)
-
-
-def slowdown_name(of: str) -> str:
-    """Names the mean slowdown in groups of a size."""
-    return f"slowdown in other groups of the fitted modules, {of}"
-
-
-def error_name(of: str, words: str) -> str:
-    """Names the error of a form on groups of a size."""
-    return f"error on other groups of the fitted modules, {of}, {words}"
 
 
 def mean_figure(name: str, samples: Sequence[float], *, reason: str = "") -> Figure:

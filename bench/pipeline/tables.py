@@ -15,7 +15,6 @@ RIVALS = {
     "1f1b": "1F1B",
     "megatron": "interleaved",
     "gpipe": "GPipe",
-    "torch's Schedule1F1B": "torch's 1F1B",
 }
 HEADS = (
     "planned step, ms",

@@ -1,4 +1,4 @@
-"""Made-up instances with the modules and the heterogeneity of the paper's Table 1. All times are simulated.
+"""Made-up instances with the modules and the heterogeneity of the Mosaic paper's Table 1. All times are simulated.
 
 Shapes::
 
@@ -9,188 +9,264 @@ Shapes::
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
-from bench.solver.table_1 import BACKBONES, ENCODERS, POD, Kind, disturb, draw_module, tabulate
+from mosaic.cost.communication import gradient_sum
 from mosaic.cost.degrees import degrees_between, degrees_to_look_at
-from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
+from mosaic.hardware import find_cluster
+from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
-SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")
-"""In the order of the module's docstring."""
-
-MAX_DEVICES = POD.num_devices
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 Waits = list[tuple[int, ...]]
-_Drawer = Callable[[int, random.Random], Waits]
+"""For each module the modules that it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A row of Table 1; the made-up H100 takes its operations for one sample's forward."""
+
+    name: str
+    layers: int
+    width: int
+    tera_flops: float
+    """The column of that name, in 10^12."""
+    intensity: float
+    """Operations for each byte moved."""
+
+
+BACKBONES = (
+    Kind("qwen3vl_llm", 36, 4096, 22.27, 145.2),
+    Kind("uio2_llm", 48, 3072, 16.70, 110.5),
+    Kind("ofasys_llm", 36, 1280, 4.80, 41.6),
+)
+ENCODERS = (
+    Kind("qwen3vl_vision", 27, 4096, 2.58, 82.4),
+    Kind("qwen3vl_text", 1, 4096, 0.15, 2.1),
+    Kind("uio2_vision", 11, 768, 1.48, 24.6),
+    Kind("uio2_audio", 11, 768, 1.06, 21.8),
+    Kind("uio2_text", 1, 3072, 0.10, 4.5),
+    Kind("imagebind_vision", 24, 1024, 4.17, 35.2),
+    Kind("imagebind_audio", 12, 768, 2.09, 22.8),
+    Kind("imagebind_text", 12, 768, 1.04, 20.5),
+    Kind("ofasys_vision", 8, 1280, 1.35, 18.2),
+    Kind("ofasys_text", 4, 1280, 0.72, 12.5),
+    Kind("ofasys_audio", 6, 1280, 0.95, 14.8),
+)
+"""Every row of the table; it has none of CLIP and CTVLM."""
+BATCH = 32
+PEAK_TERA_FLOPS = 500.0
+"""Reached by dense bf16 layers on a whole H100."""
+PEAK_TERA_BYTES = 3.0
+BANDWIDTH_KNEE = 0.6
+"""Share of the SMs that draws all of the memory bandwidth."""
+CACHE = 4.0
+"""Bytes in Table 1 count every operand; this many of them come out of caches for each one that does not."""
+KEPT_SHARE = 0.75
+"""Of a module's activations, the part that stays from forward to backward; the rest is workspace."""
+LAUNCH_MS = 0.06
+"""Least time of a layer."""
+POD = find_cluster("h100-80g", 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What to generate; the same recipe gives the same instance everywhere."""
+    """A drawn instance; the same recipe gives the same instance everywhere."""
 
     shape: Shape
-    """Which module waits for which."""
     num_modules: int
     """3 to 64."""
     num_devices: int = 8
-    """GPUs."""
     num_slots: int = 10
     """Slots a GPU: 10 for the paper's 10 %, 16 for Hopper's clusters of 8 SMs."""
     tight_memory: bool = False
-    """Whether a GPU holds little more than its largest module; otherwise 80 GB, or twice that module."""
+    """A GPU holds little more than its largest module; otherwise 80 GB, or twice that module."""
     held_memory: bool = False
-    """Whether the tables say what modules keep across stages; GPUs then hold a little more than the least with which a
-    plan was found where memory is tight, and three times that otherwise."""
+    """Tables say what modules keep across stages; GPUs hold a little more than the least with which a plan was found
+    where memory is tight, and three times that otherwise."""
     disturbed: bool = False
-    """Whether modules that draw much bandwidth slow each other down."""
+    """Modules that draw much bandwidth slow each other down."""
     seed: int = 0
-    """Seed."""
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise ValueError(f"shape={self.shape!r}; use one of {', '.join(SHAPES)}")
-        if not (3 <= self.num_modules <= 64 and 1 <= self.num_devices <= MAX_DEVICES and self.num_slots >= 1):
+        if not (3 <= self.num_modules <= 64 and 1 <= self.num_devices <= POD.num_devices and self.num_slots >= 1):
             raise ValueError(
                 f"num_modules={self.num_modules}, num_devices={self.num_devices}, num_slots={self.num_slots}; "
-                f"use 3 to 64 modules, 1 to {MAX_DEVICES} devices and at least one slot"
+                f"use 3 to 64 modules, 1 to {POD.num_devices} devices and at least one slot"
             )
 
     @property
     def name(self) -> str:
-        """What the instance is called."""
+        """The instance's name."""
         memory = ("tight" if self.tight_memory else "loose") + ("-held" if self.held_memory else "")
         disturbed = "-disturbed" if self.disturbed else ""
         return f"{self.shape}-{self.num_modules}x{self.num_devices}x{self.num_slots}-{memory}{disturbed}-{self.seed}"
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnModule:
+    """A kind with its own amount of work, in one device's share of the batch and on a share of its SMs."""
+
+    name: str
+    kind: Kind
+    scale: float
+    """Work over that of its kind, log-normal."""
+    backward: float
+    """Backward over forward: 2, or 1 where the module's own weights are frozen, as one in six is."""
+    blocks_per_sample: int
+    """Thread blocks that one sample fills; few of them waste SMs."""
+
+    @classmethod
+    def draw(cls, kind: Kind, name: str, dice: random.Random) -> DrawnModule:
+        """Draws a module around a row of the table."""
+        scale = math.exp(dice.gauss(0.0, 0.4))
+        backward = 1.0 if dice.random() < 1 / 6 else 2.0
+        return cls(name, kind, scale, backward, max(4, round(kind.width / 32 * dice.uniform(0.5, 2.0))))
+
+    @property
+    def bandwidth(self) -> float:
+        """Share of a device's bandwidth that it draws with all of its SMs."""
+        moved_ms = self.kind.tera_flops / self.kind.intensity / CACHE / PEAK_TERA_BYTES
+        return moved_ms / max(moved_ms, self.kind.tera_flops / PEAK_TERA_FLOPS)
+
+    def options(self, degrees: Sequence[int], num_slots: int, *, held: bool) -> tuple[InstanceOption, ...]:
+        """Returns an option for every degree and quota, in whole nanoseconds; ``held``: with the bytes that it keeps.
+
+        Half of the sum of bf16 gradients hides behind backward. Weights, gradients and the ZeRO-sharded optimizer
+        stay; activations are those of its share of the batch.
+        """
+        parameters = 12.0 * self.kind.layers * self.kind.width**2
+        options = []
+        for degree in degrees:
+            state = parameters * (4.0 + 12.0 / degree)
+            memory = round(state + 34.0 * 512 * self.kind.layers * self.kind.width * -(-BATCH // degree))
+            reduce_ms = gradient_sum(round(2 * parameters), degree, POD).time_ms / 2
+            for quota in range(1, num_slots + 1):
+                forward_ms = self._compute_ms(-(-BATCH // degree), quota / num_slots)
+                options.append(
+                    InstanceOption(
+                        degree=degree,
+                        quota=quota,
+                        forward_ms=round(forward_ms, 6),
+                        backward_ms=round(forward_ms * self.backward + reduce_ms, 6),
+                        memory_bytes=memory,
+                        resident_bytes=round(state) if held else 0,
+                        activation_bytes=round((memory - round(state)) * KEPT_SHARE) if held else 0,
+                    )
+                )
+        return tuple(options)
+
+    def _compute_ms(self, samples: int, share: float) -> float:
+        """The roofline of one forward on a share of a device, in waves of whole blocks, never below its launches."""
+        blocks = samples * self.blocks_per_sample
+        sms = max(1, round(132 * share))
+        waste = -(-blocks // sms) * sms / blocks
+        work = samples * self.kind.tera_flops * self.scale
+        math_ms = work / (PEAK_TERA_FLOPS * share) * waste * 1e3
+        moved = work / self.kind.intensity / CACHE
+        copy_ms = moved / (PEAK_TERA_BYTES * min(1.0, share / BANDWIDTH_KNEE)) * 1e3
+        return max(math_ms, copy_ms) + LAUNCH_MS * self.kind.layers
+
+
 def generate(recipe: Recipe) -> Instance:
     """Makes an instance: Table 1's modules, their work drawn anew around the table's, on H100s."""
-    draw = random.Random(f"{recipe.shape} {recipe.num_modules} {recipe.seed}")
-    waits = _WAITS[recipe.shape](recipe.num_modules, draw)
-    kinds = _kinds(recipe.shape, waits, draw)
-    return build(recipe, kinds, waits, draw)
+    dice = random.Random(f"{recipe.shape} {recipe.num_modules} {recipe.seed}")
+    waits = _draw_waits(recipe.shape, recipe.num_modules, dice)
+    feeds = {other for others in waits for other in others}
+    kinds = []
+    for index, others in enumerate(waits):  # backbones where several branches meet
+        is_backbone = others and (recipe.shape == "star" or (recipe.shape == "multi" and index in feeds))
+        kinds.append(dice.choice(BACKBONES if is_backbone else ENCODERS))
+    return _build(recipe, recipe.name, kinds, waits, dice)
 
 
-def ofasys(
-    num_modules: int, *, num_devices: int, num_slots: int = 10, disturbed: bool = True, seed: int = 0
-) -> Instance:
-    """Returns the paper's OFASys with as many modules: encoders of Table 1 in turn, then its backbone."""
-    recipe = Recipe(
-        shape="star",
-        num_modules=num_modules,
-        num_devices=num_devices,
-        num_slots=num_slots,
-        disturbed=disturbed,
-        seed=seed,
-    )
+def ofasys(num_modules: int, *, num_slots: int = 10, seed: int = 0) -> Instance:
+    """Returns the paper's OFASys with as many modules on 8 GPUs: encoders of Table 1 in turn, then its backbone."""
     own = [kind for kind in ENCODERS if kind.name.startswith("ofasys")]
-    kinds = [own[index % len(own)] for index in range(num_modules - 1)]
-    backbone = next(kind for kind in BACKBONES if kind.name.startswith("ofasys"))
-    draw = random.Random(f"ofasys {num_modules} {seed}")
-    name = f"ofasys-{num_modules}x{num_devices}-{seed}"
-    return build(recipe, [*kinds, backbone], _star(num_modules, draw), draw, name=name)
+    kinds = [*(own[index % len(own)] for index in range(num_modules - 1)), BACKBONES[-1]]
+    dice = random.Random(f"ofasys {num_modules} {seed}")
+    recipe = Recipe(shape="star", num_modules=num_modules, num_slots=num_slots, seed=seed)
+    waits = _draw_waits("star", num_modules, dice)
+    return _build(recipe, f"ofasys-{num_modules}x{recipe.num_devices}-{seed}", kinds, waits, dice)
 
 
-def build(
-    recipe: Recipe, kinds: Sequence[Kind], waits: Waits, draw: random.Random, *, name: str | None = None
-) -> Instance:
-    """Gives every module its option table, and the machine its memory."""
-    drawn = [draw_module(kind, f"{kind.name}_{index}", draw) for index, kind in enumerate(kinds)]
+def _build(recipe: Recipe, name: str, kinds: Sequence[Kind], waits: Waits, dice: random.Random) -> Instance:
+    drawn = [DrawnModule.draw(kind, f"{kind.name}_{index}", dice) for index, kind in enumerate(kinds)]
     degrees = degrees_between(degrees_to_look_at(recipe.num_devices))  # those that planning offers
-    modules = [
+    modules = tuple(
         InstanceModule(
-            name=one.name,
-            options=tabulate(one, degrees, recipe.num_slots, held=recipe.held_memory),
+            name=module.name,
+            options=module.options(degrees, recipe.num_slots, held=recipe.held_memory),
             after=tuple(drawn[other].name for other in others),
         )
-        for one, others in zip(drawn, waits, strict=True)
-    ]
+        for module, others in zip(drawn, waits, strict=True)
+    )
     least = max(min(option.memory_bytes for option in module.options) for module in modules)
-    memory = round(least * draw.uniform(1.1, 1.6)) if recipe.tight_memory else max(80 * 10**9, 2 * least)
+    memory = round(least * dice.uniform(1.1, 1.6)) if recipe.tight_memory else max(80 * 10**9, 2 * least)
     if recipe.held_memory:
-        memory = round(
-            _least_memory(modules, recipe.num_devices) * (draw.uniform(1.05, 1.3) if recipe.tight_memory else 3)
-        )
+        factor = dice.uniform(1.05, 1.3) if recipe.tight_memory else 3
+        memory = round(_least_memory(modules, recipe.num_devices) * factor)
+    disturbances = tuple(
+        Disturbance(module=own.name, beside=other.name, forward=round(cost, 4), backward=round(1.2 * cost, 4))
+        for own in drawn
+        for other in drawn
+        if own is not other and (cost := 0.5 * own.bandwidth * other.bandwidth) >= 0.005
+    )
     return Instance(
-        name=name or recipe.name,
+        name=name,
         source="simulated: a roofline of an H100 with launch floors, wave quantisation and communication",
         num_devices=recipe.num_devices,
         num_slots=recipe.num_slots,
         memory_bytes=memory,
-        modules=tuple(modules),
-        disturbances=disturb(drawn) if recipe.disturbed else (),
+        modules=modules,
+        disturbances=disturbances if recipe.disturbed else (),
     )
 
 
 def _least_memory(modules: Sequence[InstanceModule], num_devices: int) -> int:
     """About the least memory of a GPU with which modules have GPUs that hold what they keep; not proven least."""
-    lightest = [min(module.options, key=lambda o: (o.degree * _kept(o), o.memory_bytes)) for module in modules]
+
+    def kept(option: InstanceOption) -> int:
+        return option.resident_bytes + option.activation_bytes
+
+    lightest = [min(module.options, key=lambda o: (o.degree * kept(o), o.memory_bytes)) for module in modules]
     memory = max(min(option.memory_bytes for option in module.options) for module in modules)
     while True:
-        kept = [0] * num_devices
-        works = [0] * num_devices
+        held, works = [0] * num_devices, [0] * num_devices
         for option in sorted(lightest, key=lambda o: -o.memory_bytes):
-            for gpu in sorted(range(num_devices), key=lambda g: kept[g])[: option.degree]:
-                kept[gpu] += _kept(option)
-                works[gpu] = max(works[gpu], option.memory_bytes - _kept(option))
-        if max(map(sum, zip(kept, works, strict=True))) <= memory:
+            for gpu in sorted(range(num_devices), key=lambda g: held[g])[: option.degree]:
+                held[gpu] += kept(option)
+                works[gpu] = max(works[gpu], option.memory_bytes - kept(option))
+        if max(map(sum, zip(held, works, strict=True))) <= memory:
             return memory
         memory = round(memory * 1.05) + 1
 
 
-def _kept(option: InstanceOption) -> int:
-    return option.resident_bytes + option.activation_bytes
-
-
-def _kinds(shape: Shape, waits: Waits, draw: random.Random) -> list[Kind]:
-    """Backbones where several branches meet; encoders elsewhere."""
-    feeds = {other for others in waits for other in others}
-    kinds = []
-    for index, others in enumerate(waits):
-        meets = shape in ("star", "multi") and others and (shape == "star" or index in feeds)
-        kinds.append(draw.choice(BACKBONES if meets else ENCODERS))
-    return kinds
-
-
-def _star(num_modules: int, draw: random.Random) -> Waits:
-    return [()] * (num_modules - 1) + [tuple(range(num_modules - 1))]
-
-
-def _chain(num_modules: int, draw: random.Random) -> Waits:
-    return [(index - 1,) if index else () for index in range(num_modules)]
-
-
-def _align(num_modules: int, draw: random.Random) -> Waits:
-    return [()] * num_modules
-
-
-def _layered(num_modules: int, draw: random.Random) -> Waits:
-    waits: Waits = []
-    before: list[int] = []
-    while len(waits) < num_modules:
-        size = min(draw.randint(2, 5), num_modules - len(waits))
-        layer = range(len(waits), len(waits) + size)
-        for _ in layer:
-            waits.append(tuple(sorted(draw.sample(before, min(len(before), draw.randint(1, 2))))))
-        before = list(layer)
+def _draw_waits(shape: Shape, num_modules: int, dice: random.Random) -> Waits:
+    waits: Waits = [()] * num_modules
+    if shape == "star":
+        waits[-1] = tuple(range(num_modules - 1))
+    elif shape == "chain":
+        waits[1:] = [(index - 1,) for index in range(1, num_modules)]
+    elif shape == "layered":
+        before: list[int] = []
+        first = 0
+        while first < num_modules:
+            layer = range(first, first + min(dice.randint(2, 5), num_modules - first))
+            for index in layer:
+                waits[index] = tuple(sorted(dice.sample(before, min(len(before), dice.randint(1, 2)))))
+            before, first = list(layer), layer.stop
+    elif shape == "multi":
+        backbones = max(1, min(4, num_modules // 5))
+        encoders = max(1, (num_modules - backbones) * 3 // 5)
+        for index in range(encoders, encoders + backbones):
+            waits[index] = tuple(sorted(dice.sample(range(encoders), dice.randint(1, encoders))))
+        for index in range(encoders + backbones, num_modules):
+            waits[index] = (encoders + dice.randrange(backbones),)
     return waits
-
-
-def _multi(num_modules: int, draw: random.Random) -> Waits:
-    backbones = max(1, min(4, num_modules // 5))
-    encoders = max(1, (num_modules - backbones) * 3 // 5)
-    waits: Waits = [()] * encoders
-    for _ in range(backbones):
-        waits.append(tuple(sorted(draw.sample(range(encoders), draw.randint(1, encoders)))))
-    while len(waits) < num_modules:
-        waits.append((encoders + draw.randrange(backbones),))
-    return waits
-
-
-_WAITS: Mapping[Shape, _Drawer] = MappingProxyType(
-    {"star": _star, "chain": _chain, "layered": _layered, "align": _align, "multi": _multi}
-)

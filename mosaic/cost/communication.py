@@ -82,6 +82,7 @@ class GradientSum:
     """Number of buckets, all of one size."""
 
 
+@lru_cache(maxsize=1024)
 def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> GradientSum:
     """Returns the sum of ``num_bytes`` of gradients over ``degree`` devices."""
     buckets = max(1, -(-num_bytes // BUCKET_BYTES))

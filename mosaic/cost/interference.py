@@ -189,6 +189,7 @@ class PairwiseInterference:
         """Takes coefficients by phase; a phase without coefficients is undisturbed."""
         self.coefficients = dict(coefficients)
         self._share = _shares_of(bandwidths)
+        self._known: dict[tuple[Any, ...], list[list[float]]] = {}
 
     @property
     def is_zero(self) -> bool:
@@ -210,9 +211,12 @@ class PairwiseInterference:
         coefficients = self.coefficients.get(phase)
         if coefficients is None:
             return ()
-        others = [self._share(beside, phase, other) for other in beside_quotas]
-        own = [self._share(module, phase, quota) for quota in quotas]
-        return [[coefficients.extra_share(share, other) for other in others] for share in own]
+        key = (module, beside, phase, tuple(quotas), tuple(beside_quotas))
+        if key not in self._known:  # planning over a shared network asks dozens of times
+            others = [self._share(beside, phase, other) for other in beside_quotas]
+            own = [self._share(module, phase, quota) for quota in quotas]
+            self._known[key] = [[coefficients.extra_share(share, other) for other in others] for share in own]
+        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ of 80 GB with ``gpu_batch`` samples. ``tiny`` is for tests. ``public`` is the pu
 
 CLIP and CTVLM are not in Table 1. CLIP is ViT-L/14's towers; CTVLM is a stand-in, since its dimensions are published
 nowhere: ViT-B/16 before TinyLlama and ViT-L before LLaMA-2 7B. Vision and audio of Qwen3-VL and Unified-IO 2 are as
-published where the table's column cannot be right (`bench/solver/zoo_ratios.py` has both).
+published where the table's column cannot be right (lab notes in `bench/README.md`).
 """
 
 from __future__ import annotations

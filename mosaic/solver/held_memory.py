@@ -49,7 +49,8 @@ DEGREES_EFFORT = 0.5
 DESCENT_SHARE = 0.5
 """Share of the effort that is left for the local search; the proof has the rest."""
 _VARIABLE_EFFORT = 4e-5
-_CLOSE_MS = 1e-6
+_ROUNDED_MS = 1e-6
+"""What a time of the exact search may differ from a plan's: it counts whole nanoseconds of each module and phase."""
 
 
 def keeps_anything(options: Options, machine: Machine) -> bool:
@@ -282,11 +283,12 @@ class _HeldSearch:
 
     def __post_init__(self) -> None:
         self._times = PlacedTimes(self.cost)
+        self.close_ms = 2 * len(self.graph.modules) * _ROUNDED_MS
 
     def run(self, starts: Iterable[Stages]) -> ExactResult:
         relaxed = self.relax(self.options, self.countdown.part(RELAXED_SHARE if self.limits.exact else 0.8))
         bound_ms = relaxed.record.bound_ms
-        if not self.offer(self.placed(relaxed.stages)) or self.best_ms > relaxed.cost_ms + _CLOSE_MS:
+        if not self.offer(self.placed(relaxed.stages)) or self.best_ms > relaxed.cost_ms + self.close_ms:
             for stages in starts:
                 self.offer(stages)
             self.descend(relaxed)
@@ -301,7 +303,7 @@ class _HeldSearch:
             record=SearchRecord(
                 method="exact",
                 num_evaluations=self.num_evaluations,
-                status="optimal" if bound_ms >= self.best_ms - _CLOSE_MS else "feasible",
+                status="optimal" if bound_ms >= self.best_ms - self.close_ms else "feasible",
                 bound_ms=bound_ms,
             ),
         )
@@ -352,7 +354,7 @@ class _HeldSearch:
         self._tried.add(key)
         limits = self.countdown.part()
         relaxed = self.relax(own, replace(limits, effort=min(DEGREES_EFFORT, limits.effort)))
-        return relaxed if relaxed.cost_ms < self.best_ms - _CLOSE_MS else None
+        return relaxed if relaxed.cost_ms < self.best_ms - self.close_ms else None
 
     def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
         found = search_exactly(
@@ -386,7 +388,7 @@ class _HeldSearch:
         parts = [_Part(bound_ms, 0, self.options, tuple(self.forbidden))]
         unsettled_ms = float("inf")
         numbers = itertools.count(1)
-        while parts and parts[0].bound_ms < self.best_ms - _CLOSE_MS and self.countdown.left > 0:
+        while parts and parts[0].bound_ms < self.best_ms - self.close_ms and self.countdown.left > 0:
             part = heapq.heappop(parts)
             try:
                 relaxed = self.relax(part.options, self.countdown.part(), part.forbidden)
@@ -394,7 +396,9 @@ class _HeldSearch:
                 continue
             below_ms = max(part.bound_ms, relaxed.record.bound_ms)
             is_best = self.offer(self.placed(relaxed.stages)) and relaxed.record.status == "optimal"
-            if below_ms >= self.best_ms - _CLOSE_MS or (is_best and self.best_ms <= relaxed.cost_ms + _CLOSE_MS):
+            if below_ms >= self.best_ms - self.close_ms or (
+                is_best and self.best_ms <= relaxed.cost_ms + self.close_ms
+            ):
                 continue
             divided = _divide(part.options, relaxed)
             children: list[tuple[Options, Forbidden]]
@@ -439,7 +443,7 @@ class _HeldSearch:
         if stages is None or any(frozenset(stage.choices) in self.forbidden for stage in stages):
             return False
         total_ms = sum(map(self.stage_ms, stages))
-        if total_ms >= self.best_ms - _CLOSE_MS:
+        if total_ms >= self.best_ms - self.close_ms:
             return False
         self.best, self.best_ms = stages, total_ms
         return True

@@ -2,9 +2,9 @@
 
 ``python -m bench.pipeline.measured [--quick] [--json FILE]``
 
-Models are Hugging Face's from configurations; their parts take 5 to 50 ms. Ways take turns, step by step: our plan,
-1F1B on a mixed partition, interleaved 1F1B and GPipe on one executor, and torch's own ``Schedule1F1B`` where it can run
-the model. What is simulated was fitted to another step. Every part runs in processes of its own that are ended in time.
+Models are Hugging Face's from configurations; their parts take 5 to 50 ms. Our plan, 1F1B on a mixed partition,
+interleaved 1F1B and GPipe take turns on one executor, step by step. Simulations were fitted to another step. Every part
+runs in processes of its own that are ended in time.
 ``--quick``: one small model, within a minute on two quiet cores; the full study takes eight.
 """
 
@@ -16,16 +16,13 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from functools import partial
-from itertools import chain
-from pathlib import Path
 
-from bench.pipeline import actions
+from bench.pipeline.measured.actions import empty_action_cost
 from bench.pipeline.measured.memory import memory
 from bench.pipeline.measured.models import MODELS
-from bench.pipeline.measured.step_cost import step_cost
 from bench.pipeline.measured.steps import RIVALS, Sizes, cores, steps, too_few_cores
 from bench.ranks.launch import Work, on_ranks
-from bench.record import Study, missing_figure
+from bench.record import missing_figure
 from bench.study_parts import PartedStudy, StudyPart
 
 SMALL = Sizes(width=128, layers=4, microbatches=4, steps=1, rounds=2, plan_s=0.2)
@@ -44,15 +41,13 @@ def _ranks(name: str, seconds: float, size: int, work: Work) -> StudyPart:
 
 
 def _actions() -> StudyPart:
-    parts = (actions.action_cost, actions.empty_action_cost, partial(actions.new_schedule, "vlm-s", 8))
-    return StudyPart.alone("actions", 30, lambda: chain(*(part() for part in parts)))
+    return StudyPart.alone("actions", 30, empty_action_cost)
 
 
 def quick() -> tuple[StudyPart, ...]:
     """Returns the parts of the quick form."""
     return (
         _actions(),
-        _ranks("a step beside its tasks", 20, 2, partial(step_cost, rounds=2)),
         _ranks("steps, llama", 40, 2, partial(steps, name="llama", sizes=SMALL)),
         _ranks("memory, llama", 20, 2, partial(memory, name="llama", baseline="", sizes=SMALL)),
     )
@@ -60,7 +55,7 @@ def quick() -> tuple[StudyPart, ...]:
 
 def full() -> tuple[StudyPart, ...]:
     """Returns all parts."""
-    parts = [_actions(), _ranks("a step beside its tasks", 60, 2, partial(step_cost, rounds=8))]
+    parts = [_actions()]
     for name in MODELS:
         parts.append(_ranks(f"steps, {name}", 150, 2, partial(steps, name=name, sizes=FULL)))
         if cores() >= MORE_RANKS:
@@ -73,10 +68,6 @@ def full() -> tuple[StudyPart, ...]:
     return tuple(parts)
 
 
-def draw(study: Study, folder: Path) -> None:
-    """Draws nothing."""
-
-
 STUDY = PartedStudy(
     name="bench_pipeline_measured",
     quick=quick,
@@ -87,4 +78,4 @@ STUDY = PartedStudy(
 )
 
 if __name__ == "__main__":
-    STUDY.main(__doc__, "one small model; within a minute on two cores", draw)
+    STUDY.main(__doc__, "one small model; within a minute on two cores")

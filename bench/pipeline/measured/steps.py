@@ -1,4 +1,4 @@
-"""Steps of a model by our plan, by baselines on the same executor, and by torch's own schedule, in turn.
+"""Steps of a model by our plan and by baselines on the same executor, in turn.
 
 Counted times are fitted to one step, which also stands for all when layers are put on ranks; other steps are planned,
 simulated and run. Simulated is what tasks take, from the first one's start to the last one's end.
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
-from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
-from bench.pipeline.measured.torch_schedule import TorchSteps, why_not
+from bench.pipeline.measured.models import MODELS, MeasuredModel
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
 from mosaic.ranks.meeting.world import World
@@ -28,7 +27,6 @@ from mosaic.ranks.pipeline.ways import PLANNED, Way
 
 RIVALS = ("1f1b", "megatron", "gpipe")
 """Baselines, as ``BASELINES`` has them: 1F1B on the mixed partition, interleaved, and all forwards first."""
-TORCH = "torch's Schedule1F1B"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +89,7 @@ class _Turns:
     def __init__(self, own: Candidates, model: MeasuredModel, sizes: Sizes, ways: dict[str, Way]) -> None:
         self.own, self.model, self.sizes, self.ways = own, model, sizes, ways
         self.judged: dict[str, list[JudgedStep]] = {way: [] for way in ways}
-        self.torch_ms: list[list[float]] = []
-        self.torch_reason = ""
         self._runners = {way: own.runner(found, keeps_all=True) for way, found in ways.items()}
-        self._torch = self._torch_steps()
 
     def take(self) -> None:
         """Takes all steps."""
@@ -102,38 +97,13 @@ class _Turns:
             step = self.model.step(seed, self.sizes.microbatches)
             for way, found in self.ways.items():
                 self.judged[way].append(judge(self.own, found, step, seconds=self.sizes.plan_s))
-            self.torch_ms.append([])
             for _ in range(1 + self.sizes.rounds):
-                self._round(step)
-
-    def _round(self, step: Sequence[Microbatch]) -> None:
-        losses = [0.0] * len(step)
-        for way, runner in self._runners.items():
-            losses = take(self.own, runner, self.judged[way][-1], step)
-        if self._torch is None:
-            return
-        self.own.world.tell("ready")
-        began = time.perf_counter()
-        found = self._torch.run(step)
-        self.torch_ms[-1].append(slowest_ms(self.own, began))
-        self.own.drop_gradients()
-        last = self.own.world.tell(found)[-1]
-        if not torch.allclose(torch.tensor(last), torch.tensor(losses), rtol=1e-4):
-            self.torch_reason = f"it computes other losses: {last} and not {losses}"
-
-    def _torch_steps(self) -> TorchSteps | None:
-        own, rank = self.own, self.own.world.rank
-        way = self.ways.get(RIVALS[0])
-        if self.model.is_ragged or way is None:
-            cut = "model.language_model.layers.0" if self.model.is_ragged else "model.layers.0"
-            step = self.model.step(0, 1)
-            own.world.tell("torch")
-            self.torch_reason = (
-                why_not(own.model, step[0], cut) or "its microbatches differ, and torch takes equal ones"
-            )
-            return None
-        bounds = [0, *(chunk.parts[-1].end for chunk in way.partition.chunks)]
-        return TorchSteps(own.model, bounds, rank, self.sizes.microbatches)
+                losses = {
+                    way: torch.tensor(take(self.own, runner, self.judged[way][-1], step))
+                    for way, runner in self._runners.items()
+                }
+                for way, own in losses.items():
+                    torch.testing.assert_close(own, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{way}: other losses")
 
 
 def _times(of: str, turns: _Turns, made: dict[str, Way | str]) -> Iterator[Figure]:
@@ -145,13 +115,12 @@ def _times(of: str, turns: _Turns, made: dict[str, Way | str]) -> Iterator[Figur
         for whole, tasks in zip(judged.step_ms[1:], judged.tasks_ms[1:], strict=True)
     ]
     yield median_figure(f"{of}: planned: of it beside tasks, ms", beside, labels={"samples": str(len(beside))})
-    for name in (*RIVALS, TORCH):
-        ratio = f"{of}: {name}: step over the planned one's, ratio"
-        theirs = turns.torch_ms if name == TORCH else [one.step_ms for one in turns.judged.get(name, ())]
-        reason = turns.torch_reason if name == TORCH else made[name]
-        if isinstance(reason, str) and reason:
+    for name in RIVALS:
+        ratio, reason = f"{of}: {name}: step over the planned one's, ratio", made[name]
+        if isinstance(reason, str):
             yield from (missing_figure(text, reason) for text in (f"{of}: {name}: step, ms", ratio))
             continue
+        theirs = [one.step_ms for one in turns.judged[name]]
         timed = [each[1:] for each in theirs]
         yield _median(f"{of}: {name}: step, ms", timed)
         yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, timed, strict=True)])
@@ -198,5 +167,5 @@ def too_few_cores(name: str, size: int) -> Iterator[Figure]:
     """Says why so many ranks were not measured."""
     reason = f"this machine has {cores()} cores, and each rank needs one"
     yield missing_figure(f"{name}, {size} ranks: planned: step, ms", reason)
-    for rival in (*RIVALS, TORCH):
+    for rival in RIVALS:
         yield missing_figure(f"{name}, {size} ranks: {rival}: step over the planned one's, ratio", reason)

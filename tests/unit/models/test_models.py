@@ -59,6 +59,29 @@ def test_the_size_for_one_gpu_fits_it(name: str):
 
 
 @pytest.mark.parametrize(
+    ("name", "backbone", "encoders", "ratio"),
+    [
+        ("qwen3-vl", ["language_model"], ["image"], 22.27 / 2.58),
+        (
+            "unified-io-2",
+            ["encoder", "decoder"],
+            ["image", "image_history", "audio", "audio_history"],
+            16.70 / (1.48 + 1.06),
+        ),
+        ("ofasys", ["encoder", "decoder"], ["image", "text", "audio"], 4.80 / (1.35 + 0.72 + 0.95)),
+    ],
+)
+def test_the_size_table1_has_the_ratio_of_operations_of_table_1(
+    name: str, backbone: list[str], encoders: list[str], ratio: float
+):
+    model, sample = models.build(name, "table1", device=META), models.make_batch(name, "table1", batch=1, device=META)
+    paths = [f"encoders.{encoder}" for encoder in encoders]
+    flops = count_forward(model, lambda: model(**sample), (*backbone, *paths)).flops
+    of_encoders = sum(flops.get(path, 0.0) for path in paths)
+    assert sum(flops[path] for path in backbone) / of_encoders == pytest.approx(ratio, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("name", "keep"),
     [
         ("imagebind", ("image", "audio")),

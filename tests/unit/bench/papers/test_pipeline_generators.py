@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.papers.data_sets import DATA_SETS, IMAGE_MIXTURE, VIDEO_MIXTURE
-from bench.papers.generators import Packing, draw_step, image_bounds, rise_and_fall
+from bench.papers.generators import Packing, draw_step
 
 
 def ratios(name: str, count: int = 4000) -> list[float]:
@@ -58,51 +58,3 @@ def test_packed_clips_are_at_most_8_and_16_seconds() -> None:
 def test_the_same_seed_gives_the_same_step_and_another_one_another() -> None:
     one, same, other = (draw_step(IMAGE_MIXTURE, num_microbatches=5, seed=seed) for seed in (4, 4, 5))
     assert one == same != other
-
-
-def test_bounds_of_images_rise_and_fall_twice() -> None:
-    assert [image_bounds(at) for at in (1, 5, 20, 21)] == [(0, 32), (12.8, 32), (0, 0), (0, 32)]
-    middles = [sum(image_bounds(at)) / 2 for at in range(1, 41)]
-    assert max(middles) == pytest.approx(22.4)
-    assert middles[:20] == middles[20:]
-    assert middles[5:20] == sorted(middles[5:20], reverse=True)
-
-
-def test_the_scenario_keeps_to_its_bounds_and_fills_the_context() -> None:
-    steps = rise_and_fall(num_microbatches=16, seed=0)
-    assert len(steps) == 40
-    for iteration, step in enumerate(steps, start=1):
-        least, most = image_bounds(iteration)
-        assert all(round(least) <= one.images <= round(most) for one in step)
-        assert all(one.text_tokens + 169 * one.images == 8192 for one in step)
-    assert steps == rise_and_fall(num_microbatches=16, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("mixture", "count", "says"),
-    [
-        ({"laion-2b": 1}, 0, "num_microbatches=0; a step has at least one"),
-        ({"laion": 1}, 1, "no data set is named 'laion'; there are obelics"),
-        ({"laion-2b": -1}, 1, "share -1"),
-        ({"laion-2b": float("nan")}, 1, "share nan"),
-        ({"laion-2b": 0}, 1, "without any data set"),
-        ({}, 1, "without any data set"),
-        ({"laion-2b": 1, "mmtrail": 1}, 1, "mix images with video"),
-    ],
-)
-def test_bad_mixtures_are_refused(mixture: dict[str, float], count: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        draw_step(mixture, num_microbatches=count, seed=0)
-
-
-def test_bad_packings_and_iterations_are_refused() -> None:
-    with pytest.raises(ValueError, match="an image fits into a context"):
-        Packing(context=100)
-    with pytest.raises(ValueError, match="at least one clip fits"):
-        Packing(max_video_s=float("nan"))
-    with pytest.raises(ValueError, match="the scenario has 1 to 40"):
-        image_bounds(0)
-    with pytest.raises(ValueError, match="num_microbatches=0"):
-        rise_and_fall(num_microbatches=0, seed=0)
-    with pytest.raises(ValueError, match="room for 12 images; it needs 32"):
-        rise_and_fall(num_microbatches=1, seed=0, packing=Packing(context=2048))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.figures.papers.read import Answer, Paper, PaperRow
 from bench.gpu.tables import number
+from bench.papers.printed import Answer, Paper, PaperRow
 from bench.record import Figure, Source, Study
 
 HEADS = ("figure", "shows", "theirs", "ours", "how", "device", "date, commit")

@@ -39,15 +39,14 @@ class Answer:
     """Whether shares are shown in per cent."""
     device: str = ""
     """What a prediction or a simulation is of; empty where the study's machine is."""
-    more: str = ""
-    """Arguments of the command for these alone."""
 
     @property
     def command(self) -> str:
         """Returns what makes them."""
         if self.study == "gpu":
             return "python -m bench.gpu --out DIR"
-        return f"python -m {self.study.replace('_', '.', 1)} {self.more}".rstrip()
+        module = "bench.papers.spindle" if self.study == "bench_spindle" else self.study.replace("_", ".", 1)
+        return f"python -m {module}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +112,3 @@ def printed(paper: str, at: str) -> Mapping[str, str]:
         if row.at == at:
             return MappingProxyType(dict(row.theirs))
     raise KeyError(f"{paper}.toml has no {at!r}")
-
-
-def asked_of(study: str) -> tuple[str, ...]:
-    """Returns the regular expressions of all figures that the page shows of a study."""
-    rows = (row for paper in PAPERS for row in read_paper(paper).rows)
-    return tuple(answer.names for row in rows for answer in row.ours if answer.study == study)

@@ -1,1 +1,0 @@
-"""Tasks that come and go in a running loop."""

@@ -1,1 +1,0 @@
-"""How often the gate of ``mosaic retrain`` is wrong."""

@@ -1,0 +1,76 @@
+"""Host time of a pipeline's actions: the executor's own, with work that computes nothing.
+
+One rank has four chunks and takes 32 microbatches through them: 256 forwards and backwards.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import torch
+
+from bench.pipeline.in_process import InProcess
+from bench.record import Figure
+from mosaic.pipelining.compiled import ActionKind
+from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.ranks.pipeline.executing.executor import Executor
+from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
+
+CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15
+ACTIONS = 2 * CHUNKS * MICROBATCHES
+
+
+class _Nothing:
+    """Work that computes nothing."""
+
+    made = (torch.zeros(4, 8),)
+
+    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors:
+        return self.made
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        return {TaskName(task.chunk - 1, ActionKind.BACKWARD, task.microbatch): self.made} if task.chunk else {}
+
+    def weights(self, task: TaskName) -> None:
+        """Are no task of their own."""
+
+    def free(self, task: TaskName) -> None:
+        """Nothing is kept."""
+
+    def reduce(self, chunk: int) -> None:
+        """There is one rank."""
+
+    def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
+        return (TensorSpec((4, 8), torch.float32),)
+
+
+def empty_action_cost() -> Iterator[Figure]:
+    """The time that the executor adds to a task."""
+    cells, edges = [], {}
+    for microbatch in range(MICROBATCHES):
+        forward = [f"{chunk}F{microbatch}" for chunk in range(CHUNKS)]
+        backward = [f"{chunk}B{microbatch}" for chunk in reversed(range(CHUNKS))]
+        cells += forward + backward
+        for way in (forward, backward):
+            edges.update({f"{source}>{target}": 1 for source, target in pairwise(way)})
+    schedule = PipelineSchedule(
+        plan="layers", num_microbatches=MICROBATCHES, rank_of=(0,), chunks=("layer",) * CHUNKS, rows=(tuple(cells),),
+        edges=edges,
+    )  # fmt: skip
+    executor, work = Executor(InProcess(1).transports[0]), _Nothing()
+    times_us = []
+    for _ in range(1 + ROUNDS):
+        began = time.perf_counter()
+        executor.run(schedule, work)
+        times_us.append(1e6 * (time.perf_counter() - began) / ACTIONS)
+    yield Figure(
+        name="an action that computes nothing, executor, us (goal: 25)",
+        source="measured",
+        value=statistics.median(times_us[1:]),
+        samples=tuple(times_us[1:]),
+    )

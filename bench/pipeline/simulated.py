@@ -1,0 +1,131 @@
+"""Steps of PipeWeaver's and Cornstarch's models, simulated on their own devices as described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from bench.pipeline.steps import Job, options, own_options, ratios, simulated
+from bench.record import Figure, missing_figure
+from mosaic.errors import InfeasibleError
+from mosaic.pipelining.baselines import one_f_one_b
+from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
+from mosaic.pipelining.order.simulate import simulate
+from mosaic.pipelining.partition.methods import partition_by
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.tasks import Timed
+
+RIVALS = ("megatron", "nnscaler*", "optimus-coarse")
+"""Those that PipeWeaver compares with; Optimus knows no decoders."""
+SLOTS = 16
+"""Of an H100."""
+OWN = "any partition, weights apart or not"
+"""The default of ``plan_step``; ``planned`` is PipeWeaver's way: separated modules, weights with inputs."""
+
+
+def figure_9a(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:
+    """Baselines' steps over the planned one's."""
+    for name in names:
+        job = Job(name=name)
+        steps = [job.step(seed) for seed in seeds]
+        plans = [job.plan(step, options(seconds)) for step in steps]
+        yield simulated(f"Fig. 9a: {name}: planned: step, s", [plan.makespan_ns / 1e9 for plan in plans])
+        pairs = list(zip(steps, plans, strict=True))
+        yield simulated(f"Fig. 9a: {name}: planned: MFU", [job.mfu(step, plan.makespan_ns) for step, plan in pairs])
+        yield simulated(f"Fig. 9a: {name}: planned: above its bound, %", [100 * plan.gap for plan in plans])
+        own = [job.plan(step, own_options(seconds)) for step in steps]
+        shares = [one.makespan_ns / plan.makespan_ns for one, plan in zip(own, plans, strict=True)]
+        yield simulated(f"Fig. 9a: {name}: {OWN}: step over the planned one's, ratio", shares)
+        rivals = [job.contend(step, (*RIVALS, "1f1b", "dynapipe-order", "zb-v")) for step in steps]
+        yield from ratios(f"Fig. 9a: {name}", plans, rivals, what="step over the planned one's")
+
+
+def figure_12(name: str, seeds: Sequence[int], seconds: Sequence[float], threads: int) -> Iterator[Figure]:
+    """The gap to the bound of PipeWeaver's search and of ours after so many seconds, without limits of memory."""
+    job = Job(name=name, with_memory=False)
+    partition = partition_by("separated", job.request)
+    graphs = [job.space.tasks(job.request, partition, job.step(seed)) for seed in seeds]
+    for method in ("tree", "shifts"):
+        limits = OrderLimits(effort=max(seconds), threads=threads)
+        found = [search_orders(graph, method=method, limits=limits) for graph in graphs]
+        for limit in seconds:
+            gaps = []
+            for one in found:
+                assert isinstance(one, Searched)
+                reached = min(time_ns for at, time_ns in one.progress if at <= limit or time_ns == one.progress[0][1])
+                gaps.append(100 * (reached / one.bound_ns - 1))
+            yield simulated(f"Fig. 12: {name}: {method}, {limit:g} s: above the bound, %", gaps)
+
+
+def figure_14(names: Sequence[str], seconds: float, num_microbatches: int = 64) -> Iterator[Figure]:
+    """Models of thousands of GPUs: operations over the peak, and Megatron-LM's step over the planned one's."""
+    for name in names:
+        job = Job(name=name, num_microbatches=num_microbatches)
+        step = job.step(0)
+        try:
+            plan = job.plan(step, options(seconds))
+        except InfeasibleError as error:
+            yield missing_figure(f"Fig. 14: {name}: planned: MFU", error, source="simulated")
+            continue
+        yield simulated(f"Fig. 14: {name}: planned: MFU", [job.mfu(step, plan.makespan_ns)])
+        yield simulated(f"Fig. 14: {name}: planned: above its bound, %", [100 * plan.gap])
+        yield from ratios(f"Fig. 14: {name}", [plan], [job.contend(step, RIVALS)], what="step over the planned one's")
+
+
+def cornstarch_frozen(text: str) -> Iterator[Figure]:
+    """1F1B of parts that are balanced by what trains, or as if all trained (Table 3; 10 and 11)."""
+    at = {"s": "Table 10", "m": "Table 3", "l": "Table 11"}[text]
+    for name in ("vlm-s", "vlm-m", "vlm-l", "alm-s", "alm-m", "alm-l"):
+        job = Job(name=f"cornstarch-{name}-llm-{text}", num_microbatches=24)
+        aware, unaware = (
+            _by_1f1b(job, partition_by("mixed-time", replace(job.request, frozen_aware=is_aware, strategy="recompute")))
+            for is_aware in (True, False)
+        )
+        yield _ratio(f"Cornstarch {at}: {name}: unaware of what is frozen over aware, ratio", unaware, aware)
+
+
+def _by_1f1b(job: Job, partition: Partition, request: Request | None = None) -> int | None:
+    space = replace(job, with_memory=False).space
+    graph = space.tasks(request or job.request, partition, job.step(0), strategies="recompute")
+    (orders,) = one_f_one_b(graph, partition)
+    played = simulate(graph, orders)
+    return played.makespan_ns if isinstance(played, Timed) else None
+
+
+def _ratio(name: str, numerator: float | None, denominator: float | None) -> Figure:
+    if numerator is None or not denominator:
+        return missing_figure(name, "its memory does not hold", source="simulated")
+    return simulated(name, [numerator / denominator])
+
+
+def on_h100s(names: Sequence[str], seeds: Sequence[int], seconds: float) -> Iterator[Figure]:
+    """Simulates steps of PipeWeaver's models on H100s: other partitions and 1F1B over lanes, which do not interfere.
+
+    Args:
+        names: Of models.
+        seeds: Of steps.
+        seconds: Of each search.
+    """
+    for name in names:
+        job = Job(name=name)
+        request = replace(job.request, slots_per_rank=SLOTS)
+        steps = [job.step(seed) for seed in seeds]
+
+        times_ms = {}
+        for partition in ("colocated", "separated", "mixed-v"):
+            options = PlannerOptions(partition=partition, limits=OrderLimits(effort=seconds))
+            plans = [plan_step(request, step, space=job.space, options=options) for step in steps]
+            times_ms[partition] = [plan.makespan_ns / 1e6 for plan in plans]
+        lanes = times_ms["colocated"]
+        yield simulated(f"{name}: encoders on lanes: step, ms", lanes)
+        for partition in ("separated", "mixed-v"):
+            ratio = [a / b for a, b in zip(times_ms[partition], lanes, strict=True)]
+            yield simulated(f"{name}: {partition} over lanes, ratio", ratio)
+        try:
+            rival = [plan_baseline("1f1b", request, one, space=job.space).makespan_ns / 1e6 for one in steps]
+        except InfeasibleError as error:
+            yield missing_figure(f"{name}: 1f1b over lanes, ratio", str(error), source="simulated")
+        else:
+            yield simulated(f"{name}: 1f1b over lanes, ratio", [a / b for a, b in zip(rival, lanes, strict=True)])

@@ -1,0 +1,44 @@
+"""Rows that travel between gloo ranks: measured, and predicted from what ``colocate`` measures at other sizes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from bench.record import Figure, median_figure
+from mosaic.cost.communication import route_ms
+from mosaic.profiler import measure_ring, measure_route
+from mosaic.ranks.choosing.planning import link_of
+from mosaic.ranks.rows.routing import RowRouting
+
+
+def links(rank: int, size: int) -> Iterator[Figure]:
+    """Rows from all ranks to the first one, at three sizes."""
+    ring, route = measure_ring(torch.device("cpu")), measure_route(torch.device("cpu"), group=dist.group.WORLD)
+    for what, link in (("ring of", ring), ("way of rows between", route)):
+        yield Figure(name=f"{what} {size} ranks: latency, us", source="measured", value=link.latency_us)
+        yield Figure(name=f"{what} {size} ranks: bandwidth, GB/s", source="measured", value=link.gb_per_s)
+    yield Figure(name=f"agreement of {size} ranks, ms", source="measured", value=route.agreement_ms)
+    for num_bytes in (2**16, 2**20, 2**24):
+        rows = 64
+        routing = RowRouting(held=(rows,) * size, members=(0,))
+        sent = torch.zeros(rows, num_bytes // (4 * rows * size))
+        received = sent.new_empty((sum(routing.receives(rank)), *sent.shape[1:]))
+        samples = []
+        for _ in range(8):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_to_all_single(received, sent, list(routing.receives(rank)), list(routing.sends(rank)))
+            samples.append((time.perf_counter() - began) * 1e3)
+        times = torch.tensor(samples[1:], dtype=torch.float64)
+        dist.all_reduce(times, dist.ReduceOp.MAX)
+        of = f"rows of {num_bytes // 1024} KiB from {size} ranks to one"
+        predicted = route_ms(num_bytes, size, 1, link_of(route))
+        error = 100 * (predicted / statistics.median(times.tolist()) - 1)
+        yield median_figure(f"{of}, ms", times.tolist())
+        yield Figure(name=f"{of}, predicted, ms", source="predicted", value=predicted)
+        yield Figure(name=f"{of}: predicted over measured - 1, %", source="measured", value=error)

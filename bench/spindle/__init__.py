@@ -1,1 +1,0 @@
-"""Figures 8 to 16 of the Spindle paper, predicted: its workloads under every planner."""
