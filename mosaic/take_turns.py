@@ -11,9 +11,10 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 PLAIN = "the plain loop"
+_Sample = TypeVar("_Sample")
 
 _SURELY_SLOWER = 1.5
 _SLOW_IN_A_ROW = 2
@@ -94,8 +95,8 @@ class TrialSettings:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Sequence[float]]], rounds: int, *, more: Callable[[], bool] = lambda: True
-) -> dict[str, list[list[float]]]:
+    runs: Mapping[str, Callable[[], Sequence[_Sample]]], rounds: int, *, more: Callable[[], bool] = lambda: True
+) -> dict[str, list[list[_Sample]]]:
     """Runs each candidate once a round and returns its samples by round; every other round is in reverse order.
 
     Args:
@@ -103,7 +104,7 @@ def take_turns(
         rounds: Most rounds.
         more: Called before each round; False ends the comparison.
     """
-    samples: dict[str, list[list[float]]] = {name: [] for name in runs}
+    samples: dict[str, list[list[_Sample]]] = {name: [] for name in runs}
     for number in range(rounds):
         if not more():
             break
