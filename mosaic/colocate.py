@@ -22,7 +22,7 @@ from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache, open_cache
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")
 

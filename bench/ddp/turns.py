@@ -25,7 +25,7 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing.candidates import data_parallel_plan
 from mosaic.ranks.compare import called, slowest
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 from mosaic.take_turns import take_turns
 
 _VIEW = {"gradient_as_bucket_view": True}

@@ -8,7 +8,7 @@ For a turn a plan is prepared as it would be to run, but every rank keeps all pa
 next turn and for the plan that wins. Gradients, buffers and random numbers are restored afterwards.
 
 A step's time is that of the slowest rank, from when all were ready. A plan that cannot run on some rank, for want of
-memory or for any error, loses; that rank cancels the step through an ``Alarm``, so that no other one waits for it.
+memory or for any error, loses; that rank cancels the turn, so that no other one waits for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mosaic.engine.trial import sample_step
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
-from mosaic.ranks.meeting.alarm import Alarm
 from mosaic.ranks.running.activate import Activated, open_runs, place
 from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.world.cancel import CancelToken
 from mosaic.take_turns import Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
@@ -50,7 +50,7 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
             trying.take(visit, turns)
     world.progress.calls = world.progress.step = 0
     world.progress.clear_waits()
-    return plans[world.first_says(visit.winner)], _report(turns, visit)
+    return plans[world.broadcast(visit.winner)], _report(turns, visit)
 
 
 class _Trying:
@@ -72,7 +72,7 @@ class _Trying:
             opened = open_runs(self._on, plan, is_warm=self._num_turns > len(self._plans))
         except Exception as failure:  # of any kind: all ranks have to hear of it
             error = failure
-        failed = _said(world.tell(None if error is None else _text_of(error)))
+        failed = _said(world.all_gather(None if error is None else _text_of(error)))
         if failed is not None:
             if opened is not None:
                 opened.runs.close()
@@ -82,22 +82,21 @@ class _Trying:
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
             found = place(self._on, plan, opened, gives_up=False)
-        name, progress = f"trial/{self._num_turns}", world.progress
-        with Alarm(world.store, world.rank, name, loan.groups, progress, grace_s=world.grace_s) as alarm:
-            failed = self._steps(found, visit.num_steps, turns, alarm)
+        with world.cancel_token(f"trial/{self._num_turns}", loan.groups) as token:
+            failed = self._steps(found, visit.num_steps, turns, token)
         if failed is None:
             world.groups.give_back(loan)
         else:
             world.groups.destroy(loan)
             turns.exclude(visit.candidate, f"could not run: {failed}")
 
-    def _steps(self, found: Activated, num_steps: int, turns: Turns, alarm: Alarm) -> str | None:
+    def _steps(self, found: Activated, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
         model, world = self._on.model, self._on.world
         attachment = Attachment(model, self._on.finding, before_call=lambda: None)
         attachment.begin(found.placed, None)
         try:
-            world.tell(None)  # so that the first step, too, begins with all ranks ready
+            world.all_gather(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):
                 took_ms, why = 0.0, None
                 try:
@@ -106,13 +105,13 @@ class _Trying:
                     raise
                 except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
                     text = _text_of(failure)
-                    why = text if alarm.ring(text) else None  # else this one failed since another did
+                    why = text if token.cancel(text) else None  # else this one failed since another did
                 for parameter in model.parameters():
                     parameter.grad = None
-                told = world.tell((took_ms, why))
+                told = world.all_gather((took_ms, why))
                 failed = _said([text for _, text in told])
                 if failed is not None:
-                    alarm.free()  # of what this rank may still be waiting for
+                    token.abort()  # of what this rank may still be waiting for
                     return failed
                 turns.note(max(ms for ms, _ in told))
                 if turns.is_cut:
