@@ -114,12 +114,11 @@ class PlacedPlan:
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
                 parted=finding.parted.get(subject.name, frozenset()),
-                awaited=finding.late.get(subject.name),
             )
             for subject in finding.subjects
         }
         if not executor.lanes.launches_inline:
-            for name, obstacle in finding.aside.items():
+            for name, obstacle in finding.in_place.items():
                 self.sites[name].obstacle = obstacle
         self._adopting = set(self.sites) if adopts_shapes else set()
 
