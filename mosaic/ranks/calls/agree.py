@@ -100,9 +100,8 @@ def _check(ranked: Ranked, table: torch.Tensor, attributes: str) -> None:
     ):
         if len(table[calls.bool()][:, column].unique()) > 1:
             raise ModuleContractError(f"{name!r} is called on different ranks with {what}")
-    concerned = calls.bool()
-    concerned[list(ranked.members)] = True
-    if len(table[concerned][:, 5].unique()) > 1:
+    digests = [digest for rank, digest in enumerate(table[:, 5].tolist()) if calls[rank] or rank in ranked.members]
+    if len(set(digests)) > 1:
         raise ModuleContractError(
             f"attributes of {name!r} were set to other values on some of the ranks (on rank {ranked.rank}: "
             f"{attributes or 'to none'}), and it runs on rows of all of them; pass what differs as an argument, or "

@@ -95,6 +95,7 @@ class StreamCalls(InStep):
         """Takes the modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
+            one.routes = True  # rows that stay on their rank without an agreement were tried on the host only
             if one.is_member:
                 self._sites[name] = PlacedModule(name, one.module, self._sites[name].lane)
             one.on_backward = self._reached
@@ -149,27 +150,17 @@ class StreamCalls(InStep):
             obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
         """
         leaves, spec = flatten((args, kwargs))
-        error, routes = ranked.error_of(spec, leaves), ranked.routes
+        error = ranked.error_of(spec, leaves)
         attributes = ranked.set_since()
         anchor = self._before if self._before is not None else self._anchor
-        passes: list[ForwardPass] = []
 
         def forward(*own: Any) -> list[Any]:
             passed = ForwardPass(
-                ranked,
-                run,
-                list(own),
-                is_there=is_there,
-                attributes=attributes,
-                routes=routes,
-                error=error if routes else None,
-                spec=spec if error is not None and not routes else None,
-                anchor=anchor,
+                ranked, run, list(own), is_there=is_there, attributes=attributes, error=error, anchor=anchor
             ).go()
-            passes.append(passed)
             return [*passed.made, passed.token]
 
-        reason = str(error) if error is not None and routes else obstacle or _obstacle()
+        reason = str(error) if error is not None else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         self.told.add(ranked.name)
@@ -183,7 +174,7 @@ class StreamCalls(InStep):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:
             self._before = token
-        return passes[0].nested(made), token
+        return ranked.result_of(made), token
 
     @contextmanager
     def whole_call(self) -> Iterator[None]:

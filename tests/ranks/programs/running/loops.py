@@ -152,9 +152,9 @@ def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: Gra
 
 def call(ranked: Ranked, *args: Any, **kwargs: Any) -> Any:
     leaves, spec = flatten((args, kwargs))
-    trouble = ranked.trouble_of(spec, leaves)
+    error = ranked.error_of(spec, leaves)
     return ranked.result_of(
-        ForwardPass(ranked, ranked.plain, leaves, is_there=True, attributes="", trouble=trouble).go().made
+        ForwardPass(ranked, ranked.plain, leaves, is_there=True, attributes="", error=error).go().made
     )
 
 
