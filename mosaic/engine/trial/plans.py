@@ -16,7 +16,6 @@ from mosaic.solver import solve
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.feedback import MeasuredTimes, with_measured
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
 
@@ -51,7 +50,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
                     search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
-                    others.append(find_solution(graph, cost, device, search=search, forbidden=[stage.names]).plan)
+                    others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
     sequential = solve(graph, cost, device, method="sequential")
     close = [
         plan for plan in sorted(others, key=lambda one: one.predicted_ms) if plan.predicted_speedup >= smallest_gain

@@ -14,7 +14,7 @@ from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.report.comparison import comparison_table
 from mosaic.solver.compare import Comparison, compare
-from mosaic.solver.methods import Method, compared_methods
+from mosaic.solver.methods import METHODS, Method, compared_methods
 from mosaic.solver.task import Answer, PlannerSettings, SearchOptions, Task
 
 
@@ -72,13 +72,13 @@ def test_slices_show_and_cannot_be_run() -> None:
     assert "cannot be run: it slices modules" in printed((sliced,))
 
 
-def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -> None:
+def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(task: Task) -> Answer:
         raise ValueError(f"{len(task.options)} modules are too many")
 
-    mine = Method(name="mine", description="refuses", plan=refuse)
+    monkeypatch.setitem(METHODS, "mine", Method(name="mine", description="refuses", plan=refuse))
     profile = profile_of(dict.fromkeys("abcdefg", flat(1)), num_slots=1)
-    rows = compared(profile, methods=("megatron", mine))
+    rows = compared(profile, methods=("megatron", "mine"))
     assert rows[0].ratio == 1.0
     assert rows[1].plan is None
     assert rows[1].status == "refused"
