@@ -24,7 +24,7 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing.candidates import data_parallel_plan
 from mosaic.ranks.compare import called, slowest
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 
 _VIEW = {"gradient_as_bucket_view": True}
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

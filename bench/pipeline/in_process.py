@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from mosaic.errors import InvalidScheduleError, RankFailedError
-from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
 from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 _Made = TypeVar("_Made")
 _Channel = tuple[int, int, bool, LanePair]

@@ -91,7 +91,7 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
         opened = _Opened(chosen.path, request)
     except (MosaicError, ValueError, OSError) as failure:
         error = failure
-    ranks.all_or_none(error)
+    ranks.raise_if_any_failed(error)
     assert opened is not None
     random = None
     try:
@@ -99,7 +99,7 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
         random = opened.restore(ranks.rank)
     except Exception as failure:  # of any kind, from the user's objects
         error = failure
-    ranks.all_or_none(error)
+    ranks.raise_if_any_failed(error)
     return Loaded(
         step=chosen.step,
         extra=from_plain(opened.state["extra"]),
@@ -120,12 +120,12 @@ def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
             found = [(each.serial, each.step, str(each.path)) for each in choose(request.folder, request.step)]
         except MosaicError as failure:
             error = failure
-    ranks.all_or_none(error)
+    ranks.raise_if_any_failed(error)
     damaged: list[str] = []
-    for serial, step, path in ranks.first_says(found):
+    for serial, step, path in ranks.broadcast(found):
         mine = damage_of(Path(path), part=ranks.rank, parts=ranks.size)
         # Every rank reads the manifest, so several may say the same.
-        damage = list(dict.fromkeys(sentence for each in ranks.tell(mine) for sentence in each))
+        damage = list(dict.fromkeys(sentence for each in ranks.all_gather(mine) for sentence in each))
         if not damage:
             whole = Checkpoint(serial=serial, step=step, path=Path(path))
             if damaged and not request.fall_back:

@@ -169,7 +169,7 @@ class KeepsCheckpoints(ABC):
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
-        if missing_ok and ranks.first_says(not checkpoints_in(Path(folder))):
+        if missing_ok and ranks.broadcast(not checkpoints_in(Path(folder))):
             return None
         request = LoadRequest(
             model=self._model,
@@ -247,7 +247,7 @@ class KeepsCheckpoints(ABC):
         self.finish_saving()
         ranks = self._the_ranks()
         gone = [found.step for found in make_room(Path(folder))] if ranks.rank == 0 else []
-        return tuple(ranks.first_says(gone))
+        return tuple(ranks.broadcast(gone))
 
     def _the_ranks(self) -> Ranks:
         if self._ranks is None:

@@ -70,7 +70,7 @@ def digest_of(model: nn.Module, ranks: Ranks) -> str:
         spec = TensorSpec.of(name, tensor)
         mine[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
     together: dict[str, str] = {}
-    for told in reversed(ranks.tell(mine)):
+    for told in reversed(ranks.all_gather(mine)):
         together.update(told)
     return hashlib.sha256(json.dumps(sorted(together.items())).encode()).hexdigest()
 

@@ -37,9 +37,9 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
         specs = in_order(TensorSpec.of(name, found.tensors[first]) for name, first in found.names.items())
     except Exception as failure:  # all ranks have to hear of it
         error = failure
-    ranks.all_or_none(error)
+    ranks.raise_if_any_failed(error)
     assert found is not None
-    held = ranks.tell(sorted(found.here))
+    held = ranks.all_gather(sorted(found.here))
     source = {name: rank for rank in reversed(range(ranks.size)) for name in held[rank]}
     lost = [name for name in found.tensors if name not in source]
     if lost:
@@ -50,7 +50,7 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     else:
         for spec in specs:
             carrier.give(spec)
-    ranks.all_or_none(error)
+    ranks.raise_if_any_failed(error)
 
 
 class _Carrier:
@@ -148,7 +148,7 @@ def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = 
             overlap.check(path, "file", partial=partial)
         except Exception as failure:  # all ranks have to hear of it
             error = failure
-        ranks.all_or_none(error)
+        ranks.raise_if_any_failed(error)
         assert found is not None
         assert overlap is not None
         here = found.here
@@ -156,7 +156,7 @@ def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = 
             for name, source in overlap.sources.items():
                 if name in here:
                     here[name].copy_(stored[source].get_tensor(source))
-        ranks.all_or_none(None)
+        ranks.raise_if_any_failed(None)
         return overlap
 
 

@@ -20,13 +20,13 @@ class Ranks(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def tell(self, value: Told) -> list[Told]:
-        """Returns what each one told."""
+    def all_gather(self, value: Told) -> list[Told]:
+        """Returns the values of all."""
 
-    def first_says(self, value: Told) -> Told:
-        """Returns what the first one told."""
+    def broadcast(self, value: Told) -> Told:
+        """Returns the value of the first."""
 
-    def all_or_none(self, error: BaseException | None) -> None:
+    def raise_if_any_failed(self, error: BaseException | None) -> None:
         """Raises on all if one of them failed."""
 
     def background_group(self) -> dist.ProcessGroup | None:
@@ -39,15 +39,15 @@ class OneRank:
     rank = 0
     size = 1
 
-    def tell(self, value: Told) -> list[Told]:
+    def all_gather(self, value: Told) -> list[Told]:
         """Returns it."""
         return [value]
 
-    def first_says(self, value: Told) -> Told:
+    def broadcast(self, value: Told) -> Told:
         """Returns it."""
         return value
 
-    def all_or_none(self, error: BaseException | None) -> None:
+    def raise_if_any_failed(self, error: BaseException | None) -> None:
         """Raises it."""
         if error is not None:
             raise error
@@ -57,7 +57,7 @@ class OneRank:
 
 
 def tell_in(group: dist.ProcessGroup | None, value: Told) -> list[Told]:
-    """Returns what each rank of a group told, or what the only process told."""
+    """Returns the value of each rank of a group, or of the only process."""
     if group is None:
         return [value]
     found: list[Told] = [value] * dist.get_world_size(group)

@@ -118,7 +118,7 @@ class Saver:
             share = _Share.of(job)
         except Exception as failure:  # of any kind, from the user's objects: all ranks have to hear of it
             error = failure
-        self._ranks.all_or_none(error)
+        self._ranks.raise_if_any_failed(error)
         assert share is not None
         layout = self._agreed(job, share)
         place = self._place(job)
@@ -143,7 +143,7 @@ class Saver:
         """Returns who writes what, once it is sure that all ranks save the same."""
         settings = {label: json.dumps([found.kind, *found.settings]) for label, found in share.optimizers.items()}
         beside = [*settings], share.rest["companions"], share.rest["generators"]
-        told = self._ranks.tell((job.step, str(job.folder), beside, settings, _hash(share.layout)))
+        told = self._ranks.all_gather((job.step, str(job.folder), beside, settings, _hash(share.layout)))
         for rank, found in enumerate(each[3] for each in told):
             if bool(found) != bool(told[0][3]):
                 without = 0 if found else rank
@@ -160,7 +160,7 @@ class Saver:
                 )
         hashes = [each[-1] for each in told]
         if self._layout is None or self._layout[0] != hashes:
-            self._layout = hashes, SharedLayout.of(self._ranks.tell(share.layout))
+            self._layout = hashes, SharedLayout.of(self._ranks.all_gather(share.layout))
         return self._layout[1]
 
     def _place(self, job: SaveRequest) -> SavingPlace:
@@ -170,8 +170,8 @@ class Saver:
                 place = SavingPlace.make(job.folder, job.step)
             except MosaicError as failure:
                 error = failure
-        self._ranks.all_or_none(error)
-        place = self._ranks.first_says(place)
+        self._ranks.raise_if_any_failed(error)
+        place = self._ranks.broadcast(place)
         assert place is not None
         return place
 

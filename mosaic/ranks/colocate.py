@@ -26,12 +26,12 @@ from mosaic.profiler import ProfileCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
 from mosaic.ranks.choosing.rank_trial import try_plans
-from mosaic.ranks.meeting.devices import device_of
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankReady
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
+from mosaic.ranks.world.devices import device_of
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import RankFacts, World
 
 
 def colocate(
@@ -134,7 +134,7 @@ def colocate_ranks(
     given, device = backend, backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        backend = world.together(lambda: options.with_sms(backend_for(model, given, device)))
+        backend = world.run_on_all(lambda: options.with_sms(backend_for(model, given, device)))
         asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
         make = partial(_ready, model, world, ProfileCache())
         return RankHandle(model, make(asked), world=world, asked=asked, make=make)
@@ -144,7 +144,7 @@ def _ready(model: nn.Module, world: World, kept: ProfileCache, asked: Asked) -> 
     """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
     options, laps = asked.options, Laps()
     with laps("find"):
-        backend = world.together(lambda: options.with_sms(backend_for(model, asked.backend, world.device)))
+        backend = world.run_on_all(lambda: options.with_sms(backend_for(model, asked.backend, world.device)))
         on = prepare(world, model, asked.sample, backend, modules=asked.modules, exclude=asked.exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
@@ -174,7 +174,7 @@ def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:
 def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
     """Returns what is tried of a plan that was given: on every rank the same."""
     world, graph = on.world, on.finding.graph
-    world.together(lambda: plan.check_matches(graph=graph, device=on.backend.device))
+    world.run_on_all(lambda: plan.check_matches(graph=graph, device=on.backend.device))
     world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))

@@ -27,8 +27,8 @@ from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad, ProfileSettings, measure_ring, measure_route
 from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.running.prepare import cores_of_rank, prepare
+from mosaic.ranks.world.world import World
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
 
@@ -171,8 +171,8 @@ def _plans(
         cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size, route=route)
         return _planned(methods, on.finding, cost, backend, world.size)
 
-    found = world.together(lambda: planned() if world.rank == 0 else {})
-    plans: dict[str, Plan | str] = world.first_says(found)
+    found = world.run_on_all(lambda: planned() if world.rank == 0 else {})
+    plans: dict[str, Plan | str] = world.broadcast(found)
     return plans
 
 
@@ -223,7 +223,7 @@ def _measured(
         sent = _sent(handle.metrics(), rounds.rounds * rounds.steps)
     finally:
         handle.remove()
-    told = world.tell((sent, ours.held_bytes, baseline.steps.held_bytes, started_s, share))
+    told = world.all_gather((sent, ours.held_bytes, baseline.steps.held_bytes, started_s, share))
     return MeasuredMethod(
         method=method,
         plan=plan,

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
 
@@ -94,12 +94,12 @@ class Crew:
         mean = None if loss is None else float(told[:, len(flags) :].reshape(-1).sum())
         return tuple(told[:, : len(flags)].any(0).tolist()), mean
 
-    def first_says(self, value: Told) -> Told:
-        """Returns what rank 0 told."""
+    def broadcast(self, value: Told) -> Told:
+        """Returns the value of rank 0."""
         return self.gather(value)[0]
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns what each rank told."""
+        """Returns the value of each rank."""
         return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def first_does(self, work: Callable[[], object]) -> None:
@@ -110,7 +110,7 @@ class Crew:
                 work()
             except Exception as failure:  # of any kind: the others have to hear of it
                 error = failure
-        said = self.first_says(None if error is None else f"{type(error).__name__}: {error}")
+        said = self.broadcast(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         if said is not None:
@@ -123,8 +123,8 @@ class Crew:
             own = ""
             if self.rank == 0:
                 own = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
-            yield Path(self.first_says(own))
-            self.first_says(None)  # everyone is done with it
+            yield Path(self.broadcast(own))
+            self.broadcast(None)  # everyone is done with it
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
         """Begins to bring this rank's parts of a step's loss to the host; waits for nothing."""
@@ -166,8 +166,8 @@ class PipelineCrew(Crew):
         return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns what each rank told."""
-        return self._world.tell(value)
+        """Returns the value of each rank."""
+        return self._world.all_gather(value)
 
     def leave(self) -> None:
         """Tells the other ranks that this one is done."""

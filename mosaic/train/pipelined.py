@@ -161,7 +161,7 @@ class PipelinedScores:
             self._begin(batches)
         self._found.clear()
         self._pipe.evaluate(_microbatches(batches))
-        told = {at: columns for found in self._pipe.world.tell(self._found) for at, columns in found.items()}
+        told = {at: columns for found in self._pipe.world.all_gather(self._found) for at, columns in found.items()}
         return [told[at] for at in range(len(batches))]
 
     def remove(self) -> None:

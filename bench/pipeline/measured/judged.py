@@ -37,9 +37,7 @@ class JudgedStep:
 def judge(own: Candidates, way: Way, step: Sequence[Microbatch], *, seconds: float | None = None) -> JudgedStep:
     """Plans a step on rank 0 for all, and simulates it."""
     counted = [own.counted.microbatch(one) for one in step]
-    shared: SharedStep = own.world.first_says(
-        way.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None
-    )
+    shared: SharedStep = own.world.broadcast(way.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None)
     timed = simulated(way, counted, shared)
     return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
 
@@ -57,7 +55,7 @@ def simulated(way: Way, counted: Sequence[CountedMicrobatch], shared: SharedStep
 
 def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
     """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
-    own.world.tell("ready")
+    own.world.all_gather("ready")
     began = time.perf_counter()
     ran = runner.run(judged.shared, step, shapes=own.shapes(step))
     judged.step_ms.append(slowest_ms(own, began))
@@ -70,4 +68,4 @@ def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[
 def slowest_ms(own: Candidates, began: float) -> float:
     """Returns the time since ``began`` of the rank that has taken longest."""
     took = 1e3 * (time.perf_counter() - began)
-    return max(float(text) for text in own.world.tell(json.dumps(took)))
+    return max(float(text) for text in own.world.all_gather(json.dumps(took)))

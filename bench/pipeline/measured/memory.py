@@ -45,7 +45,7 @@ def memory(rank: int, size: int, *, name: str, baseline: str, sizes: Sizes) -> I
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     mine = held_bytes(own.model, optimizer) + peak_bytes(run)
-    measured = [json.loads(text) for text in world.tell(json.dumps(mine))]
+    measured = [json.loads(text) for text in world.all_gather(json.dumps(mine))]
     shares = [100 * (theirs / ours - 1) for theirs, ours in zip(judged.peak_bytes, measured, strict=True)]
     text = f"{of}: memory of the fullest rank, MB"
     for source, found in (("measured", measured), ("simulated", judged.peak_bytes)):

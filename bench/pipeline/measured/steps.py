@@ -18,12 +18,12 @@ from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
 from bench.pipeline.measured.models import MODELS, MeasuredModel
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
 from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.world.world import World
 
 RIVALS = ("1f1b", "megatron", "gpipe")
 """Baselines, as ``BASELINES`` has them: 1F1B on the mixed partition, interleaved, and all forwards first."""

@@ -11,7 +11,7 @@ from mosaic.plan import Plan
 from mosaic.profile import note_of_others
 from mosaic.profiler import ProfileSettings
 from mosaic.ranks.compare import MeasuredMethod, Rounds, compare_launched
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 from mosaic.report.frame import empty_table, plain
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import Waiting
+from mosaic.ranks.world.progress import Waiting
 
 _FACTS = 6
 _ADDED = 2

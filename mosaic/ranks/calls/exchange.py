@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.meeting.groups import carrier_of, wait_for
-from mosaic.ranks.meeting.progress import SentPhase
 from mosaic.ranks.rows.routing import RowRouting
+from mosaic.ranks.world.groups import carrier_of
+from mosaic.ranks.world.progress import SentPhase
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -56,7 +56,8 @@ class Exchange:
         given = tensor.contiguous()
         with ranked.waiting(phase):
             group = carrier_of(given, ranked.group, ranked.control)
-            wait_for(dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True))
+            # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
+            dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True).wait()
         if num_rows := sum(sends) - sends[ranked.rank]:
             ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
         return made

@@ -20,8 +20,8 @@ from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import agree, said_by
 from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers
-from mosaic.ranks.meeting.groups import carrier_of, wait_for
 from mosaic.ranks.rows.routing import routing_of
+from mosaic.ranks.world.groups import carrier_of
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -120,7 +120,7 @@ class ForwardPass:
                 with ranked.waiting("forward"):
                     group = carrier_of(given, ranked.group, ranked.control)
                     source_rank = dist.get_global_rank(group, source)
-                    wait_for(dist.broadcast(given, src=source_rank, group=group, async_op=True))
+                    dist.broadcast(given, src=source_rank, group=group, async_op=True).wait()
                 if ranked.rank != source and not leaf.requires_grad:
                     self._leaves[index] = given
 

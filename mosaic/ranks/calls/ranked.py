@@ -47,9 +47,9 @@ from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.meeting.progress import Traffic, Waiting
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
+from mosaic.ranks.world.progress import Traffic, Waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import RankProgress, Traffic
 from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute, running
+from mosaic.ranks.world.progress import RankProgress, Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes

@@ -50,9 +50,9 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
+from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:

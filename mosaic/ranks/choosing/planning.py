@@ -54,10 +54,10 @@ def plans_of_first(
     device = on.backend.torch_device
     ring = measure_ring(device, group=world.everyone)
     route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
-    found = world.together(
+    found = world.run_on_all(
         lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
-    texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
+    texts, sentences = world.broadcast(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 

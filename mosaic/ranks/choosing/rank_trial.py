@@ -10,7 +10,7 @@ parameters: nobody gives any up yet. Its communicators stay there for the next t
 is left of the steps: no optimizer takes one, and gradients, buffers and random numbers are put back as they were.
 
 A step's time is that of the slowest rank, from when all were ready. A plan that cannot run on some rank, for want of
-memory or whatever it raises, loses; that rank rings an ``Alarm``, so that no other one waits for it.
+memory or whatever it raises, loses; that rank cancels the turn, so that no other one waits for it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
-from mosaic.ranks.meeting.alarm import Alarm
 from mosaic.ranks.running.activate import Activated, open_runs, place
 from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.world.cancel import CancelToken
 
 _LOG = logging.getLogger("mosaic")
 
@@ -58,7 +58,7 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
             trying.take(found, race)
     world.progress.calls = world.progress.step = 0
     world.progress.clear_waits()
-    return plans[world.first_says(found.winner)], _report(race, found)
+    return plans[world.broadcast(found.winner)], _report(race, found)
 
 
 class _Trying:
@@ -80,7 +80,7 @@ class _Trying:
             opened = open_runs(self._on, plan, is_warm=self._num_turns > len(self._plans))
         except Exception as failure:  # of any kind: all ranks have to hear of it
             error = failure
-        failed = _said(world.tell(None if error is None else _text_of(error)))
+        failed = _said(world.all_gather(None if error is None else _text_of(error)))
         if failed is not None:
             if opened is not None:
                 opened.runs.close()
@@ -90,21 +90,20 @@ class _Trying:
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
             found = place(self._on, plan, opened, gives_up=False)
-        name, progress = f"trial/{self._num_turns}", world.progress
-        with Alarm(world.store, world.rank, name, loan.groups, progress, grace_s=world.grace_s) as alarm:
-            failed = self._steps(found, turn.num_steps, race, alarm)
+        with world.cancel_token(f"trial/{self._num_turns}", loan.groups) as token:
+            failed = self._steps(found, turn.num_steps, race, token)
         if failed is None:
             world.groups.give_back(loan)
         else:
             world.groups.destroy(loan)
             race.drop(turn.contender, f"could not run: {failed}")
 
-    def _steps(self, found: Activated, num_steps: int, race: Race, alarm: Alarm) -> str | None:
+    def _steps(self, found: Activated, num_steps: int, race: Race, token: CancelToken) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
         model, world = self._on.model, self._on.world
         handle = Handle(model, Ready(finding=self._on.finding, plan=found.placed.plan, placed=found.placed))
         try:
-            world.tell(None)  # so that the first step, too, begins with all ranks ready
+            world.all_gather(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):
                 took_ms, why = 0.0, None
                 try:
@@ -113,13 +112,13 @@ class _Trying:
                     raise
                 except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
                     text = _text_of(failure)
-                    why = text if alarm.ring(text) else None  # else this one failed since another did
+                    why = text if token.cancel(text) else None  # else this one failed since another did
                 for parameter in model.parameters():
                     parameter.grad = None
-                told = world.tell((took_ms, why))
+                told = world.all_gather((took_ms, why))
                 failed = _said([text for _, text in told])
                 if failed is not None:
-                    alarm.free()  # of what this rank may still be waiting for
+                    token.abort()  # of what this rank may still be waiting for
                     return failed
                 race.note(max(ms for ms, _ in told))
                 if race.is_cut:

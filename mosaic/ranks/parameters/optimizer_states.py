@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from mosaic.checkpoint.plain_data import from_plain, to_plain
 from mosaic.checkpoint.tensor_file import TensorSpec, dtype_of
 from mosaic.errors import MosaicError
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.tied import Members
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 
 
 def move_states(
@@ -50,8 +50,8 @@ def move_states(
         if id(parameter) in before and not set(after.get(id(parameter), ())) <= set(before[id(parameter)])
     }
     tensors: dict[str, torch.Tensor] = {}
-    described = world.together(lambda: _described(own, [p for p in moves if moves[p] == world.rank], tensors))
-    told = world.tell((len(own), described))
+    described = world.run_on_all(lambda: _described(own, [p for p in moves if moves[p] == world.rank], tensors))
+    told = world.all_gather((len(own), described))
     if len({count for count, _ in told}) > 1:
         each = ", ".join(f"rank {rank}: {count}" for rank, (count, _) in enumerate(told))
         raise MosaicError(f"the ranks' optimizers have different numbers of parameters ({each}); make them alike")

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.cost.communication import BUCKET_BYTES
-from mosaic.ranks.meeting.progress import Waiting
 from mosaic.ranks.parameters.buckets import Bucket, buckets_of
+from mosaic.ranks.world.progress import Waiting
 
 
 class SumPlace:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.profiler import Subject
-from mosaic.ranks.meeting.progress import SentPhase
+from mosaic.ranks.world.progress import SentPhase
 
 Members = tuple[int, ...]
 Compute = Callable[[Callable[[], Any], SentPhase], Any]

@@ -20,8 +20,6 @@ from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.semu.rank_hardware import Degrees
-from mosaic.ranks.meeting.devices import device_of, gpu_bytes
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
@@ -42,6 +40,8 @@ from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
+from mosaic.ranks.world.devices import device_of, gpu_bytes
+from mosaic.ranks.world.world import World
 
 DEFAULTS = Given()
 
@@ -148,7 +148,7 @@ def make_candidates(
     with unchanged_buffers(model):
         counted = count_model(model, split, step[0], cluster.hardware)
     backend = given.backend or backend_of(world)
-    slots = min(world.tell(1 if backend is None else backend.device.num_slots))
+    slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)
     partition = None if given.plan is None else partition_of(given.plan, request)
     context = 1 if given.context is None else given.context.ranks

@@ -23,9 +23,9 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.semu.rank_hardware import Degrees
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
+from mosaic.ranks.world.world import World
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
@@ -113,7 +113,7 @@ def check_same_weights(model: nn.Module, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless their models have the same weights."""
     tensors = (*model.parameters(), *model.buffers())
     values = [torch.hash_tensor(one.detach()).view(torch.int64) for one in tensors if one.numel() and not one.is_meta]
-    told = world.tell(fingerprint(torch.stack(values).tolist() if values else []))
+    told = world.all_gather(fingerprint(torch.stack(values).tolist() if values else []))
     other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
     if other is not None:
         raise BackendUnavailableError(
@@ -125,7 +125,7 @@ def check_same_weights(model: nn.Module, world: World) -> None:
 
 def check_same_split(split: ModelSplit, world: World) -> None:
     """Raises BackendUnavailableError, on all ranks, unless they cut their models alike."""
-    told = world.tell([f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules])
+    told = world.all_gather([f"{one.name} = {one.path or 'the model'} of {one.count} layers" for one in split.modules])
     other = next((rank for rank, found in enumerate(told) if found != told[0]), None)
     if other is not None:
         raise BackendUnavailableError(

@@ -15,11 +15,11 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.semu.rank_hardware import Degrees
-from mosaic.ranks.meeting.devices import own_gpu
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
+from mosaic.ranks.world.devices import own_gpu
+from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")
 
@@ -37,8 +37,8 @@ def backend_of(world: World) -> Backend | None:
         except BackendUnavailableError as problem:
             _LOG.warning("ranks of the pipeline have no lanes: %s", problem)
             return None
-    homes = world.tell(world.me.home)
-    beside = [rank for rank, home in enumerate(homes) if home == world.me.home]
+    homes = world.all_gather(world.me.machine)
+    beside = [rank for rank, home in enumerate(homes) if home == world.me.machine]
     return HostBackend(cores=cores_of_rank(beside.index(world.rank), len(beside)))
 
 

@@ -18,8 +18,6 @@ from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
-from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.elsewhere import Home
 from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
@@ -27,6 +25,8 @@ from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_o
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.running.handle import RankReady
 from mosaic.ranks.running.prepare import Prepared
+from mosaic.ranks.world.progress import THE_LOOP, Waiting
+from mosaic.ranks.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,15 @@ from mosaic.engine.trial.report import TrialReport
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.ranks.calls.run import RankedRuns
-from mosaic.ranks.meeting.groups import GroupLoan
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.optimizer_states import move_states
 from mosaic.ranks.parameters.ownership import take_back, tensors_of
 from mosaic.ranks.parameters.tied import Holdings, Members
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import computed_spans, trace_of
+from mosaic.ranks.world.groups import GroupLoan
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ class RankHandle(Handle):
 
     def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
         world, model, laps = self.world, self._model, Laps()
-        world.together(lambda: self._check_can_move(optimizers))
-        held = world.tell(_makeup(model))
+        world.run_on_all(lambda: self._check_can_move(optimizers))
+        held = world.all_gather(_makeup(model))
         _check_same_makeup(held)
         first: dict[str, Members] = {
             name: tuple(rank for rank, of in enumerate(held) if of[name][-1]) for name in held[0]
@@ -249,7 +249,7 @@ class RankHandle(Handle):
     def remove(self, *, gather: bool = True) -> None:
         """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
 
-        It also ends the watch over other ranks, and tells them that this one is done. Parameters stay the same
+        It also stops the watchdog, and tells the other ranks that this one is done. Parameters stay the same
         objects. An optimizer has no state yet for those that were not on its rank.
 
         Args:

@@ -34,10 +34,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.parameters.elsewhere import Elsewhere
 from mosaic.ranks.running.frameworks import hand_on, kept_away
 from mosaic.ranks.running.reduced import ReducedModel
+from mosaic.ranks.world.progress import THE_LOOP
 
 
 class _Instead:

@@ -23,9 +23,9 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Template
-from mosaic.ranks.meeting.devices import check_place, own_gpu
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.rows.batched import rows_of, with_batch
+from mosaic.ranks.world.devices import check_place, own_gpu
+from mosaic.ranks.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ def prepare(
     exclude: Sequence[str] = (),
 ) -> Prepared:
     """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
-    finding, batched = world.together(lambda: _found_with_rows(model, sample, modules, exclude))
-    world.together(lambda: refuse_graphs_of_compiler(finding, backend))
-    examined = world.together(lambda: examine_on_sample(model, finding, sample, batched))
+    finding, batched = world.run_on_all(lambda: _found_with_rows(model, sample, modules, exclude))
+    world.run_on_all(lambda: refuse_graphs_of_compiler(finding, backend))
+    examined = world.run_on_all(lambda: examine_on_sample(model, finding, sample, batched))
     return Prepared(
         model=model,
         sample=sample,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import nn
 
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.world import World
 
 
 class ReducedModel(Protocol):

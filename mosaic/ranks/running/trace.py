@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from mosaic.rank_trace import RankSpan, RankTrace
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 from mosaic.timeline import Span
 
 _ROUNDS = 5

@@ -110,7 +110,7 @@ def _do_parts(work: Work, crew: Crew, told: StopRequests, given: argparse.Namesp
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     def is_there(path: Path) -> bool:
-        return crew.first_says(path.is_file())  # alike on all ranks, whatever is written meanwhile
+        return crew.broadcast(path.is_file())  # alike on all ranks, whatever is written meanwhile
 
     if "check" in given.parts:
         for line in check(work, crew):

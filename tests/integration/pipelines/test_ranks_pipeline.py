@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks.nursery import Ended, run_programs
 
-from mosaic.ranks.meeting.freeing import EXIT_CODE
+from mosaic.ranks.world.abort import EXIT_CODE
 
 BOUND_S = 60.0
 SIZES = {
@@ -56,7 +56,7 @@ def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(outcomes: 
         assert one.code in (1, EXIT_CODE), one
         assert "cannot go on: rank 1 (" in one.said
         assert "has ended without a word" in one.said
-        assert "it was last seen" in one.said
+        assert "Last seen: " in one.said
 
 
 def test_another_schedule_on_one_rank_is_refused_on_all_and_costs_nothing_else(outcomes: dict[str, list[Ended]]):

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.meeting import world as worlds
-from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
-from mosaic.ranks.meeting.groups import (
+from mosaic.ranks.world import world as worlds
+from mosaic.ranks.world.devices import check_place, device_of, own_gpu
+from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
     carrier_of,
-    meeting_under,
+    own_group_keys,
     peers_share_a_communicator,
     set_launch_order,
 )
@@ -77,8 +77,11 @@ def test_the_default_group_is_bound_to_a_rank_s_gpu_where_each_rank_has_one(
     asked: dict[str, Any] = {}
     store, device = dist.HashStore(), torch.device("cuda", 0)
     store.set("device/1", gpus[1])
-    monkeypatch.setattr(worlds, "meet", lambda timeout_s: (store, 0, 2))
-    monkeypatch.setattr(worlds, "_gpu_of", lambda device, me: gpus[0])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(worlds, "open_store", lambda rank, timeout_s: store)
+    monkeypatch.setattr(worlds.Members, "gather", lambda *_, **__: SimpleNamespace(store=store))
+    monkeypatch.setattr(worlds, "_gpu_of", lambda device: gpus[0])
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
     monkeypatch.setattr(worlds.World, "__init__", lambda self, **settings: None)
     worlds.World.join(device)
@@ -99,7 +102,7 @@ def test_new_groups_are_no_split_of_a_default_group_that_is_bound_to_a_device():
     try:
         world: Any = dist.group.WORLD
         world.bound_device_id = device = torch.device("cuda", 0)
-        with meeting_under("run"):
+        with own_group_keys("run"):
             assert world.bound_device_id is None
             dist.destroy_process_group(dist.new_group(backend="gloo"))
         assert world.bound_device_id == device

@@ -44,7 +44,7 @@ def test_recurrent_cells_are_given_up_and_taken_back(kind: type[nn.RNNBase]):
     assert all(one is other for one, other in zip(cell.parameters(), parameters, strict=True))
     names = list(values)
     away = kind(3, 2, device="meta")
-    stand_for_others(away, SimpleNamespace(tell=lambda mine: [mine, names]))
+    stand_for_others(away, SimpleNamespace(all_gather=lambda mine: [mine, names]))
     assert all(isinstance(one, Elsewhere) for one in away.parameters())
 
 

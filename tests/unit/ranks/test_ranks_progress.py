@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 
 def test_a_rank_that_has_done_nothing_is_before_its_first_step():

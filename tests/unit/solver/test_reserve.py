@@ -16,7 +16,7 @@ from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
-from mosaic.ranks.meeting.groups import group_options
+from mosaic.ranks.world.groups import group_options
 from mosaic.report.table import plan_table
 from mosaic.solver.methods import METHODS
 from mosaic.solver.runnable import plan_to_run

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.parts.weights import swappable
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
 from mosaic.ranks.parameters.ownership import take_back, tensors_of
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 
 _REMEDY = (
     "pipe.save(), pipe.export() and pipe.digest(), called on every rank, have the whole model's, and "
@@ -54,7 +54,7 @@ def gather_model(model: nn.Module, world: World) -> None:
 
 def _held(model: nn.Module, world: World) -> dict[str, tuple[int, ...]]:
     """Returns for each tensor the ranks that have its values."""
-    told = world.tell([name for name, tensor in tensors_of(model) if not tensor.is_meta])
+    told = world.all_gather([name for name, tensor in tensors_of(model) if not tensor.is_meta])
     held: dict[str, tuple[int, ...]] = {}
     for rank, names in enumerate(told):
         for name in names:

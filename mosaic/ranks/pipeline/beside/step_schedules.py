@@ -11,9 +11,9 @@ from mosaic.pipelining.next_step.planner import NextStepPlanner
 from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.ways import Way
+from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")
 
@@ -66,11 +66,11 @@ class StepSchedules:
             found = handed.schedule if is_same else None
             self._note(number, handed.error)
         if is_announced:
-            found = self._world.first_says(found)
+            found = self._world.broadcast(found)
         if found is None and key in self._known:
             return self._known[key]
         if found is None:
-            found = self._world.first_says(self._planned_now(counted, last_s) if self._world.rank == 0 else None)
+            found = self._world.broadcast(self._planned_now(counted, last_s) if self._world.rank == 0 else None)
         assert found is not None
         return _kept(self._known, key, found)
 
@@ -100,7 +100,7 @@ class StepSchedules:
         key = _key(counted)
         if key in self._forwards:
             return self._forwards[key]
-        found = self._world.first_says(forwards_of(self._way, counted) if self._world.rank == 0 else None)
+        found = self._world.broadcast(forwards_of(self._way, counted) if self._world.rank == 0 else None)
         assert found is not None
         return _kept(self._forwards, key, found)
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from mosaic.errors import ModuleContractError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
-from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
+from mosaic.ranks.world.progress import THE_LOOP
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
 from mosaic.ranks.pipeline.tensor.linears import SharedInput, split_linear
 from mosaic.ranks.pipeline.tensor.styles import COLWISE, SUMMED
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 MAX_DIFFERENCE = 1e-3
 """Of a gradient's norm between ranks that have it whole, as a share; sums in another order differ by less."""

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError, RankFailedError
-from mosaic.ranks.meeting.alarm import Alarm, GivenUpError
-from mosaic.ranks.meeting.groups import peers_share_a_communicator
-from mosaic.ranks.meeting.progress import THE_LOOP
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.transports.transport import LanePair, Message, Tensors
+from mosaic.ranks.world.cancel import CancelledError
+from mosaic.ranks.world.groups import peers_share_a_communicator
+from mosaic.ranks.world.progress import THE_LOOP
+from mosaic.ranks.world.world import World
 
 _MAX_LANES = 256
 _Peers = dict[int, dist.ProcessGroup]
@@ -61,10 +61,8 @@ class DistributedTransport:
         self._of_lanes: dict[LanePair, _Directions] = {(0, 0): self._groups}
         self._is_aborted = False
         self._given_up = [*self._loan.groups]
-        self._alarm = Alarm(
-            *(world.store, world.rank, f"transport/{name}", self._given_up, world.progress), grace_s=world.grace_s
-        )
-        self._alarm.__enter__()
+        self._token = world.cancel_token(f"transport/{name}", self._given_up)
+        self._token.__enter__()
         self._explain, self.progress.explain = self.progress.explain, self._explained
 
     def cover(self, group: dist.ProcessGroup) -> None:
@@ -146,9 +144,9 @@ class DistributedTransport:
         """Ends the others' waits; the communicators are of no use afterwards."""
         self._is_aborted = True
         try:
-            self._alarm.ring(why)
-        except (RuntimeError, OSError):  # whoever holds the store is gone, which is for the watch to say
-            self._alarm.free()
+            self._token.cancel(why)
+        except (RuntimeError, OSError):  # whoever holds the store is gone, which the watchdog reports
+            self._token.abort()
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -163,7 +161,7 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Listens no more for ranks that failed, and gives the communicators back, unless a rank has failed."""
-        self._alarm.__exit__(None, None, None)
+        self._token.__exit__(None, None, None)
         (self._world.groups.destroy if self._is_aborted else self._world.groups.give_back)(self._loan)
 
     def _warm_up(self, groups: _Directions) -> None:
@@ -190,7 +188,7 @@ class DistributedTransport:
     def _explained(self, error: RuntimeError) -> BaseException:
         found = self._explain(error)
         self._is_aborted = self._is_aborted or found is not error
-        return RankFailedError(str(found), ranks=(found.rank,)) if isinstance(found, GivenUpError) else found
+        return RankFailedError(str(found), ranks=(found.rank,)) if isinstance(found, CancelledError) else found
 
 
 class _Posted:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import RankProgress, SentPhase
+from mosaic.ranks.world.progress import RankProgress, SentPhase
 
 Tensors = tuple[torch.Tensor, ...]
 """What one task hands to another."""

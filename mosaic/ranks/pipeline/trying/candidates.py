@@ -19,7 +19,6 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.semu.rank_hardware import Degrees
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel
@@ -27,6 +26,7 @@ from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.rank_lanes import check_lanes
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
+from mosaic.ranks.world.world import World
 
 T = TypeVar("T")
 
@@ -174,5 +174,5 @@ class Candidates:
                 found = plan()
             except (InfeasibleError, InvalidPlanError, ValueError) as error:
                 found = str(error)
-        told: T | str = self.world.first_says(found)
+        told: T | str = self.world.broadcast(found)
         return told

@@ -41,7 +41,7 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
         for (how, graph, _, _), found in zip(runs, measured, strict=True)
     ]
     names = [module.name for module in own.request.model.modules]
-    return own.with_times(own.world.first_says(fit_times(steps, names) if own.world.rank == 0 else None))
+    return own.with_times(own.world.broadcast(fit_times(steps, names) if own.world.rank == 0 else None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def fit_lanes(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]]) -> C
     fitted = FittedTimes.of(own.request.model.modules, own.space.host)
     if own.world.rank == 0:
         fitted = replace(fitted, share_exponents=share_exponents(graph, way.partition, measured))
-    return own.with_times(own.world.first_says(fitted))
+    return own.with_times(own.world.broadcast(fitted))
 
 
 def share_exponents(graph: TaskGraph, partition: Partition, measured: Sequence[MeasuredTasks]) -> dict[str, float]:

@@ -112,7 +112,7 @@ def never_comes(rank: int, size: int, place: Path) -> None:
 def unlike(rank: int, size: int, place: Path) -> None:
     """Rank 1 has another torch, device, model and then sample; all ranks are told each time."""
     from mosaic.errors import MosaicError
-    from mosaic.ranks.meeting.world import RankFacts
+    from mosaic.ranks.world.world import RankFacts
 
     join(rank, size, place)
     plain = RankFacts.of

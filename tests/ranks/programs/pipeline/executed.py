@@ -14,10 +14,10 @@ from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.transports.transport import Message, Tensors
+from mosaic.ranks.world.world import World
 from ranks.begun import TIMEOUT_S, WATCH, join, kill_this_process
 from ranks.transport_promises import PROMISES, message
 

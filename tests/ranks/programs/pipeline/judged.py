@@ -24,11 +24,11 @@ from mosaic.pipelining.schedule.action import TaskName, Verb
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import task_graph
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.work import Edge
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
+from mosaic.ranks.world.world import World
 from ranks.begun import TIMEOUT_S, join
 
 SEGMENTS, MICROBATCHES, ROWS, WIDTH = 2, 3, 5, 4

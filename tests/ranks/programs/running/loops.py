@@ -18,11 +18,11 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
-from mosaic.ranks.meeting.progress import SentPhase, Traffic
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.elsewhere import Home
 from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.world.progress import SentPhase, Traffic
+from mosaic.ranks.world.world import World
 
 SAMPLE = (torch.randn(2, 4), torch.zeros(2, dtype=torch.int64)), {"scale": torch.ones(())}
 
@@ -189,8 +189,8 @@ def all_ranks_bit_for_bit(rank: int, size: int) -> bool:
 def agreeing(rank: int, size: int) -> str:
     """Ranks tell each other; an error on one of them is raised on all, with the rank that had it."""
     world = World()
-    assert world.first_says({"rank": rank}) == {"rank": 0}
-    assert world.tell(rank) == list(range(size))
+    assert world.broadcast({"rank": rank}) == {"rank": 0}
+    assert world.all_gather(rank) == list(range(size))
     with pytest.raises((MosaicError, ValueError)) as raised:
-        world.all_or_none(ValueError("no data") if rank == 1 else None)
+        world.raise_if_any_failed(ValueError("no data") if rank == 1 else None)
     return str(raised.value)

@@ -21,7 +21,7 @@ from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import RankProgress
+from mosaic.ranks.world.progress import RankProgress
 
 NUM_SMS = 132
 

@@ -1,4 +1,4 @@
-"""Freeing what is blocked in communicators: NCCL's are aborted together, and within a limit of time."""
+"""Aborts of communicators: those of NCCL together, and within a limit of time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.meeting.freeing import EXIT_CODE, free_all, free_within
+from mosaic.ranks.world.abort import EXIT_CODE, abort_groups, abort_within
 
 
 class Group:
@@ -44,7 +44,7 @@ def test_communicators_of_nccl_are_aborted_in_one_group(monkeypatch: pytest.Monk
     events: list[str] = []
     groups: list[Any] = [Group(name, events, fails=name == "closed") for name in ("one", "destroyed", "closed", "two")]
     monkeypatch.setattr(dist, "get_backend", backend_of)
-    free_all(groups)
+    abort_groups(groups)
     assert events == ["start", "one", "closed", "two", "end"]
 
 
@@ -54,8 +54,8 @@ def test_a_process_whose_communicators_are_not_aborted_in_time_is_ended(
     ended: list[int] = []
     go_on = threading.Event()
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr("mosaic.ranks.meeting.freeing.free_all", lambda groups: go_on.wait())
-    free_within([], 0.01)
+    monkeypatch.setattr("mosaic.ranks.world.abort.abort_groups", lambda groups: go_on.wait())
+    abort_within([], 0.01)
     go_on.set()
     assert ended == [EXIT_CODE]
     assert "communicators were not aborted within 0.01 s" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Where a rank is: what it computes, waits for and sends, noted as it happens so that others can be told."""
+"""The place of a rank in its step, and the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ SentPhase = Literal["forward", "backward", "reduce"]
 
 
 class Traffic:
-    """Counts what is sent; threads may count at the same time.
+    """Counts the bytes that a rank sends to others; threads may count at the same time.
 
-    What a rank keeps for itself is not sent and not counted. Of a reduction the gradients that are handed to it are
-    counted, not what the library makes of them.
+    For a reduction it counts the gradients, not the messages of the library.
     """
 
     def __init__(self) -> None:
@@ -47,6 +46,8 @@ WaitedPhase = SentPhase | Literal["agreement"]
 Waiting = Callable[[SentPhase], AbstractContextManager[None]]
 """Returns a block in which a thread waits for other ranks, in a phase of one module."""
 
+_Entry = tuple[str, str, int]
+"""Module, phase, and when it began on ``time.perf_counter_ns``."""
 _MAX_WAITS = 20_000
 THE_LOOP = "the loop"
 """Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
@@ -89,28 +90,25 @@ class Wait:
 
     module: str
     """Module whose rows or gradients it waited for."""
-    phase: WaitedPhase
-    """Which part of the step."""
+    phase: str
+    """Which part of the step: a ``WaitedPhase``."""
     step: int
     """Backwards that had ended before."""
     start_ns: int
-    """On ``time.perf_counter_ns``."""
+    """On ``time.perf_counter_ns``, as ``end_ns``."""
     end_ns: int
-    """On ``time.perf_counter_ns``."""
 
 
 class RankProgress:
-    """Where this rank is; any thread may note.
+    """The place of this rank; any thread may enter blocks.
 
-    Noting costs two dictionary entries, and nothing is sent: others are told by a thread that reads this now and then.
-
-    Args:
-        explain: Makes of an error of torch.distributed one that says which rank is at fault.
+    A block costs two dictionary entries. The watchdog's thread reads the place now and then, and sends it.
 
     Attributes:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
-        refuses: Raises if there is no use in waiting for other ranks, since one has failed.
+        explain: Returns an error that names the rank at fault for an error of torch.distributed.
+        refuses: Raises if a rank has failed, so that waiting is of no use.
     """
 
     def __init__(self) -> None:
@@ -118,18 +116,18 @@ class RankProgress:
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.refuses: Callable[[], None] = lambda: None
-        self._waiting: dict[int, tuple[str, WaitedPhase, int]] = {}
-        self._computing: dict[int, tuple[str, WaitedPhase, int]] = {}
-        self._last: tuple[str, str, int] = ("", "", time.perf_counter_ns())
+        self._waiting: dict[int, _Entry] = {}
+        self._computing: dict[int, _Entry] = {}
+        self._last: _Entry = ("", "", time.perf_counter_ns())
         self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
 
     def waiting(self, module: str, phase: WaitedPhase) -> AbstractContextManager[None]:
         """Returns a block in which this thread waits for other ranks; errors that end it name the rank at fault."""
-        return _Waiting(self, module, phase)
+        return _Waiting(self, self._waiting, module, phase)
 
     def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""
-        return _Computing(self, module, phase)
+        return _Block(self, self._computing, module, phase)
 
     @property
     def now(self) -> Whereabouts:
@@ -160,43 +158,40 @@ class RankProgress:
         )
 
 
-class _Waiting:
-    __slots__ = ("_entry", "_progress")
+class _Block:
+    __slots__ = ("_entry", "_progress", "_table")
 
-    def __init__(self, progress: RankProgress, module: str, phase: WaitedPhase) -> None:
+    def __init__(self, progress: RankProgress, table: dict[int, _Entry], module: str, phase: WaitedPhase) -> None:
         self._progress = progress
+        self._table = table
         self._entry = (module, phase, time.perf_counter_ns())
 
     def __enter__(self) -> None:
+        self._table[threading.get_ident()] = self._entry
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._table.pop(threading.get_ident(), None)
+        self._progress._last = (*self._entry[:2], time.perf_counter_ns())
+
+
+class _Waiting(_Block):
+    __slots__ = ()
+
+    def __enter__(self) -> None:
         self._progress.refuses()
-        self._progress._waiting[threading.get_ident()] = self._entry
+        super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         progress, (module, phase, start) = self._progress, self._entry
-        end = time.perf_counter_ns()
-        progress._waits.append(Wait(module, phase, progress.step, start, end))
+        progress._waits.append(Wait(module, phase, progress.step, start, time.perf_counter_ns()))
         try:
             if isinstance(error, RuntimeError):
                 explained = progress.explain(error)
                 if explained is not error:
                     raise explained from error
         finally:
-            progress._waiting.pop(threading.get_ident(), None)
-            progress._last = (module, phase, end)
-
-
-class _Computing:
-    __slots__ = ("_entry", "_progress")
-
-    def __init__(self, progress: RankProgress, module: str, phase: SentPhase) -> None:
-        self._progress = progress
-        self._entry = (module, phase, time.perf_counter_ns())
-
-    def __enter__(self) -> None:
-        self._progress._computing[threading.get_ident()] = self._entry
-
-    def __exit__(self, *_: object) -> None:
-        self._progress._computing.pop(threading.get_ident(), None)
-        self._progress._last = (*self._entry[:2], time.perf_counter_ns())
+            super().__exit__(kind, error, trace)

@@ -29,7 +29,7 @@ class GroupKey(NamedTuple):
 
 
 class GroupLoan(list[tuple[GroupKey, Any]]):
-    """Communicators that one user has, in the order in which it asked for them; the same order on all ranks."""
+    """The communicators of one user in the order of its requests, which is the same on all ranks."""
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
@@ -109,17 +109,17 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
 
 
 @contextmanager
-def meeting_under(name: str) -> Iterator[None]:
-    """A block whose new groups meet under keys of their own in the default group's store, and are no split of it.
+def own_group_keys(name: str) -> Iterator[None]:
+    """A block whose new groups have keys of their own in the default group's store, and are no split of it.
 
-    torchrun's agent may keep that store when it restarts the ranks (its c10d rendezvous does). torch numbers groups
-    alike in each process, so that new ranks would read where the dead ones could be reached, and fail to connect.
+    torchrun's agent keeps that store when it restarts the ranks. torch numbers groups alike in each process, so new
+    ranks would read the addresses of the dead ones, and fail to connect.
 
     Where the default group is bound to a device, torch has ranks outside of a new group split NCCL's communicator,
     which waits for all ranks; those inside of a gloo group never do (``_new_process_group_helper``).
 
     Args:
-        name: Differs from that of any other run, and is the same on all ranks.
+        name: Of the rendezvous; the same on all ranks.
     """
     groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
     assert default is not None
@@ -192,16 +192,6 @@ def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.Pro
     """Returns which of two groups of the same ranks moves a tensor: NCCL's take none that is in host memory."""
     is_nccl = dist.get_backend(group) == dist.Backend.NCCL
     return control if is_nccl and tensor.device.type == "cpu" else group
-
-
-def wait_for(work: dist.Work | None) -> None:
-    """Waits for a collective that was begun with ``async_op=True``.
-
-    NCCL's runs on a stream of its own, of the whole device, whatever SMs the current stream is confined to; the current
-    stream is made to wait for it, and the thread goes on. Gloo's blocks the thread.
-    """
-    if work is not None:
-        work.wait()
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:

@@ -1,0 +1,160 @@
+"""The rendezvous of all ranks in torch.distributed's store, which names those that do not come."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from mosaic.errors import BackendUnavailableError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_POLL_S = 0.02
+_LAST_S = 1.0
+"""How much longer rank 0, which may hold the store, stays than the others once the rendezvous has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """The process of one rank."""
+
+    rank: int
+    host: str
+    pid: int
+    """Its number in its own namespace."""
+    machine: str
+    """The same text for processes on one machine that can look up each other's ``pid``."""
+
+    @staticmethod
+    def of_this_process(rank: int) -> Member:
+        """Returns this process."""
+        host = socket.gethostname()
+        machine = host
+        with suppress(OSError):  # not on Linux
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # two machines may have one name
+            machine = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
+        return Member(rank=rank, host=host, pid=os.getpid(), machine=machine)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended; for processes on the same machine."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return Path("/proc/self").exists()
+        return state in "ZX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """All ranks after their rendezvous."""
+
+    name: str
+    """The same on all ranks, and different at their next rendezvous."""
+    ranks: tuple[Member, ...]
+    store: Store
+    """A part of the store that no other rendezvous uses."""
+
+    @staticmethod
+    def gather(store: Store, rank: int, size: int, *, timeout_s: float) -> Members:
+        """Waits until all ranks have written themselves to the store.
+
+        torchrun's agent keeps its store when it restarts the ranks, so keys contain the number of the restart. They
+        contain how often all ranks have met before, too.
+
+        Raises:
+            BackendUnavailableError: Some ranks have not come; names them. Or the store is gone.
+        """
+        try:
+            attempt = f"mosaic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            number = (PrefixStore(attempt, store).add("arrivals", 1) - 1) // size
+            name = f"{attempt}/{number}"
+            own = PrefixStore(name, store)
+            own.set(f"member/{rank}", json.dumps(asdict(Member.of_this_process(rank))))
+            keys = [f"member/{other}" for other in range(size)]
+            deadline = time.monotonic() + timeout_s
+            while not own.check(keys):
+                if time.monotonic() > deadline:
+                    absent = [other for other, key in enumerate(keys) if not own.check([key])]
+                    if rank == 0:
+                        time.sleep(_LAST_S)
+                    raise _absent_error(absent, size, timeout_s)
+                time.sleep(_POLL_S)
+            ranks = tuple(Member(**json.loads(own.get(key))) for key in keys)
+            return Members(name=name, ranks=ranks, store=own)
+        except dist.DistError as error:
+            raise BackendUnavailableError(
+                "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; read what "
+                "it printed",
+                found=str(error).splitlines()[0],
+                needed="all ranks to call mosaic.colocate",
+            ) from error
+
+
+def _absent_error(absent: list[int], size: int, timeout_s: float) -> BackendUnavailableError:
+    several = len(absent) > 1
+    return BackendUnavailableError(
+        f"rank{'s' if several else ''} {', '.join(map(str, absent))} {'have' if several else 'has'} not come after "
+        f"{timeout_s:g} s; read what these processes printed, or raise timeout_s if they only start slowly",
+        found=f"{size - len(absent)} of {size} ranks",
+        needed="all of them to call mosaic.colocate",
+    )
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether a launcher such as torchrun started this process as one of several ranks.
+
+    Raises:
+        BackendUnavailableError: The launcher set only some of its variables.
+    """
+    if not (environ.get("WORLD_SIZE") or environ.get("RANK")) or environ.get("WORLD_SIZE") == "1":
+        return False
+    missing = [name for name in _VARIABLES if not environ.get(name)]
+    if missing:
+        raise BackendUnavailableError(
+            f"this process was started as one of several ranks, but {', '.join(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} not set; start it by torchrun, or unset the others",
+            found=", ".join(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
+            needed=", ".join(_VARIABLES),
+        )
+    return True
+
+
+def open_store(rank: int, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Store:
+    """Returns the launcher's store, which torchrun's agent holds, or else rank 0; does not wait for all ranks.
+
+    ``torch.distributed.init_process_group`` waits in its own store, and does not name ranks that are absent.
+
+    Raises:
+        BackendUnavailableError: There is no store at the launcher's address.
+    """
+    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined, no-any-return]
+            address,
+            port,
+            is_master=rank == 0 and not agent,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            multi_tenant=True,
+        )
+    except dist.DistError as error:
+        raise BackendUnavailableError(
+            f"{'the agent of torchrun' if agent else 'rank 0'} has not come after {timeout_s:g} s: there is no store "
+            f"at {address}:{port}",
+            found=str(error).splitlines()[0],
+            needed="MASTER_ADDR and MASTER_PORT of a run that is starting",
+        ) from error

@@ -1,0 +1,370 @@
+"""The ranks of a run: their groups, their collectives of small values, and checks that they are alike."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from mosaic.device import Device
+from mosaic.engine.options import RankSettings
+from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
+from mosaic.graph import ModuleGraph
+from mosaic.ranks.world.cancel import CancelToken
+from mosaic.ranks.world.groups import (
+    GroupKey,
+    GroupPool,
+    carrier_of,
+    connect,
+    group_options,
+    num_nccl_collectives,
+    own_group_keys,
+    set_launch_order,
+)
+from mosaic.ranks.world.progress import THE_LOOP, RankProgress
+from mosaic.ranks.world.rendezvous import Members, is_launched, open_store
+from mosaic.ranks.world.watchdog import Watchdog
+
+PATIENCE_S = 1800.0
+"""How long ranks wait while one of them profiles and solves."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What has to be the same on all ranks."""
+
+    mosaic: str
+    """Version of Mosaic."""
+    torch: str
+    """Version of torch."""
+    device: str
+    num_slots: int
+    sms_per_slot: int
+    """1 on the host."""
+    graph: str
+    """Fingerprint of the modules that the rank found in its model, whatever their inputs."""
+    inputs: tuple[str, ...] = ()
+    """For each module the shapes and types of its arguments in the sample's step."""
+    remainder_sms: int = 0
+    """SMs that belong to no slot."""
+    nccl: str = ""
+    """Version of NCCL, on GPUs."""
+
+    @staticmethod
+    def of(device: Device, graph: ModuleGraph) -> RankFacts:
+        """Returns those of this process."""
+        from mosaic import __version__
+
+        has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
+        shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
+        return RankFacts(
+            mosaic=__version__,
+            torch=torch.__version__,
+            device=device.name,
+            num_slots=device.num_slots,
+            sms_per_slot=device.sms_per_slot,
+            graph=shapeless.fingerprint,
+            inputs=tuple(f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules),
+            remainder_sms=device.remainder_sms,
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+        )
+
+
+class World:
+    """All ranks, over torch.distributed.
+
+    Args:
+        timeout_s: How long a collective may take before it is an error, and how long ranks may take to come.
+        watch: Settings of the watchdog; None: there is none.
+        device: Where this rank's tensors are; by default the CPU.
+
+    Attributes:
+        rank: This one.
+        size: How many there are.
+        me: This rank's process.
+        everyone: A group of all ranks that moves tensors of ``device``.
+        agreements: A group of all ranks that moves tensors in host memory.
+        device: Where this rank's tensors are.
+        run: A text that all ranks have in common, and no other run has.
+        progress: Where this rank is.
+        store: Shared by all ranks of this world, and used by no other one.
+        groups: Communicators that were made and are free.
+        grace_s: How long this rank's process may take to end by itself once a rank has failed.
+        max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
+
+    Raises:
+        BackendUnavailableError: There is no process group, or some rank has not come; names those. Or some are on GPUs
+            and others are not, or two are on one; names those. Or NCCL does not keep the order of launches.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = RankSettings().timeout_s,
+        watch: RankSettings | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise BackendUnavailableError(
+                "there is no process group", found="no torch.distributed", needed="a start by torchrun"
+            )
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.progress = RankProgress()
+        self.grace_s = (watch or RankSettings()).grace_s
+        self.max_ctas: int | None = None
+        self.device = device = device or torch.device("cpu")
+        if device.type == "cuda" and self.size > 1:
+            set_launch_order(os.environ, num_collectives=num_nccl_collectives())
+        # A connection of its own: calls that wait hold up no others.
+        store = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
+        members = Members.gather(store, self.rank, self.size, timeout_s=timeout_s)
+        self.me, self.store, self._keys = members.ranks[self.rank], members.store, members.name
+        self.groups = GroupPool(self._made, self._forget)
+        self._watchdog: Watchdog | None = None
+        if watch is not None and self.size > 1:
+            agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            self._watchdog = Watchdog(
+                members, self.rank, self.progress, watch, store_rank=None if agent_has_store else 0
+            )
+            self._watchdog.start()
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        # Rank 0 may profile for minutes while the others wait for its plan.
+        self._patience = datetime.timedelta(seconds=max(timeout_s, PATIENCE_S))
+        self._background: dist.ProcessGroup | None = None
+        with self.opening():
+            self._control = self._watched(self._new_group(self._patience))
+            self.run: str = self.broadcast(uuid.uuid4().hex)
+            self.check_devices((device.type, _gpu_of(device)))
+            self.everyone = self.group(range(self.size))
+            self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
+            if self._watchdog is not None:
+                self._watched(dist.group.WORLD)
+
+    @classmethod
+    def join(
+        cls,
+        device: torch.device,
+        *,
+        timeout_s: float = RankSettings().timeout_s,
+        watch: RankSettings | None = None,
+    ) -> Self:
+        """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
+        if not dist.is_initialized():
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = Members.gather(open_store(rank, timeout_s), rank, size, timeout_s=timeout_s).store
+            store.set(f"device/{rank}", _gpu_of(device))
+            gpus = [store.get(f"device/{other}").decode() for other in range(size)]
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("default_pg", store),
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+                # NCCL connects no two ranks on one GPU; the world names them.
+                device_id=device if device.type == "cuda" and all(gpus) and len(set(gpus)) == size else None,
+            )
+        return cls(timeout_s=timeout_s, watch=watch, device=device)
+
+    @staticmethod
+    def is_there() -> bool:
+        """Returns whether this process is one of several ranks.
+
+        Raises:
+            BackendUnavailableError: A launcher's variables are set only in part.
+        """
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_world_size() > 1
+        return is_launched()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """A block that ends with all ranks at work; if it fails here, the others do not wait for this rank."""
+        try:
+            yield
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Stops the watchdog, and tells the others that this rank is done, or why it could not begin."""
+        if self._watchdog is not None:
+            self._watchdog.stop(error)
+
+    # Groups.
+
+    def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
+        """Returns a communicator that nothing else uses, by default one that moves tensors of this rank's device.
+
+        All ranks have to ask for the same ones in the same order.
+        """
+        backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
+        group: dist.ProcessGroup = self.groups.take(GroupKey(tuple(ranks), backend, self.max_ctas))
+        return group
+
+    def background_group(self) -> dist.ProcessGroup:
+        """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
+        if self._background is None:
+            with self.progress.waiting(THE_LOOP, "agreement"):
+                self._background = self._watched(self._new_group(self._patience))
+        return self._background
+
+    def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """Returns the group of all ranks that moves a tensor."""
+        return carrier_of(tensor, self.everyone, self.agreements)
+
+    def cancel_token(self, name: str, groups: list[dist.ProcessGroup]) -> CancelToken:
+        """Returns what lets any rank cancel the work of a block; see ``CancelToken``."""
+        return CancelToken(
+            store=self.store,
+            rank=self.rank,
+            progress=self.progress,
+            grace_s=self.grace_s,
+            name=name,
+            groups=groups,
+        )
+
+    def _made(self, key: GroupKey) -> Any:
+        """Makes a communicator and warms it up."""
+        options = group_options(key.backend, key.max_ctas)
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            group = self._watched(
+                self._new_group(self._timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
+            )
+            if key.backend == "nccl" and self.rank in key.ranks:
+                connect(group, self.device)
+        return group
+
+    def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
+        with own_group_keys(self._keys):
+            device = None if backend == "gloo" else self.device
+            return dist.new_group(timeout=timeout, backend=backend, device_id=device, **options)
+
+    def _watched(self, group: Any) -> dist.ProcessGroup:
+        """Has the watchdog abort a group that this rank is in when a rank has failed."""
+        if self._watchdog is not None and isinstance(group, dist.ProcessGroup):
+            self._watchdog.groups.append(group)
+        return group  # type: ignore[no-any-return]
+
+    def _forget(self, group: dist.ProcessGroup) -> None:
+        """Undoes ``_watched``."""
+        if self._watchdog is not None:
+            self._watchdog.groups = [one for one in self._watchdog.groups if one is not group]
+
+    # Small values.
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns each rank's value: data that JSON could hold."""
+        values: list[Any] = [None] * self.size
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Returns rank 0's value."""
+        values = [value]
+        with self.progress.waiting(THE_LOOP, "agreement"):
+            dist.broadcast_object_list(values, src=0, group=self._control)
+        return values[0]
+
+    def run_on_all(self, work: Callable[[], _T]) -> _T:
+        """Returns the result of this rank's work; if any rank fails, all raise as in ``raise_if_any_failed``."""
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as failure:  # of any kind: all ranks have to hear of it
+            error = failure
+        self.raise_if_any_failed(error)
+        return result  # type: ignore[return-value]  # there is no error
+
+    def raise_if_any_failed(self, error: BaseException | None) -> None:
+        """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""
+        texts = self.all_gather(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
+        if failed:
+            raise MosaicError("; ".join(failed))
+
+    # Checks, which raise on all ranks alike.
+
+    def check_devices(self, device: tuple[str, str]) -> None:
+        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one.
+
+        Args:
+            device: This rank's kind of device, and a text that no other device has; empty for none in particular.
+        """
+        devices = [tuple(each) for each in self.all_gather(device)]
+        others = [f"rank {rank} on {kind}" for rank, (kind, _) in enumerate(devices) if kind != devices[0][0]]
+        if others:
+            raise BackendUnavailableError(
+                "all ranks have to be on GPUs, or none; move the model to cuda:$LOCAL_RANK on every rank",
+                found="; ".join(others),
+                needed=f"{devices[0][0]} as on rank 0",
+            )
+        names = [name for _, name in devices]
+        shared = [
+            f"rank {rank} is on that of rank {names.index(name)}"
+            for rank, name in enumerate(names)
+            if name and names.index(name) != rank
+        ]
+        if shared:
+            raise BackendUnavailableError(
+                "each rank needs a GPU of its own; move the model to cuda:$LOCAL_RANK on every rank",
+                found="; ".join(shared),
+                needed=f"{self.size} GPUs",
+            )
+
+    def check_alike(self, facts: RankFacts) -> None:
+        """Raises BackendUnavailableError that names ranks which differ from rank 0, and in what."""
+        ranks: list[dict[str, Any]] = self.all_gather(asdict(facts))
+        inputs = [theirs.pop("inputs") for theirs in ranks]
+        differing = [
+            f"rank {rank} has {name}={theirs[name]!r}"
+            for rank, theirs in enumerate(ranks)
+            for name in ranks[0]
+            if theirs[name] != ranks[0][name]
+        ]
+        if differing:
+            raise BackendUnavailableError(
+                "the ranks are not alike; start them with the same model, versions and devices",
+                found="; ".join(differing),
+                needed="; ".join(f"{name}={value!r}" for name, value in ranks[0].items()) + " as on rank 0",
+            )
+        rank = next((rank for rank, theirs in enumerate(inputs) if theirs != inputs[0]), None)
+        if rank is not None:
+            found, needed = next((a, b) for a, b in zip(inputs[rank], inputs[0], strict=True) if a != b)
+            raise BackendUnavailableError(
+                "the ranks' samples are of different shapes or types; give each rank a sample with the same number of "
+                "rows, padded to one length",
+                found=f"{found} on rank {rank}",
+                needed=f"{needed} as on rank 0",
+            )
+
+    def check_same_plan(self, fingerprint: str, num_devices: int) -> None:
+        """Raises InvalidPlanError unless all ranks have one plan, for as many devices as there are ranks."""
+        plans = self.all_gather((fingerprint, num_devices))
+        if len(set(plans)) > 1:
+            each = "; ".join(f"rank {rank}: {plan}" for rank, (plan, _) in enumerate(plans))
+            raise InvalidPlanError(f"the ranks were given different plans ({each}); give all of them the same file")
+        if num_devices != self.size:
+            raise InvalidPlanError(
+                f"the plan is for {num_devices} devices and there are {self.size} ranks; start {num_devices} ranks, "
+                f"or plan again: mosaic plan --gpus {self.size}"
+            )
+
+
+def _gpu_of(device: torch.device) -> str:
+    """Returns a text that names a GPU among all machines; empty where torch does not tell, or there is none."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    return "" if found is None else f"{os.uname().nodename} {found}"
