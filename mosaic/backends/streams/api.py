@@ -97,6 +97,34 @@ def start_autograd(device: torch.device) -> None:
         (torch.ones(1, device=device, requires_grad=True) * 1).backward()
 
 
+class _CurrentStream:
+    """A block in which a stream is the current one of its device, and its device the current one."""
+
+    __slots__ = ("_before", "_device", "_ordinal", "_stream")
+
+    def __init__(self, ordinal: int, stream: torch.cuda.Stream) -> None:
+        self._ordinal = ordinal
+        self._stream = stream
+        self._before: tuple[int, int, int] = (0, 0, 0)
+        self._device = 0
+
+    def __enter__(self) -> None:
+        self._device = torch._C._cuda_getDevice()
+        self._before = torch._C._cuda_getCurrentStream(self._ordinal)
+        stream_id, device_index, device_type = _ids(self._stream)
+        torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+
+    def __exit__(self, *_: object) -> None:
+        stream_id, device_index, device_type = self._before
+        torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        if self._device != self._ordinal:
+            torch._C._cuda_setDevice(self._device)
+
+
+def _ids(stream: torch.cuda.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
 class TorchStreams:
     """``torch.cuda`` for one device.
 
@@ -106,6 +134,8 @@ class TorchStreams:
 
     def __init__(self, ordinal: int) -> None:
         self._device = torch.device("cuda", ordinal)
+        self._ordinal = ordinal
+        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}  # by torch's ids: making one takes longer
         self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events that weak references still name
 
     @property
@@ -129,7 +159,7 @@ class TorchStreams:
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self._device, priority=priority)
-            if stream.cuda_stream not in self._lent and stream != self.current_stream():
+            if stream.cuda_stream not in self._lent and stream != torch.cuda.current_stream(self._device):
                 self._lent.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
@@ -143,12 +173,19 @@ class TorchStreams:
         self._lent.discard(stream.cuda_stream)
 
     def current_stream(self) -> torch.cuda.Stream:
-        """Returns the calling thread's current stream."""
-        return torch.cuda.current_stream(self._device)
+        """Returns the calling thread's current stream.
+
+        ``torch.cuda.current_stream`` looks up what devices there are at each call, which takes longer than a launch.
+        """
+        ids = torch._C._cuda_getCurrentStream(self._ordinal)
+        stream = self._streams.get(ids)
+        if stream is None:
+            stream = self._streams[ids] = torch.cuda.current_stream(self._device)
+        return stream
 
     def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Makes ``stream`` current inside the block."""
-        return torch.cuda.stream(stream)
+        """Makes ``stream`` current inside the block, and its device; quicker than ``torch.cuda.stream``."""
+        return _CurrentStream(self._ordinal, stream)
 
     def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
         """Makes an event."""
@@ -164,7 +201,9 @@ class TorchStreams:
         torch.cuda.synchronize(self._device)
 
     def is_capturing(self) -> bool:
-        """Asks torch, which would look at the stream of the current device."""
+        """Asks torch, which looks at the stream of the current device."""
+        if torch._C._cuda_getDevice() == self._ordinal:
+            return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
@@ -195,7 +234,7 @@ class TorchStreams:
         """
         try:
             with (
-                self.use_stream(self.current_stream()),
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
                 torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 yield
@@ -212,7 +251,7 @@ class TorchStreams:
         """
         torch._C._cuda_endAllocateToPool(self._device.index, pool)
         torch._C._cuda_releasePool(self._device.index, pool)
-        with self.use_stream(self.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self._device)
 
     def reserved_bytes(self) -> int:

@@ -18,14 +18,13 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import StageBranch, StageGraphs
-from mosaic.engine.streams.call import PlacedCall
-from mosaic.engine.streams.held_state import HeldState
-from mosaic.engine.streams.order import ModelCall, Orders
-from mosaic.engine.streams.tensor import join_tensor, make_dlpack_wait, on_user_stream
+from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
+from mosaic.engine.streams.tensor import StreamTensor, join_tensor, make_dlpack_wait, on_user_stream, tagged
 from mosaic.engine.streams.timeline import StreamTimeline
+from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.clock import StreamMark
@@ -89,18 +88,14 @@ class StreamExecutor:
             return self._run_again(site, run, args, kwargs)
         if site.is_alone and self.graphs is None:
             return self.run_alone(site, run, args, kwargs)
-        self._num_launched += 1
-        self._take_turn(_lane_of(site))
-        plain = run
+        launched = run
         if self.graphs is not None and site.name not in self.in_order:
-            run = partial(_replayed, self.graphs, site, run)
-        order, in_order, held = self.orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
-        call = PlacedCall(order, site, args, kwargs, in_order=in_order, held=held)
+            launched = partial(_replayed, self.graphs, site, run)
         try:
-            return call.launch(run, self._timeline)
+            return self._launch(site, launched, args, kwargs, self._timeline)
         except torch.OutOfMemoryError:
-            del call  # and with the error go the tensors of what failed, before it is tried again
-        return self._run_with_less(site, plain, args, kwargs)
+            pass  # with the error go the tensors of what failed, before it is tried again
+        return self._run_with_less(site, run, args, kwargs)
 
     def launch(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Runs ``run`` on a module's lane, once whatever it raises, and times nothing: it may talk to other ranks.
@@ -109,10 +104,57 @@ class StreamExecutor:
         """
         if not on_user_stream():
             return self._run_again(site, run, args, {})
+        return self._launch(site, run, args, {}, None)
+
+    def _launch(
+        self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, timeline: StreamTimeline | None
+    ) -> Any:
+        """Launches a call and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         self._num_launched += 1
-        self._take_turn(_lane_of(site))
-        order, in_order, held = self.orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
-        return PlacedCall(order, site, args, {}, in_order=in_order, held=held).launch(run, None)
+        lane = _lane_of(site)
+        if self._alone is not None and lane not in self._waited:  # behind the module that had the device to itself
+            self._alone.event.wait(lane.stream)
+            self._waited.add(lane)
+        order, held, in_order = self.orders.of(lane), self._held_by(site), site.name in self.in_order
+        call = _Call(order, site.name, in_order=in_order)
+        args, kwargs = map_tensors(call.take, args), map_tensors(call.take, kwargs)
+        plains = call.plains
+        if self.orders.call is None:
+            held.note_tables()
+        order.check_held(held, repr(site.name))
+        order.enter(ready=not in_order and all(map(self.orders.is_ready, plains)) and held.was_there())
+        if in_order:
+            for other in {order, *call.orders}:
+                other.hold_back_writer(order.stream)
+        order.seal()
+        point = order.new_point()  # what it launches before it fails may still be running
+        before = [version_of(tensor) for tensor in call.inputs]
+        results: list[Any] = []
+
+        def work() -> None:
+            with as_lane(), ProfilerRange(site.name, "forward"):
+                results.append(run(*args, **kwargs))
+
+        try:
+            ticket = lane.launch(work, behind_caller=False)
+        finally:
+            held.note_call()  # what the call wrote is part of it
+        point.event = ticket.end
+        result = results.pop()
+        if timeline is not None:
+            timeline.note_forward(site, ticket)
+            timeline.watch_backward(site, result, call.inputs)
+        for plain in plains:
+            lane.api.record_use(plain, lane.stream)
+            order.note_read(plain, point, repr(site.name))
+        order.note_held(held, point, repr(site.name))
+        call.note_writes(before, point)
+        tagged_result = map_tensors(lambda tensor: call.tag(tensor, point), result)
+        if in_order:
+            order.lend()
+            order.hold_user(lane.api.current_stream(), point)
+        order.settle()
+        return tagged_result
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
@@ -154,7 +196,7 @@ class StreamExecutor:
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
 
-        A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).
+        A lane would gain nothing. What lanes are given later starts behind it.
         """
         if self._num_launched:
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
@@ -179,15 +221,10 @@ class StreamExecutor:
         self._held_by(site).is_reached = True
 
     def _held_by(self, site: PlacedModule) -> HeldState:
-        if site not in self.held:
-            self.held[site] = HeldState(site.module)
-        return self.held[site]
-
-    def _take_turn(self, lane: StreamLane) -> None:
-        """Starts what a lane is given next behind the last module that had the device to itself."""
-        if self._alone is not None and lane not in self._waited:
-            self._alone.event.wait(lane.stream)
-            self._waited.add(lane)
+        held = self.held.get(site)
+        if held is None:
+            held = self.held[site] = HeldState(site.module)
+        return held
 
     def _run_with_less(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
@@ -295,6 +332,77 @@ class StreamExecutor:
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
         self._timeline.clear()
+
+
+class _Call:
+    """One call's arguments, and the streams that its results and writes belong to.
+
+    Attributes:
+        inputs: Its tensors, plain.
+        plains: Those that no lane made.
+    """
+
+    def __init__(self, order: LaneOrder, name: str, *, in_order: bool) -> None:
+        self._order = order
+        self._name = name
+        self._in_order = in_order
+        self.inputs: list[torch.Tensor] = []
+        self.plains: list[torch.Tensor] = []
+        self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: the caller's
+        self._tagged: dict[int, torch.Tensor] = {}
+
+    @property
+    def orders(self) -> list[LaneOrder]:
+        """The lanes that made its arguments."""
+        return [tensor.order for tensor in self._owners.values() if type(tensor) is StreamTensor]
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Orders the lane behind an input and returns it plain."""
+        plain = tensor.plain_for(self._order.stream) if type(tensor) is StreamTensor else tensor
+        if id(plain) not in self._owners:
+            self._owners[id(plain)] = tensor
+            self.inputs.append(plain)
+            if plain is tensor:
+                self.plains.append(plain)
+        return plain
+
+    def tag(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
+        """Tags a result; an argument that is returned is the caller's, a view of one stays with the lane of that."""
+        known = self._owners.get(id(tensor), self._tagged.get(id(tensor)))
+        if known is None:
+            known = self._tagged[id(tensor)] = (
+                self._tag_view(tensor, point) if tensor._is_view() else tagged(tensor, point)
+            )
+        return known
+
+    def _tag_view(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
+        base = tensor._base
+        viewed = (t for t in self.inputs if base is t or (t._is_view() and base is t._base))
+        owner = next((self._owners[id(t)] for t in viewed), None)
+        if owner is None:
+            return tagged(tensor, point)
+        if type(owner) is not StreamTensor:
+            self._order.is_owing = True
+            return tensor
+        owner.order.wait_for_point(point)
+        return tagged(tensor, owner.order.point())
+
+    def note_writes(self, before: list[int | None], point: Point) -> None:
+        """Orders others behind what the module wrote into its inputs."""
+        for tensor, version in zip(self.inputs, before, strict=True):
+            if version_of(tensor) == version:
+                continue
+            owner = self._owners[id(tensor)]
+            if type(owner) is not StreamTensor:
+                self._order.is_owing = True
+                continue
+            if owner.order.has_readers(besides=self._order.stream) and not self._in_order:
+                raise ModuleContractError(
+                    f"{self._name!r} wrote into an argument that other streams may still be reading; give it a "
+                    f"copy, or leave it out: colocate(..., exclude=[{self._name!r}])"
+                )
+            owner.order.wait_for_point(point)
+            owner.order.wrote(point if owner.order is self._order else None)
 
 
 def _lane_of(site: PlacedModule) -> StreamLane:

@@ -13,7 +13,8 @@ One thread launches everything, so that order is a matter of events alone and no
 * A write waits for the readers on other streams, and whoever reads later waits for the write.
 * Tensors of the user's stream that a lane reads, and what its modules hold, must stay as they are until the user's
   stream waits for the lane. That cannot be ordered, since operators on such tensors are not seen; it is checked, and
-  an error.
+  an error. Torch counts writes, and memory has addresses. Writes through ``.data`` are not counted; the finder sees
+  those that are in the sample's run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.structure import version_of
@@ -32,7 +34,6 @@ from mosaic.errors import ModuleContractError
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.lanes import StreamLane, StreamLanes
-    from mosaic.engine.streams.held_state import HeldState
 
 
 class Point:
@@ -77,6 +78,7 @@ class LaneOrder:
     Attributes:
         lane: The lane.
         stream: Its stream.
+        device: The device of both.
         home: The lanes that it belongs to.
         is_owing: Whether it made something that carries no point, for which the user's stream has to wait.
     """
@@ -85,6 +87,7 @@ class LaneOrder:
         self.is_owing = False
         self.lane = lane
         self.stream = lane.stream
+        self.device = home.api.device
         self.home = home
         self._index = 0
         self._open: Point | None = None
@@ -298,3 +301,69 @@ class Orders:
             order.hold_all(here)
         for order in self._lanes.values():
             order.note_joined(here)
+
+
+class HeldState:
+    """Parameters and buffers of one module, compared at the moments that matter.
+
+    What differs from the beginning of the model's call was written before the module's own, which then waits for the
+    user's stream. What differs from the end of the module's call was written beside its lane, an error. One list of
+    the tables that hold tensors is made for each call of the model, so that a comparison takes a quarter of a
+    microsecond for each tensor.
+
+    Args:
+        module: The module; it is not kept alive. None has no state.
+
+    Attributes:
+        is_reached: Whether a parameter, buffer or child was taken from the module since the model's call began.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self.is_reached = False
+        self._tables: list[dict[str, torch.Tensor | None]] = []
+        self._module = weakref.ref(module, lambda _: self._tables.clear()) if module is not None else None
+        self._began: Any = None
+        self._after: Any = None
+
+    def begin(self) -> None:
+        """Notes the state at the beginning of a call of the model; what was done before is ordered before all lanes."""
+        self.is_reached = False
+        self.note_tables()
+        self._began = self._marks()
+
+    def note_tables(self) -> None:
+        """Notes where the module's parts keep their tensors."""
+        self._tables.clear()
+        todo = [self._module()] if self._module is not None else []
+        while todo:
+            part = todo.pop()
+            if part is not None:
+                of_part = vars(part)
+                self._tables += [table for table in (of_part["_parameters"], of_part["_buffers"]) if table]
+                todo += of_part["_modules"].values()
+
+    def was_there(self) -> bool:
+        """Whether all of it was there, as it is now, when the model's call began."""
+        return not self.is_reached and self._began == self._marks()
+
+    def note_call(self) -> None:
+        """Notes the state behind a call of the module, which includes the call's own writes."""
+        self._after = self._marks()
+
+    def is_as_left(self) -> bool:
+        """Whether it was not written to since the module's last call."""
+        return bool(self._after == self._marks())
+
+    def _marks(self) -> Any:
+        tensors = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
+        try:
+            return [id(t) for t in tensors], [t._version for t in tensors], [t.data_ptr() for t in tensors]
+        except RuntimeError:  # one has no memory of its own, or no version
+            return [_mark(tensor) for tensor in tensors]
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int | None, int]:
+    try:
+        return id(tensor), version_of(tensor), tensor.data_ptr()
+    except RuntimeError:
+        return id(tensor), version_of(tensor), 0

@@ -18,7 +18,7 @@ from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
 from mosaic.engine.graphs.branches import function_key
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.streams.held_state import HeldState
+from mosaic.engine.streams.order import HeldState
 from mosaic.engine.streams.parallel_sharing import SharedMemory, is_compiled
 from mosaic.engine.streams.tensor import join_tensor
 from mosaic.errors import InvalidPlanError

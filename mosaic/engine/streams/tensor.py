@@ -41,11 +41,11 @@ class StreamTensor(torch.Tensor):
 
     _plain: torch.Tensor
     _point: Point
-    _loose: bool
+    _loose = False
     """Made while autograd was off: an autograd function may give it a place in the graph."""
-    _adopted: bool
+    _adopted = False
     """One did: its place in the graph is the shell's own."""
-    _told: tuple[Any, ...]
+    _told: tuple[Any, ...] = ()
 
     @property
     def order(self) -> LaneOrder:
@@ -119,7 +119,7 @@ class _Operation:
         self.shells: list[StreamTensor] = []
         self.plains: list[torch.Tensor] = []
         self.stands_for: dict[int, StreamTensor] = {}
-        self.plain_args = tuple([self._take(value) for value in args])
+        self.plain_args = [self._take(value) for value in args]
         self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
 
     def _take(self, value: Any) -> Any:
@@ -137,15 +137,15 @@ class _Operation:
 
     def run(self) -> Any:
         """Runs it where it belongs."""
-        order = self.shells[0].order
-        written = self.does.written(self.args, self.kwargs)
+        order, does = self.shells[0]._point.order, self.does
+        written = does.written(self.args, self.kwargs)
         if (
-            self.does.value
+            does.value
             or order.lane.closed
-            or (len(self.shells) > 1 and any(shell.order is not order for shell in self.shells))
+            or (len(self.shells) > 1 and any(shell._point.order is not order for shell in self.shells))
             or (written and any(type(tensor) is not StreamTensor for tensor in written))
             or not on_user_stream()
-            or self.does.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
+            or does.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
         ):
             return self._joined(written)
         return self._followed(order, writes=bool(written))
@@ -155,12 +155,15 @@ class _Operation:
         here = self.shells[0].order.home.api.current_stream()
         for shell in self.shells:
             shell.join()
-        with _writing(written, here):
+        if not written:
             result = self.func(*self.plain_args, **self.plain_kwargs)
+        else:
+            with _writing(written, here):
+                result = self.func(*self.plain_args, **self.plain_kwargs)
         return map_tensors(self._restored, result)
 
     def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keeps an argument that is returned what it was, and a view of a lane's tensor with the lane."""
+        """Keeps an argument that is returned as it was, and a view of a lane's tensor with the lane."""
         if id(tensor) in self.stands_for:
             return self.stands_for[id(tensor)]
         if tensor._is_view() and on_user_stream():
@@ -172,41 +175,40 @@ class _Operation:
 
     def _followed(self, order: LaneOrder, *, writes: bool) -> Any:
         """Runs it on the lane of its tensors."""
-        api = order.home.api
-        order.enter(ready=not self.plains or all(order.home.is_ready(plain) for plain in self.plains))
+        home, plains = order.home, self.plains
+        order.enter(ready=not plains or all(map(home.is_ready, plains)))
         if writes:
             order.hold_back_writer(order.stream)
-        before = self._versions()
-        with api.use_stream(order.stream):
-            if self.plains and torch.is_autocast_enabled(api.device.type):
+        before = [version_of(shell._plain) for shell in self.shells]
+        plains_before = [version_of(plain) for plain in plains]
+        with home.api.use_stream(order.stream):
+            if plains and torch.is_autocast_enabled(home.api.device.type):
                 result = _without_cast_cache(self.func, self.plain_args, self.plain_kwargs)
             else:
                 result = self.func(*self.plain_args, **self.plain_kwargs)
         point = order.point()
-        result = map_tensors(lambda t: self.stands_for[id(t)] if id(t) in self.stands_for else tagged(t, point), result)
-        for plain in self.plains:
-            api.record_use(plain, order.stream)
+        stands_for = self.stands_for
+
+        def shown(tensor: torch.Tensor) -> torch.Tensor:
+            return stands_for[id(tensor)] if id(tensor) in stands_for else tagged(tensor, point)
+
+        result = shown(result) if isinstance(result, torch.Tensor) else map_tensors(shown, result)
+        for plain in plains:
+            home.api.record_use(plain, order.stream)
             order.note_read(plain, point, f"{self.does.name}, which follows a placed module on its lane,")
-        self._note_writes(order, before, writes=writes)
-        return result
-
-    def _versions(self) -> list[int | None]:
-        return [version_of(shell._plain) for shell in self.shells] + [version_of(plain) for plain in self.plains]
-
-    def _note_writes(self, order: LaneOrder, before: list[int | None], *, writes: bool) -> None:
-        """Orders others behind what was written, be it known beforehand or not."""
-        after = self._versions()
-        num_shells = len(self.shells)
-        if writes or before[:num_shells] != after[:num_shells]:
+        # Orders others behind what was written, be it known beforehand or not.
+        if writes or before != [version_of(shell._plain) for shell in self.shells]:
             if not writes and order.has_readers(besides=order.stream):
                 raise ModuleContractError(
                     f"{self.does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                     "name or schema says that it writes; write to a copy"
                 )
             order.wrote()
-        if before[num_shells:] != after[num_shells:] or (self.does.statistics and self.plains):
-            order.hold_user(order.home.api.current_stream(), order.point())
-        order.settle()
+        if plains and (self.does.statistics or plains_before != [version_of(plain) for plain in plains]):
+            order.hold_user(home.api.current_stream(), order.point())
+        if order.is_owing:
+            order.settle()
+        return result
 
 
 def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
@@ -214,8 +216,7 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
 
     Tensors of other devices stay plain. So do those of other classes and layouts, for which the user's stream waits.
     """
-    home = point.order.home
-    if tensor.device != home.api.device:
+    if tensor.device != point.order.device:
         return tensor
     if type(tensor) not in _TAGGED_TYPES or tensor.layout is not torch.strided:
         point.order.is_owing = True
@@ -223,9 +224,8 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
     made = tensor.as_subclass(StreamTensor)
     made._plain = tensor
     made._point = point
-    made._loose = not torch.is_grad_enabled()
-    made._adopted = False
-    made._told = ()
+    if not torch.is_grad_enabled():
+        made._loose = True
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
@@ -76,16 +76,50 @@ def test_a_new_stream_is_of_the_device_and_has_the_priority(
     assert calls == [{"device": DEVICE, "priority": 0}, {"device": DEVICE, "priority": -3}]
 
 
-def test_the_current_stream_is_that_of_the_device(api: TorchStreams, stand_in: Any):
+class Runtime:
+    """The functions of ``torch._C`` that know current streams and devices."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: int = 0) -> None:
+        self.device = device
+        self.current = {number: (number * 10, number, 1) for number in range(2)}
+        self.capturing: set[int] = set()
+        for name in ("getDevice", "setDevice", "getCurrentStream", "setStream", "isCurrentStreamCapturing"):
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", getattr(self, name), raising=False)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.isCurrentStreamCapturing)
+
+    def getDevice(self) -> int:  # noqa: N802
+        return self.device
+
+    def setDevice(self, device: int) -> None:  # noqa: N802
+        self.device = device
+
+    def getCurrentStream(self, device: int) -> tuple[int, int, int]:  # noqa: N802
+        return self.current[device]
+
+    def setStream(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802
+        self.device, self.current[device_index] = device_index, (stream_id, device_index, device_type)
+
+    def isCurrentStreamCapturing(self) -> bool:  # noqa: N802
+        return self.device in self.capturing
+
+
+def test_the_current_stream_is_that_of_the_device(api: TorchStreams, stand_in: Any, monkeypatch: pytest.MonkeyPatch):
+    Runtime(monkeypatch)
     current = stand_in("current_stream")
-    assert api.current_stream() is current.return_value
+    assert api.current_stream() is api.current_stream() is current.return_value
     current.assert_called_once_with(DEVICE)
 
 
-def test_a_stream_is_made_current_by_torchs_own_block(api: TorchStreams, stand_in: Any):
-    block = stand_in("stream")
-    assert api.use_stream(sentinel.stream) is block.return_value
-    block.assert_called_once_with(sentinel.stream)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_block_makes_a_stream_and_its_device_current_and_both_are_put_back(
+    api: TorchStreams, monkeypatch: pytest.MonkeyPatch, device: int
+):
+    runtime = Runtime(monkeypatch, device)
+    stream = Mock(stream_id=77, device_index=1, device_type=1)
+    with suppress(KeyError), api.use_stream(stream):
+        assert (runtime.device, runtime.current[1]) == (1, (77, 1, 1))
+        raise KeyError
+    assert (runtime.device, runtime.current[1]) == (device, (10, 1, 1))
 
 
 def test_an_event_has_times_where_they_are_asked_for_and_only_there(api: TorchStreams, made: Any):
@@ -108,18 +142,16 @@ def test_waiting_is_for_the_whole_device(api: TorchStreams, stand_in: Any):
     wait.assert_called_once_with(DEVICE)
 
 
-@pytest.mark.parametrize("answer", [False, True])
-def test_capturing_is_asked_of_the_devices_own_current_stream(api: TorchStreams, stand_in: Any, answer: bool):
-    device = stand_in("device")
-    inside: list[Any] = []
-
-    def ask() -> bool:
-        inside.append((device.call_args.args, device.return_value.__exit__.called))
-        return answer
-
-    stand_in("is_current_stream_capturing", side_effect=ask)
-    assert api.is_capturing() is answer
-    assert inside == [((DEVICE,), False)]
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("capturing", [0, 1])
+def test_capturing_is_asked_of_the_devices_own_current_stream(
+    api: TorchStreams, monkeypatch: pytest.MonkeyPatch, current: int, capturing: int
+):
+    runtime = Runtime(monkeypatch, current)
+    runtime.capturing.add(capturing)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: api.use_stream(Mock(device_index=device.index)))
+    assert api.is_capturing() is (capturing == 1)
+    assert runtime.device == current
 
 
 def test_graphs_and_their_pools_are_new_ones(api: TorchStreams, made: Any, stand_in: Any):

@@ -60,7 +60,7 @@ def test_an_interrupt_leaves_the_loop_its_stream_and_a_model_that_can_be_saved(m
             raise KeyboardInterrupt
 
         for target in ("version_of", "tagged"):
-            monkeypatch.setattr(f"mosaic.engine.streams.call.{target}", interrupt)
+            monkeypatch.setattr(f"mosaic.engine.streams.executor.{target}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 model(*pair_batch())
             assert backend.api.current_stream() == backend.api.main
