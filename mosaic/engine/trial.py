@@ -34,7 +34,6 @@ from mosaic.profiler import Subject
 from mosaic.solver import solve
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
@@ -112,7 +111,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
                     search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
-                    others.append(find_solution(graph, cost, device, search=search, forbidden=[stage.names]).plan)
+                    others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
     others = [plan for plan in others if plan.predicted_speedup >= smallest_gain]
     chosen: dict[Hashable, Plan] = {}
     for plan in (best, *sorted(others, key=lambda plan: plan.predicted_ms)):
@@ -157,6 +156,7 @@ class SampleComparison:
         torch.set_num_threads(max(1, threads // 2))
         try:
             noise = max((error for _, error in self._errors(self._numbers())), default=0.0)
+            noise = noise if math.isfinite(noise) else math.inf  # nothing can be compared
         finally:
             torch.set_num_threads(threads)
         coarsest = max((torch.finfo(of.dtype).eps for of in self._expected.values()), default=0.0)
@@ -191,9 +191,18 @@ class SampleComparison:
             return [(sorted(numbers.keys() ^ self._expected.keys())[0], math.inf)]
         largest = max((_norm(tensor) for tensor in self._expected.values()), default=0.0)
         return [
-            (name, _norm(numbers[name].double() - expected.double()) / max(_norm(expected), 1e-3 * largest, 1e-30))
+            (name, _distance(numbers[name], expected) / max(_norm(expected), 1e-3 * largest, 1e-30))
             for name, expected in self._expected.items()
         ]
+
+
+def _distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns the norm of the difference; infinite where the shapes differ, or one has NaN or infinities of its own."""
+    if tensor.shape != expected.shape:
+        return math.inf
+    is_same = (tensor == expected) | (tensor.isnan() & expected.isnan())
+    norm = float(torch.linalg.vector_norm((tensor.double() - expected.double()).masked_fill(is_same, 0.0)))
+    return norm if math.isfinite(norm) else math.inf
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -342,24 +351,19 @@ def _lock_of_process() -> TrialLock:
 
 
 class Runner(Protocol):
-    """The attachment of a model, as a trial uses it."""
+    """The attachment of a model, as a trial uses it; see ``Attachment``."""
 
     @property
-    def enabled(self) -> bool:
-        """False inside of ``disabled()``."""
+    def enabled(self) -> bool: ...
 
     @property
-    def has_pending(self) -> bool:
-        """Whether a plain call waits for its backward."""
+    def has_pending(self) -> bool: ...
 
-    def take_modules(self, *, track: bool) -> None:
-        """Intercepts the placed modules' calls."""
+    def take_modules(self, *, track: bool) -> None: ...
 
-    def release_modules(self) -> None:
-        """Gives the placed modules their plain classes back."""
+    def release_modules(self) -> None: ...
 
-    def switch_to(self, placed: PlacedPlan | None) -> None:
-        """Runs the model on other lanes from now on, or as it was."""
+    def switch_to(self, placed: PlacedPlan | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +420,11 @@ class Trial:
 
     def prepare(self) -> None:
         """Opens the lanes of all candidates, and excludes those whose numbers are not the plain loop's."""
-        comparison = self._setup.compare() if self._setup.compare is not None else None
+        try:
+            comparison = self._setup.compare() if self._setup.compare is not None else None
+        except Exception as error:  # whatever the backward of the model's results, or putting it back, raises
+            comparison = None
+            _LOG.warning("plans are tried without a comparison on the sample, which raised %s", said_by(error))
         for number, candidate in enumerate(self._setup.candidates, 1):
             try:
                 candidate.placed = self._setup.open_lanes(candidate, False)
