@@ -109,22 +109,13 @@ def _check(ranked: Ranked, table: torch.Tensor, attributes: str) -> None:
         )
 
 
-def error_of(
-    name: str, spec: pytree.TreeSpec, leaves: Sequence[Any], batched: Sequence[bool], known: pytree.TreeSpec
-) -> ModuleContractError | None:
-    """Returns why a call cannot be routed, or None.
-
-    Args:
-        name: Name of the module.
-        spec: How the call's arguments nest.
-        leaves: The arguments.
-        batched: For each argument of the sample's call, whether it has a row for each sample.
-        known: How the arguments of the sample's call nest.
-    """
+def error_of(ranked: Ranked, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
+    """Returns why a call with these arguments cannot be routed, or None."""
+    name = ranked.name
     remedy = f"on several ranks all calls have to be alike: colocate(..., exclude=[{name!r}])"
-    if spec != known:
+    if spec != ranked.spec:
         return ModuleContractError(f"{name!r} is called with other arguments than in the sample's step; {remedy}")
-    cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
+    cut = [leaf for leaf, has_rows in zip(leaves, ranked.batched, strict=True) if has_rows]
     if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
         kinds = ", ".join(type(leaf).__name__ for leaf in cut)
         return ModuleContractError(f"{name!r} is called with {kinds} where the sample's step had tensors; {remedy}")

@@ -28,6 +28,7 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
+from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -128,7 +129,7 @@ class HostCalls(InStep):
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
-        error, routes = ranked.error_of(arguments.spec, arguments.leaves), ranked.routes
+        error, routes = error_of(ranked, arguments.spec, arguments.leaves), ranked.routes
         site = self._sites[ranked.name]
         if site.attributes.own_writes:
             self.reach(site)

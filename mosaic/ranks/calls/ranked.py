@@ -37,14 +37,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.hidden.attributes import Attributes, Written
 from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import Traffic, Waiting
@@ -201,10 +198,6 @@ class Ranked:
     def set_since(self) -> str:
         """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
         return self._before.since(self._parts, self.attributes.own_writes)
-
-    def error_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
-        """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
-        return error_of(self.name, spec, leaves, self.batched, self.spec)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         """Returns a call's leaves as the module nests them."""

@@ -47,6 +47,7 @@ from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -150,7 +151,7 @@ class StreamCalls(InStep):
             obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
         """
         leaves, spec = flatten((args, kwargs))
-        error = ranked.error_of(spec, leaves)
+        error = error_of(ranked, spec, leaves)
         attributes = ranked.set_since()
         anchor = self._before if self._before is not None else self._anchor
 

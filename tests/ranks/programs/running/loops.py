@@ -16,6 +16,7 @@ from torch import nn
 from mosaic.engine.calls.signature import Arguments, learn
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
+from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
 from mosaic.ranks.parameters.elsewhere import Home, give_up
@@ -152,7 +153,7 @@ def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: Gra
 
 def call(ranked: Ranked, *args: Any, **kwargs: Any) -> Any:
     leaves, spec = flatten((args, kwargs))
-    error = ranked.error_of(spec, leaves)
+    error = error_of(ranked, spec, leaves)
     return ranked.result_of(
         ForwardPass(ranked, ranked.plain, leaves, is_there=True, attributes="", error=error).go().made
     )
