@@ -17,7 +17,7 @@ from mosaic.cost import CostModel
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules
-from mosaic.engine.graphs import StageGraphs
+from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
@@ -254,7 +254,7 @@ def clock_of(backend: Backend) -> StepClock:
 def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Runs:
     if lanes.streams is None:
         return Executor(lanes)
-    captured = StageGraphs(lanes.streams.api) if graphs else None
+    captured = ModuleGraphs(lanes.streams.api) if graphs else None
     return StreamExecutor(lanes.streams, in_order=finding.in_order, graphs=captured)
 
 

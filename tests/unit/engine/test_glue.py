@@ -13,7 +13,7 @@ import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch
 from engine_cases import colocated as on_host
-from stage_graph_cases import one_thread  # noqa: F401
+from graph_cases import one_thread  # noqa: F401
 from stream_cases import colocated as on_streams
 from torch import nn
 from torch.nn import functional
