@@ -8,15 +8,16 @@ stages it holds what they keep: parameters, gradients, optimizer state and activ
 in any order of the stages. Devices are alike, and a module's devices in one stage do not depend on those of another.
 
 The exact search checks the memory of each stage alone, so its plan is a relaxation and its bound is a bound. Where
-devices can be relabelled so that everything fits, it is the plan. Otherwise a local search alternates two exact steps:
-the best stages for given degrees (exact search) and the best options and devices for given stages (CP-SAT). At last
-a branch and bound over degrees improves the plan and raises the bound.
+devices can be relabelled so that everything fits, it is the plan. Otherwise its stages get smaller quotas until CP-SAT
+finds devices for them; lighter degrees are tried until such a plan is good; and a branch and bound over degrees, with
+the same step in each part, improves it and raises the bound.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,13 +42,17 @@ RELAXED_SHARE = 0.4
 PLACE_EFFORT = 0.05
 """Effort of one question for devices of given options."""
 PARTITION_EFFORT = 0.2
-"""Effort of one question for options and devices of given stages."""
+"""Effort of one question for quotas and devices of given stages and degrees."""
 IN_TURN_EFFORT = 5.0
 """Effort after which it stays open whether any plan fits."""
-DEGREES_EFFORT = 0.5
-"""Effort of the exact search for given degrees."""
-DESCENT_SHARE = 0.5
-"""Share of the effort that is left for the local search; the proof has the rest."""
+MAX_FACTOR = 8.0
+"""A stage is made slower by at most so much to find devices for it."""
+HALVINGS = 5
+"""Of the factor's logarithm."""
+DIVE_SHARE = 0.25
+"""Share of the effort that is left for each relaxation of the first plan that fits."""
+CLIMB_SHARE = 0.3
+"""Share of the effort that is left for better degrees; the proof has the rest."""
 _VARIABLE_EFFORT = 4e-5
 _ROUNDED_MS = 1e-6
 """What a time of the exact search may differ from a plan's: it counts whole nanoseconds of each module and phase."""
@@ -266,6 +271,69 @@ def _on_all_devices(option: DeploymentOption) -> int:
     return option.degree * option.kept_bytes
 
 
+def _lighter(options: Options, chosen: Mapping[str, DeploymentOption]) -> Options | None:
+    """Leaves lighter degrees only to the module that loses most by it; None where no module has any."""
+    total = _on_all_devices
+    lighter = {name: tuple(o for o in options[name] if total(o) < total(own)) for name, own in chosen.items()}
+    names = [name for name, own in lighter.items() if own]
+    if not names:
+        return None
+    name = max(names, key=lambda one: total(chosen[one]) - min(map(total, lighter[one])))
+    return {**options, name: lighter[name]}
+
+
+def _prune(options: Options, machine: Machine) -> Options | None:
+    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none.
+
+    Two modules with more devices together than there are share one, and both fit there.
+    """
+    total, count = machine.num_devices * machine.memory_bytes, machine.num_devices
+    by_memory = {name: list({_memory_of(o): o for o in own}.values()) for name, own in options.items()}
+    while True:
+        least = {name: min(map(_on_all_devices, own)) for name, own in by_memory.items()}
+        room = total - sum(least.values())
+
+        def fits_beside(option: DeploymentOption, others: Sequence[DeploymentOption]) -> bool:
+            return any(
+                option.degree + o.degree <= count
+                or option.kept_bytes + o.kept_bytes + max(option.working_bytes, o.working_bytes) <= machine.memory_bytes
+                for o in others
+            )
+
+        kept = {
+            name: [
+                option
+                for option in own
+                if option.degree * option.memory_bytes - least[name] <= room
+                and all(fits_beside(option, others) for beside, others in by_memory.items() if beside != name)
+            ]
+            for name, own in by_memory.items()
+        }
+        if not all(kept.values()):
+            return None
+        if kept == by_memory:
+            break
+        by_memory = kept
+    possible = {name: set(map(_memory_of, own)) for name, own in by_memory.items()}
+    return {name: tuple(o for o in own if _memory_of(o) in possible[name]) for name, own in options.items()}
+
+
+def _memory_of(option: DeploymentOption) -> tuple[int, int, int]:
+    return option.degree, option.kept_bytes, option.memory_bytes
+
+
+def _least_quota(
+    options: Sequence[DeploymentOption], chosen: DeploymentOption, stage: StageResult, factor: float
+) -> DeploymentOption:
+    """The smallest quota of the chosen degree with which a module keeps ``factor`` times the times of its stage."""
+    forward_ns = factor * max(option.forward_ns for option, _ in stage.choices.values())
+    backward_ns = factor * max(option.backward_ns for option, _ in stage.choices.values())
+    enough = [
+        o for o in options if o.degree == chosen.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
+    ]
+    return min(enough, key=lambda o: (o.quota, o.latency_ns))
+
+
 @dataclass
 class _HeldSearch:
     graph: ModuleGraph
@@ -286,12 +354,14 @@ class _HeldSearch:
         self.close_ms = 2 * len(self.graph.modules) * _ROUNDED_MS
 
     def run(self, starts: Iterable[Stages]) -> ExactResult:
+        self.options = _prune(self.options, self.machine) or self.options
         relaxed = self.relax(self.options, self.countdown.part(RELAXED_SHARE if self.limits.exact else 0.8))
         bound_ms = relaxed.record.bound_ms
         if not self.offer(self.placed(relaxed.stages)) or self.best_ms > relaxed.cost_ms + self.close_ms:
             for stages in starts:
                 self.offer(stages)
-            self.descend(relaxed)
+            self.dive(relaxed)
+            self.climb()
             if self.limits.exact:
                 bound_ms = max(bound_ms, self.branch(bound_ms))
         if not self.best:
@@ -308,53 +378,72 @@ class _HeldSearch:
             ),
         )
 
-    def descend(self, relaxed: ExactResult) -> None:
-        """Alternates the best stages for given degrees and the best options and devices for given stages."""
-        budget = Countdown(self.countdown.part(DESCENT_SHARE))
-        self.offer(self.model(relaxed.stages).solve(min(PARTITION_EFFORT, budget.left), self.spend).stages)
-        while self.best and budget.left > 0:
-            if self.improve_degrees(budget):
-                continue
-            effort = min(2 * PARTITION_EFFORT, budget.left)
-            if not self.offer(self.model(self.best).solve(effort, self.spend).stages):
-                return
+    def dive(self, relaxed: ExactResult) -> None:
+        """Takes the heaviest degrees from one module after another, as long as the relaxed plan beats the best one."""
+        options: Options | None = self.options
+        while options is not None and relaxed.cost_ms < self.best_ms - self.close_ms and self.countdown.left > 0:
+            self.offer(self.slowed(relaxed))
+            lighter = _lighter(options, dict(_options_of(relaxed)))
+            options = None if lighter is None else _prune(lighter, self.machine)
+            if options is not None:
+                relaxed = self.relax(options, replace(self.countdown.part(DIVE_SHARE), exact=False))
 
-    def improve_degrees(self, budget: Countdown) -> bool:
-        """Tries the degrees of the best plan, then those with one or two modules at another degree."""
-        now = {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
-        moves = [(name, degree) for name in now for degree in _degrees(self.options[name]) if degree != now[name]]
-        pairs = [dict(pair) for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
-        steps: tuple[list[dict[str, int]], ...] = ([{}], [dict([move]) for move in moves], pairs)
-        for changes in steps:
-            promising = []
-            for change in changes:
-                if budget.left <= 0:
+    def climb(self) -> None:
+        """Tries one or two modules at other degrees than the best plan's, as long as that is better."""
+        countdown = Countdown(self.countdown.part(CLIMB_SHARE))
+        tried: set[tuple[int, ...]] = set()
+        is_better = bool(self.best)
+        while is_better:
+            is_better = False
+            now = {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
+            moves = [{name: degree} for name in now for degree in _degrees(self.options[name]) if degree != now[name]]
+            pairs = [first | second for first, second in itertools.combinations(moves, 2) if not first.keys() & second]
+            for move in ({}, *moves, *pairs):
+                degrees = now | move
+                key = tuple(degrees[name] for name in self.graph.names)
+                own = {name: tuple(o for o in self.options[name] if o.degree == degrees[name]) for name in degrees}
+                if key in tried or _prune(own, self.machine) is None:
+                    continue
+                tried.add(key)
+                if countdown.left <= 0:
+                    return
+                relaxed = self.relax(own, self.countdown.part(DIVE_SHARE))
+                if relaxed.cost_ms < self.best_ms - self.close_ms and self.offer(self.slowed(relaxed)):
+                    is_better = True
                     break
-                relaxed = self.at_degrees({**now, **change})
-                if relaxed is not None:
-                    promising.append(relaxed)
-            for relaxed in sorted(promising, key=lambda one: one.cost_ms):
-                if budget.left <= 0:
-                    return False
-                if self.offer(self.placed(relaxed.stages)):
-                    return True
-                own = {n: tuple(o for o in self.options[n] if o.degree == c.degree) for n, c in _options_of(relaxed)}
-                model = self.model(relaxed.stages, own)
-                if self.offer(model.solve(min(PARTITION_EFFORT, budget.left), self.spend).stages):
-                    return True
-        return False
 
-    def at_degrees(self, degrees: Mapping[str, int]) -> ExactResult | None:
-        """Returns the best stages for given degrees where they beat the best plan; None where they cannot fit."""
-        key = tuple(degrees[name] for name in self.graph.names)
-        own = {name: tuple(o for o in self.options[name] if o.degree == degrees[name]) for name in degrees}
-        kept = sum(options[0].degree * options[0].kept_bytes for options in own.values())
-        if key in self._tried or kept > self._total_bytes:
-            return None
-        self._tried.add(key)
-        limits = self.countdown.part()
-        relaxed = self.relax(own, replace(limits, effort=min(DEGREES_EFFORT, limits.effort)))
-        return relaxed if relaxed.cost_ms < self.best_ms - self.close_ms else None
+    def slowed(self, relaxed: ExactResult) -> Stages | None:
+        """The stages and degrees of a relaxed plan, slower by the least factors at which there are devices for them.
+
+        Slots are what a slower stage gives up: each module has the smallest quota that keeps its stage's times. All
+        stages get one factor first; then one after the other becomes as fast as the rest allows.
+        """
+        count = len(relaxed.stages)
+        factors = [MAX_FACTOR] * count
+        found = self.placed_at(factors, relaxed)
+        for indices in (range(count), *([index] for index in range(count))):
+            low, high = 1.0, factors[indices[0]]
+            for step in range(HALVINGS + 1):
+                if found is None or high == 1.0:
+                    break
+                middle = math.sqrt(low * high) if step else 1.0
+                tried = [middle if index in indices else old for index, old in enumerate(factors)]
+                better = self.placed_at(tried, relaxed)
+                if better is None:
+                    low = middle
+                else:
+                    found, factors, high = better, tried, middle
+        return found
+
+    def placed_at(self, factors: Sequence[float], relaxed: ExactResult) -> Stages | None:
+        """The stages of a relaxed plan with quotas for as many times their times, on devices that hold them."""
+        options = {
+            name: (_least_quota(self.options[name], option, stage, factor),)
+            for stage, factor in zip(relaxed.stages, factors, strict=True)
+            for name, (option, _) in stage.choices.items()
+        }
+        partition = [tuple(stage.choices) for stage in relaxed.stages]
+        return _HeldModel(options, self.machine, partition, is_minimised=False).solve(PLACE_EFFORT, self.spend).stages
 
     def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
         found = search_exactly(
@@ -373,11 +462,11 @@ class _HeldSearch:
         self.spend(PLACE_EFFORT / 5)
         return place_stages(stages, self.machine, is_disturbed=not self.cost.interference.is_zero)
 
-    def model(self, stages: Stages, options: Options | None = None) -> _HeldModel:
+    def model(self, stages: Stages, options: Options) -> _HeldModel:
         """The model of given stages; what it finds is better than the best plan, without interference."""
         most_ns = None if self.best_ms == float("inf") else round(self.best_ms * NS_PER_MS) - 1
         partition = [tuple(stage.choices) for stage in stages]
-        return _HeldModel(options or self.options, self.machine, partition, most_ns=most_ns, by_sum=self._by_sum)
+        return _HeldModel(options, self.machine, partition, most_ns=most_ns, by_sum=self._by_sum)
 
     def branch(self, bound_ms: float) -> float:
         """Divides the problem until nothing below the best plan is open or the effort is spent; returns the bound.
@@ -395,7 +484,10 @@ class _HeldSearch:
             except InfeasibleError:
                 continue
             below_ms = max(part.bound_ms, relaxed.record.bound_ms)
-            is_best = self.offer(self.placed(relaxed.stages)) and relaxed.record.status == "optimal"
+            placed = self.placed(relaxed.stages) if relaxed.cost_ms < self.best_ms - self.close_ms else None
+            is_best = self.offer(placed) and relaxed.record.status == "optimal"
+            if placed is None:
+                self.offer(self.slowed(relaxed))
             if below_ms >= self.best_ms - self.close_ms or (
                 is_best and self.best_ms <= relaxed.cost_ms + self.close_ms
             ):
@@ -410,7 +502,8 @@ class _HeldSearch:
                 sets = (frozenset(stage.choices) for stage in relaxed.stages)
                 children = [(part.options, (*part.forbidden, members)) for members in sets]
             else:
-                children = [(options, part.forbidden) for options in divided if self.has_place(options)]
+                pruned = [_prune(options, self.machine) for options in divided]
+                children = [(options, part.forbidden) for options in pruned if options and self.has_place(options)]
             for options, forbidden in children:
                 heapq.heappush(parts, _Part(below_ms, next(numbers), options, forbidden))
         open_ms = parts[0].bound_ms if parts else float("inf")
@@ -418,18 +511,12 @@ class _HeldSearch:
 
     def has_place(self, options: Options) -> bool:
         """False only where devices cannot hold the modules, whatever the stages."""
-        if sum(min(map(_on_all_devices, own)) for own in options.values()) > self._total_bytes:
-            return False
         alone = {name: _fastest_by_degree(own) for name, own in options.items()}
         if _place_lightest(alone, self.machine) is not None:
             return True
         model = _HeldModel(alone, self.machine, [(name,) for name in alone], is_minimised=False)
         answer = model.solve(PLACE_EFFORT, self.spend)
         return answer.stages is not None or not answer.is_closed
-
-    @property
-    def _total_bytes(self) -> int:
-        return self.machine.num_devices * self.machine.memory_bytes
 
     @property
     def _by_sum(self) -> bool:
