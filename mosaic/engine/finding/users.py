@@ -31,7 +31,7 @@ def users_of(model: nn.Module, subjects: Sequence[Subject], sample: Sample) -> d
     run = runner_of(model, sample)
     with ExitStack() as stack:
         stack.enter_context(preserved(model, sample))
-        stack.enter_context(uncompiled(model))
+        stack.enter_context(uncompiled())
         for subject in subjects:
             for hook in (
                 subject.module.register_forward_pre_hook(entering(subject.name), with_kwargs=True),
