@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +13,6 @@ from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
-
-
-def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
-    """Measures two things alternately, so that a drift of the machine hits both."""
-    firsts, seconds = [], []
-    for _ in range(rounds):
-        firsts.append(first())
-        seconds.append(second())
-    return firsts, seconds
 
 
 def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:

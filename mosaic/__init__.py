@@ -5,25 +5,27 @@ The public names are loaded on first use, so that ``import mosaic`` costs nothin
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mosaic.colocate import colocate
     from mosaic.device import Device
 
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.handle import Handle
     from mosaic.engine.options import Options, RankSettings
     from mosaic.engine.parallel import parallel
-    from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.files import load
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.pipelining.planner import PlannerOptions
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
-    from mosaic.ranks.colocate import colocate
     from mosaic.ranks.pipeline.begin import pipeline
+    from mosaic.take_turns import TrialSettings
 
 __version__ = "0.1.0"
 
@@ -39,8 +41,8 @@ _HOME = {
     "PlannerOptions": "mosaic.pipelining.planner",
     "Profile": "mosaic.profile",
     "RankSettings": "mosaic.engine",
-    "TrialSettings": "mosaic.engine",
-    "colocate": "mosaic.ranks",
+    "TrialSettings": "mosaic.take_turns",
+    "colocate": "mosaic.colocate",
     "load": "mosaic.files",
     "parallel": "mosaic.engine",
     "pipeline": "mosaic.ranks.pipeline.begin",
@@ -74,6 +76,16 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'mosaic' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+class _Package(ModuleType):
+    """Keeps ``mosaic.colocate`` the function: an import of the file of that name would set the file's module."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, getattr(value, name) if name in _HOME and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ from mosaic.engine import find_modules
 from mosaic.microbench import Budget
 from mosaic.models import PAPER_MODELS, build, loss_of, make_batch
 from mosaic.plan import plan_from_quotas
+from mosaic.take_turns import take_turns
 
 GOAL_RATIO = 1.01
 """Of a step under the sequential plan over a plain one, where a step is longer than LONG_MS."""
@@ -143,14 +144,15 @@ def in_rounds(plain: Loop, ours: Loop, rounds: int, budget: Budget) -> tuple[lis
         loop.step_ms()
         loop.step_ms()
     steps = max(3, round(_ROUND_MS / plain.step_ms()))
-    plain_ms: list[float] = []
-    ratios = []
-    for turn in range(rounds):
-        if turn >= _MIN_ROUNDS and budget.left_s <= 0:
-            break
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for is_plain in (True, False) if turn % 2 else (False, True):
-            times[is_plain] = [(plain if is_plain else ours).step_ms() for _ in range(steps)]
-        plain_ms += times[True]
-        ratios.append(statistics.median(times[False]) / statistics.median(times[True]))
-    return plain_ms, ratios
+    numbers = itertools.count()
+    samples = take_turns(
+        {
+            "ours": lambda: [ours.step_ms() for _ in range(steps)],
+            "plain": lambda: [plain.step_ms() for _ in range(steps)],
+        },
+        rounds,
+        more=lambda: next(numbers) < _MIN_ROUNDS or budget.left_s > 0,
+    )
+    pairs = zip(samples["ours"], samples["plain"], strict=True)
+    ratios = [statistics.median(ours_ms) / statistics.median(plain_ms) for ours_ms, plain_ms in pairs]
+    return list(itertools.chain(*samples["plain"])), ratios

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing.candidates import data_parallel_plan
 from mosaic.ranks.compare import called, slowest
 from mosaic.ranks.world.world import World
+from mosaic.take_turns import take_turns
 
 _VIEW = {"gradient_as_bucket_view": True}
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -123,14 +125,14 @@ def launch(
     loops = {"ddp": Loop(wrapped, theirs), "ours": Loop(ours.model, ours), "alike": Loop(alike.model, alike)}
     for loop in loops.values():
         loop.take(world, 0, warm=scale.warm_steps)
-    turns: dict[str, list[Taken]] = {way: [] for way in loops}
-    for turn in range(scale.rounds):
-        for way in list(loops) if turn % 2 else reversed(list(loops)):
-            turns[way].append(loops[way].take(world, scale.steps, warm=scale.warm_steps))
+    turns = take_turns(
+        {way: lambda loop=loop: [loop.take(world, scale.steps, warm=scale.warm_steps)] for way, loop in loops.items()},
+        scale.rounds,
+    )
     for way, taken in turns.items():
-        yield _figure(way, [ms for one in taken for ms in one.steps_ms], setting=best)
-    steps = {way: [statistics.median(one.steps_ms) for one in taken] for way, taken in turns.items()}
-    passes = {way: [statistics.median(one.passes_ms) for one in taken] for way, taken in turns.items()}
+        yield _figure(way, [ms for one in chain(*taken) for ms in one.steps_ms], setting=best)
+    steps = {way: [statistics.median(one.steps_ms) for one in chain(*taken)] for way, taken in turns.items()}
+    passes = {way: [statistics.median(one.passes_ms) for one in chain(*taken)] for way, taken in turns.items()}
     yield _ratio("gain", steps["ddp"], steps["ours"])
     yield _ratio("gain of passes", passes["ddp"], passes["ours"])
     yield _ratio("alike over ddp", steps["alike"], steps["ddp"])

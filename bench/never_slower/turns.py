@@ -7,11 +7,11 @@ trial times the loop from step to step. The second plain loop shows how far two 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ import mosaic
 from bench.colocate.models import Loop, Workload
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.engine import Handle
-from mosaic.engine.trial.settings import TrialSettings
 from mosaic.microbench import Budget
 from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad
+from mosaic.take_turns import TrialSettings, take_turns
 
 AGAIN = "plain step over another plain loop's, ratio"
 BLOCK_MS = 150.0
@@ -78,20 +78,18 @@ def _while_trying(handle: Handle) -> Iterator[int]:
 
 
 def in_turn(loops: Sequence[Loop], rounds: int, budget: Budget) -> list[list[float]]:
-    """Lets loops take blocks of steps in turn, each round in another order; returns the median step of each block.
+    """Lets loops take blocks of steps in turn; returns the median step of each block.
 
     There are fewer rounds where the budget ends first, but three at least.
     """
     steps = max(3, round(BLOCK_MS / min(loop.step_ms() for loop in loops)))
-    medians: list[list[float]] = [[] for _ in loops]
-    for number in range(rounds):
-        if number >= MIN_ROUNDS and budget.left_s <= 0:
-            break
-        order = deque(range(len(loops)))
-        order.rotate(number)
-        for place in order if number % 2 else reversed(order):
-            medians[place].append(statistics.median(loops[place].step_ms() for _ in range(steps)))
-    return medians
+    numbers = itertools.count()
+    samples = take_turns(
+        {str(place): lambda loop=loop: [loop.step_ms() for _ in range(steps)] for place, loop in enumerate(loops)},
+        rounds,
+        more=lambda: next(numbers) < MIN_ROUNDS or budget.left_s > 0,
+    )
+    return [list(map(statistics.median, blocks)) for blocks in samples.values()]
 
 
 def _figures(

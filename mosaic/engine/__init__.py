@@ -6,6 +6,6 @@ from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options, RankSettings
 from mosaic.engine.parallel import parallel
-from mosaic.engine.trial.settings import TrialSettings
+from mosaic.take_turns import TrialSettings
 
 __all__ = ["Handle", "Options", "RankSettings", "TrialSettings", "find_modules", "parallel"]

@@ -1,4 +1,4 @@
-"""A model whose calls are taken: they run on the lanes of the plan in force, or as they were. Belongs to a handle."""
+"""Intercepts calls to the model and its placed modules and sends them to the active plan's lanes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from mosaic.engine.calls.hidden.rewind import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.streams.tensor import on_user_stream
-from mosaic.engine.trial.run import Trial
-from mosaic.engine.trial.setup import TrialSetup
-from mosaic.engine.trial.steps import StepUnit, outer_shapes
+from mosaic.engine.trial import StepUnit, Trial, TrialSetup, outer_shapes
 from mosaic.errors import ModuleContractError, UnforeseenError
-from mosaic.graph import ModuleGraph
 
 
 class Attachment:
-    """Takes the calls of a model and its placed modules.
+    """Intercepts the calls of a model and its placed modules; belongs to a handle.
 
     Args:
         model: The model.
@@ -39,10 +36,10 @@ class Attachment:
         before_call: Called before each call of the whole model.
 
     Attributes:
-        placed: What calls run on; None while the model runs as it was.
+        placed: The active plan; None while the model runs as it was.
         trial: The trial of plans; None where nothing is tried.
         enabled: Whether lanes may be used: not inside of ``disabled()``.
-        stepped: Optimizers that have taken a step, whosever.
+        stepped: All optimizers that have taken a step.
         num_steps: Steps of the optimizer that holds the model's parameters.
     """
 
@@ -70,11 +67,11 @@ class Attachment:
     def begin(
         self, placed: PlacedPlan | None, trial: TrialSetup | None, measure_again: Callable[[], bool] | None = None
     ) -> None:
-        """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is.
+        """Intercepts the calls, to run them on a plan or to try several; with neither the model stays as it is.
 
         Args:
-            placed: Lanes to run on.
-            trial: Plans to try.
+            placed: The plan to run.
+            trial: The plans to try.
             measure_again: Called before the first call of the whole model in each step; returns whether the model was
                 planned anew, which ends this attachment.
         """
@@ -87,9 +84,10 @@ class Attachment:
                 self.take_modules(track=False)
             if placed is not None:
                 self._watch_loose_parameters(placed)
+            self._take_root()
             if trial is not None:
                 self.trial = Trial(self, trial)
-            self._take_root()
+                self.trial.prepare()
             self._hooks = [_step_hook(self), *_part_hooks(self)]
         except BaseException:
             self.end()
@@ -113,12 +111,7 @@ class Attachment:
         if self.placed is not None:
             self.placed.executor.settle()
 
-    # What a trial asks for.
-
-    @property
-    def graph(self) -> ModuleGraph:
-        """The model's modules."""
-        return self._finding.graph
+    # For the trial.
 
     @property
     def has_pending(self) -> bool:
@@ -214,7 +207,7 @@ class Attachment:
                 self._caller = before
 
     def _tried(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._depth or (self.trial is None and self._measure_again is None):
+        if self._depth or not self._hooks or (self.trial is None and self._measure_again is None):
             return self._run_whole(plain, args, kwargs)
         if self._unit.begins_at_call():
             self.settle()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
@@ -18,10 +16,9 @@ from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.changes import Makeup
 from mosaic.engine.finding.find import Sample
-from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.profiled import source_of
-from mosaic.engine.ready import Asked, MakesReady, Ready
-from mosaic.engine.trial.run import Trial
+from mosaic.engine.placing import Executor, PlacedPlan
+from mosaic.engine.session import Request, Session, source_of
+from mosaic.engine.trial import Trial
 from mosaic.errors import ModuleContractError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
@@ -44,26 +41,23 @@ class Handle(KeepsCheckpoints):
             while a trial runs the plain loop.
     """
 
-    def __init__(
-        self, model: nn.Module, ready: Ready, *, asked: Asked | None = None, make: MakesReady | None = None
-    ) -> None:
-        self._model = model
-        self._asked = asked
-        self._make = make
+    def __init__(self, session: Session, prepare: Callable[[Request], Session]) -> None:
+        self._model = session.model
+        self._prepare = prepare
         self._reasons: list[str] = []
         self._is_over = False
         self._steps_to_retry = _FIRST_RETRY
-        self._begin(ready)
+        self._begin(session)
 
-    def _begin(self, ready: Ready) -> None:
-        """Runs what is ready from now on."""
-        self._ready = ready
+    def _begin(self, session: Session) -> None:
+        """Runs a session from now on."""
+        self._session = session
         self._makeup = Makeup(self._model)
         before: Attachment | None = getattr(self, "_attachment", None)
-        self._attachment = Attachment(self._model, ready.finding, before_call=self._before_call)
+        self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
         self._attachment.num_steps = before.num_steps if before is not None else 0
         self._load = ForeignLoad()
-        self._attachment.begin(ready.placed, ready.trial, self._measure_again if ready.is_rough else None)
+        self._attachment.begin(session.placed, session.trial, self._measure_again if session.is_rough else None)
         self._log()
 
     def _measure_again(self) -> bool:
@@ -74,9 +68,8 @@ class Handle(KeepsCheckpoints):
         share, self._load, self._steps_to_retry = self._load.share, ForeignLoad(), _LATER_RETRY
         if share is None or share > COMPARABLE_SHARE:
             return False
-        assert self._asked is not None
         try:
-            self._replan(self._asked, ())
+            self._replan(self._session.request, ())
             self._reasons.append("other processes no longer use the CPU")
         except MosaicError as error:
             _LOG.warning("the modules could not be profiled again: %s", error)
@@ -85,17 +78,17 @@ class Handle(KeepsCheckpoints):
     @property
     def plan(self) -> Plan:
         """Stages and partitions that the model runs on; the best known one while it runs as it was."""
-        return self._placed.plan if self._placed is not None else self._ready.plan
+        return self._placed.plan if self._placed is not None else self._session.plan
 
     @property
     def profile(self) -> Profile | None:
         """What the plan was made from; None for a plan that was given without one."""
-        return self._ready.profile
+        return self._session.profile
 
     @property
     def graph(self) -> ModuleGraph:
         """The model's modules and which feeds which."""
-        return self._ready.finding.graph
+        return self._session.finding.graph
 
     @property
     def active(self) -> bool:
@@ -129,9 +122,9 @@ class Handle(KeepsCheckpoints):
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
                 where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
-        for name, obstacle in self._ready.finding.left_out.items():
+        for name, obstacle in self._session.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
-        lines.extend(f"to know: {remark}" for remark in self._ready.finding.remarks)
+        lines.extend(f"to know: {remark}" for remark in self._session.finding.remarks)
         lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:
             lines.append(_CLASSES)
@@ -145,7 +138,7 @@ class Handle(KeepsCheckpoints):
             lines.append(source_of(self.profile))
         if self._trial is not None:
             lines.extend(self._trial.report.sentences)
-        lines.extend(self._ready.notes)
+        lines.extend(self._session.notes)
         if self._reasons:
             times = f", {len(self._reasons)} times by now" if len(self._reasons) > 1 else ""
             lines.append(f"planned anew{times}: {self._reasons[-1]}")
@@ -163,7 +156,7 @@ class Handle(KeepsCheckpoints):
         if self.is_trying:
             return "plans are tried in the loop's next steps, and the fastest runs"
         if self._executor is None:
-            notes = (*self._ready.notes, "") if self._trial is None else self._trial.report.sentences
+            notes = (*self._session.notes, "") if self._trial is None else self._trial.report.sentences
             return f"{_PLAIN}: {notes[0]}".removesuffix(": ")
         stages = " then ".join("|".join(p.module for p in stage.placements) for stage in self.plan.stages)
         gain = f", predicted {self.plan.predicted_speedup:.2f} times as fast" if self.profile is not None else ""
@@ -172,7 +165,7 @@ class Handle(KeepsCheckpoints):
     def _log(self) -> None:
         """Logs in one line what runs from now on, and the warnings of the model's modules."""
         _LOG.info("%s", self._state())
-        for sentence in self._ready.finding.warnings:
+        for sentence in self._session.finding.warnings:
             _LOG.warning("%s", sentence)
 
     def _is_alone(self, module: str) -> bool:
@@ -196,7 +189,7 @@ class Handle(KeepsCheckpoints):
         """
         more = dict(self._trial.report.metrics) if self._trial is not None else {}
         more["replans"] = float(len(self._reasons))
-        more |= {f"setup_ms/{part}": took_ms for part, took_ms in self._ready.setup_ms.items()}
+        more |= {f"setup_ms/{part}": took_ms for part, took_ms in self._session.setup_ms.items()}
         steps = float(self._attachment.num_steps)
         if self._executor is None:
             return {"steps": steps, "overlap": 0.0, "calls_in_place": 0.0, **more}
@@ -274,25 +267,24 @@ class Handle(KeepsCheckpoints):
         """
         if not reason.strip():
             raise ValueError(f"reason={reason!r} says nothing; say why the model is planned anew")
-        assert self._asked is not None
-        asked = self._asked.again(sample, plan, modules, exclude)
-        self._replan(asked, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ()))
+        request = self._session.request.changed(sample, plan, modules, exclude)
+        self._replan(request, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ()))
         self._reasons.append(reason)
-        self._asked = asked
 
-    def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
-        """Gets the model ready anew and goes on; ``optimizers`` stay as they are, as all parameters do."""
+    def _replan(self, request: Request, optimizers: Sequence[Optimizer]) -> None:
+        """Prepares the model anew and goes on; ``optimizers`` stay as they are, as all parameters do."""
         self._check_between_steps()
         self._settle()
         self._attachment.end()
-        assert self._make is not None
         try:
-            ready = self._make(asked)
+            session = self._prepare(request)
         except BaseException as error:
             error.add_note("handle.replan() failed; the model runs as it was written, with its weights, until the next")
-            self._begin(replace(self._ready, placed=None, trial=None, notes=(f"the last replan failed: {error}",)))
+            session = self._session
+            session.placed, session.trial, session.notes = None, None, (f"the last replan failed: {error}",)
+            self._begin(session)
             raise
-        self._begin(ready)
+        self._begin(session)
 
     def remove(self) -> None:
         """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
@@ -328,7 +320,7 @@ class Handle(KeepsCheckpoints):
         return self._attachment.placed
 
     @property
-    def _executor(self) -> Runs | None:
+    def _executor(self) -> Executor | None:
         return self._placed.executor if self._placed is not None else None
 
     @property

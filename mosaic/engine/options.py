@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from mosaic.backends.cuda.driver import SmPlacement
-from mosaic.engine.trial.settings import TrialSettings
 from mosaic.files import load_as
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
 from mosaic.solver.runnable import DATA_PARALLEL, check_method
+from mosaic.take_turns import TrialSettings
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend

@@ -1,4 +1,4 @@
-"""A plan that is ready to run: its lanes, and the site of each module. Of several, one at a time runs the model."""
+"""An executable plan: its lanes and its placed modules. Only one plan is active at a time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mosaic.plan import Plan
 from mosaic.timeline import Span
 
 
-class Runs(Protocol):
-    """A way to run placed calls: on the host's threads, or on streams."""
+class Executor(Protocol):
+    """Runs placed calls on the host's threads, or on streams."""
 
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
@@ -94,7 +94,7 @@ class PlacedPlan:
     Args:
         plan: What to run.
         finding: The model's modules.
-        executor: Runs their calls on the plan's lanes.
+        executor: Executor their calls on the plan's lanes.
         adopts_shapes: Take each module's first shapes as those that the plan is for, not those of the sample.
 
     Attributes:
@@ -103,7 +103,7 @@ class PlacedPlan:
         sites: By the name of the module.
     """
 
-    def __init__(self, plan: Plan, finding: Finding, executor: Runs, *, adopts_shapes: bool = False) -> None:
+    def __init__(self, plan: Plan, finding: Finding, executor: Executor, *, adopts_shapes: bool = False) -> None:
         self.plan = plan
         self.executor = executor
         self.sites = {
@@ -114,12 +114,11 @@ class PlacedPlan:
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
                 parted=finding.parted.get(subject.name, frozenset()),
-                awaited=finding.late.get(subject.name),
             )
             for subject in finding.subjects
         }
         if not executor.lanes.launches_inline:
-            for name, obstacle in finding.aside.items():
+            for name, obstacle in finding.in_place.items():
                 self.sites[name].obstacle = obstacle
         self._adopting = set(self.sites) if adopts_shapes else set()
 

@@ -31,6 +31,7 @@ from mosaic.ranks.running.prepare import cores_of_rank, prepare
 from mosaic.ranks.world.world import World
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
+from mosaic.take_turns import take_turns
 
 COMPARED = compared_methods()
 """Methods that are compared unless others are named."""
@@ -214,11 +215,11 @@ def _measured(
         baseline.steps.take(rounds.warm_steps)
         handle.clear_timeline()
         load = ForeignLoad()
-        step_ms: list[list[float]] = []
-        ddp_ms: list[list[float]] = []
-        for _ in range(rounds.rounds):
-            ddp_ms.append(slowest(world, baseline.steps.take(rounds.steps)))
-            step_ms.append(slowest(world, ours.take(rounds.steps)))
+        runs = {
+            "ddp": lambda: slowest(world, baseline.steps.take(rounds.steps)),
+            "ours": lambda: slowest(world, ours.take(rounds.steps)),
+        }
+        ddp_ms, step_ms = take_turns(runs, rounds.rounds).values()
         share = load.share
         sent = _sent(handle.metrics(), rounds.rounds * rounds.steps)
     finally:

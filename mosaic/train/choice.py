@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 import mosaic
 from mosaic.artifact import fingerprint
 from mosaic.engine import Handle
-from mosaic.engine.trial.race import PLAIN
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import Profile
+from mosaic.take_turns import PLAIN
 from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.records import PlanKey, StoredPlan
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mosaic.engine.trial.race import Decision, Race, median_interval
-from mosaic.engine.trial.settings import TrialSettings
+from mosaic.take_turns import PLAIN, Decision, TrialReport, TrialSettings, Turns, median_interval
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -20,40 +19,35 @@ Draw = Callable[[int, int], float]
 
 @dataclass
 class Ran:
-    """A race to its end."""
+    """A trial to its end."""
 
-    race: Race
+    turns: Turns
     decision: Decision
     order: list[int] = field(default_factory=list)
     """Who ran each step."""
     overrun: bool = False
     """Whether a step with a plan began after the budget was used up."""
 
+    @property
+    def report(self) -> TrialReport:
+        return self.turns.report("", self.decision)
 
-def run(draw: Draw, count: int, chosen: TrialSettings, *, joins: int = 0, late: bool = False) -> Ran:
-    """Races ``count`` plans against the plain loop; more come after the first round, or one once it is decided."""
-    race = Race(chosen)
-    for index in range(count):
-        race.add(f"plan {index + 1}")
-    ran = Ran(race, Decision(winner=0, reason=""))
+
+def run(draw: Draw, count: int, chosen: TrialSettings, *, late: bool = False) -> Ran:
+    """Lets ``count`` plans and the plain loop take turns; the last one may be late."""
+    turns = Turns(chosen, [PLAIN, *(f"plan {index + 1}" for index in range(count))], late={count} if late else ())
+    ran = Ran(turns, Decision(winner=0, reason=""))
     while True:
-        if joins and race.is_round_over:
-            joins -= 1
-            race.add(f"plan {len(race.contenders)}")
-        found = race.next_turn()
-        if isinstance(found, Decision) and late and race.has_room:
-            late = False
-            race.add("late")
-            continue
-        if isinstance(found, Decision):
-            ran.decision = found
+        visit = turns.next_visit()
+        if isinstance(visit, Decision):
+            ran.decision = visit
             return ran
-        for _ in range(found.num_steps):
-            if race.is_cut:
+        for _ in range(visit.num_steps):
+            if turns.is_cut:
                 break
-            ran.overrun |= found.contender > 0 and race.is_over_budget
-            race.note(draw(found.contender, race.num_steps))
-            ran.order.append(found.contender)
+            ran.overrun |= visit.candidate > 0 and turns.is_over_budget
+            turns.note(draw(visit.candidate, turns.num_steps))
+            ran.order.append(visit.candidate)
 
 
 def noisy(true_ms: list[float], noise: float, seed: int) -> Draw:
@@ -73,36 +67,33 @@ chosen_settings = st.builds(
 
 
 @BOUNDED
-@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.integers(0, 2), st.booleans())
+@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.booleans())
 def test_it_never_ends_on_a_plan_slower_than_the_plain_loop_by_more_than_the_noise(
-    true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, joins: int, late: bool
+    true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, late: bool
 ):
-    joins = min(joins, len(true_ms) - 2)
-    late &= joins == 0 and len(true_ms) > 2
-    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - joins - late, chosen, joins=joins, late=late)
+    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1, chosen, late=late)
     assert true_ms[ran.decision.winner] <= true_ms[0] * (1 + noise) / (1 - noise)
 
 
 @BOUNDED
 @given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.booleans())
 def test_the_bounds_of_its_cost_hold(true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, late: bool):
-    late &= len(true_ms) > 2
-    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - late, chosen, late=late)
-    assert ran.race.num_steps == len(ran.order) <= chosen.max_steps
+    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1, chosen, late=late)
+    assert ran.turns.num_steps == len(ran.order) <= chosen.max_steps
     assert not ran.overrun
     # What was lost beyond the budget is at most one step's, and what the plain loop's median moved since.
     least_plain, most = true_ms[0] * (1 - noise), max(true_ms) * (1 + noise)
-    moved = ran.race.num_steps * true_ms[0] * 2 * noise
-    assert ran.race.lost_ms <= chosen.max_lost_steps * (least_plain + 2 * noise * true_ms[0]) + most + moved
+    moved = ran.turns.num_steps * true_ms[0] * 2 * noise
+    assert ran.turns.lost_ms <= chosen.max_lost_steps * (least_plain + 2 * noise * true_ms[0]) + most + moved
 
 
 @BOUNDED
 @given(true_times, chosen_settings)
-def test_what_joins_once_it_is_decided_wins_if_it_is_faster_than_all(true_ms: list[float], chosen: TrialSettings):
+def test_a_late_candidate_that_is_faster_than_all_wins_if_it_has_its_turns(true_ms: list[float], chosen: TrialSettings):
     times = [*true_ms, min(true_ms) / 2]
-    ran = run(noisy(times, 0, 0), len(true_ms) - 1, chosen, late=True)
-    last = ran.race.contenders[-1]
-    if last.name == "late" and last.num_visits > 1 and len(last.samples) > 4:
+    ran = run(noisy(times, 0, 0), len(true_ms), chosen, late=True)
+    last = ran.turns.candidates[-1]
+    if last.num_visits > 1 and len(last.samples) > 4:
         assert ran.decision.winner == len(true_ms)
 
 
@@ -112,7 +103,7 @@ def test_equal_times_give_equal_decisions(true_ms: list[float], noise: float, se
     first, second = (run(noisy(true_ms, noise, seed), len(true_ms) - 1, chosen) for _ in range(2))
     assert first.decision == second.decision
     assert first.order == second.order
-    assert first.race.standings(first.decision) == second.race.standings(second.decision)
+    assert first.report == second.report
 
 
 @BOUNDED

@@ -16,7 +16,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 CORE = {
     *("artifact", "cache_folder", "child", "device", "errors", "files", "graph", "lines", "placement", "plan"),
-    *("profile", "provenance", "rank_trace", "search_extension", "timeline", "user_file"),
+    *("profile", "provenance", "rank_trace", "search_extension", "take_turns", "timeline", "user_file"),
 }
 """The files beside the packages."""
 
@@ -26,6 +26,7 @@ LAYERS = [
     {"checkpoint", "models", "parts", "pipelining", "profiler"},
     {"engine", "glue"},
     {"ranks", "report"},
+    {"colocate"},
     {"microbench", "train"},
     {"retrain"},
     {"demo"},
@@ -35,7 +36,19 @@ LAYERS = [
 
 HOMES = {
     "torch": {
-        *("backends", "checkpoint", "engine", "find", "glue", "models", "parts", "profiler", "ranks", "train"),
+        *(
+            "backends",
+            "checkpoint",
+            "colocate.py",
+            "engine",
+            "find",
+            "glue",
+            "models",
+            "parts",
+            "profiler",
+            "ranks",
+            "train",
+        ),
         *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },

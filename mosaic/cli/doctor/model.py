@@ -12,7 +12,7 @@ from mosaic.cli.doctor.printing import print_findings
 from mosaic.cli.doctor.report import Diagnosis, Severity
 
 if TYPE_CHECKING:
-    from mosaic.engine.finding.remarks import Remark
+    from mosaic.engine.finding.trace import Remark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

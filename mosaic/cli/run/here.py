@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import mosaic
@@ -13,6 +15,7 @@ from mosaic.cli.workload import Loop, Workload
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, Retries
 from mosaic.report.progress import Progress
+from mosaic.take_turns import take_turns
 
 _ROUNDS = 4
 _WARM_STEPS = 2
@@ -90,21 +93,23 @@ def run_in_turn(
     _decide(handle, loop, progress)
     per_round = max(1, round(steps / _ROUNDS))
     retries = Retries(settings, handle.plan.device)
-    rounds: list[tuple[list[float], ...]] = []
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
         children = [
             stack.enter_context(Child("mosaic.cli.run.plain_loop", where, passive=passive)) for passive in (False, True)
         ]
 
-        def take(steps: int) -> tuple[list[float], ...]:
-            return (*(child.ask({"steps": steps}) for child in children), loop.steps(steps))
+        def one_round(steps: int) -> list[list[float]]:
+            runs = {name: partial(child.ask, {"steps": steps}) for name, child in zip(WAITING, children, strict=True)}
+            turns = take_turns({**runs, "colocated": partial(loop.steps, steps)}, 1)
+            return [list(chain(*rounds)) for rounds in turns.values()]
 
-        take(_WARM_STEPS)
+        one_round(_WARM_STEPS)
+        rounds = []
         for _ in range(_ROUNDS):
-            rounds.append(retries.quietest(lambda: take(per_round))[0])
+            rounds.append(retries.quietest(lambda: one_round(per_round))[0])
             progress.advance()
-    *plain, ours = ([time_ms for times in rounds for time_ms in times[index]] for index in range(len(rounds[0])))
+    *plain, ours = (list(chain(*samples)) for samples in zip(*rounds, strict=True))
     faster = faster_of(plain)
     note = retries.note
     metrics = handle.metrics()

@@ -1,13 +1,19 @@
-"""Choosing the modules that a person would place."""
+"""Choosing the modules that a person would place, and naming those that cannot be placed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import combinations, product
-from typing import Protocol
 
+import torch
 from torch import nn
+
+from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.finding.course import Course
+from mosaic.engine.finding.trace import UNTIE
+from mosaic.errors import UnsupportedModelError
 
 SUBSTANCE = 0.02
 """Share of the whole from which a module is worth placing."""
@@ -17,16 +23,10 @@ _OF_WHOLE = 0.1
 _WRAPPER = 0.9
 
 
-class Watched(Protocol):
-    """What one run showed of a model's modules."""
-
-    called: dict[str, list[str]]
-
-    def work(self, name: str) -> float:
-        """Returns the share of a module in the work of all."""
-
-    def reaches(self, first: str, second: str) -> bool:
-        """Whether a value goes from one module into another."""
+_SCRIPTED = Obstacle(
+    "is scripted by torch.jit, which shows neither its calls nor its parts",
+    todo="colocate the module that it was made from, or leave it where it is",
+)
 
 
 class Choice:
@@ -48,14 +48,14 @@ class Choice:
 
     Args:
         model: The model.
-        watched: One run of it.
+        course: One run of it.
     """
 
-    def __init__(self, model: nn.Module, watched: Watched) -> None:
+    def __init__(self, model: nn.Module, course: Course) -> None:
         self._model = model
-        self._watched = watched
+        self._course = course
         self._total = max(1, _size(model))
-        self._works = watched.work("") > 0
+        self._works = course.work("") > 0
 
     def of_model(self) -> list[str]:
         """Returns the names of the modules to place."""
@@ -120,7 +120,7 @@ class Choice:
         return found
 
     def _reaches(self, first: Sequence[_Node], second: Sequence[_Node]) -> bool:
-        return any(self._watched.reaches(a.name, b.name) for a in first for b in second)
+        return any(self._course.reaches(a.name, b.name) for a in first for b in second)
 
     def _is_worth(self, node: _Node, cut: Sequence[_Node]) -> bool:
         if node.weight >= SUBSTANCE:
@@ -141,11 +141,11 @@ class Choice:
             inside = f"{path}.{name}" if path else name
             if not (size := _size(child)):
                 continue
-            if not self._watched.called.get(inside):
+            if not self._course.called.get(inside):
                 yield from self._called_below(inside, child)
                 continue
             share = size / self._total
-            work = self._watched.work(inside) if self._works else share
+            work = self._course.work(inside) if self._works else share
             is_compound = any(_size(part) for part in child.children())
             yield _Node(inside, child, work=work, weight=max(work, share), is_compound=is_compound)
 
@@ -176,3 +176,122 @@ def _size(module: nn.Module) -> int:
 
 def _work(stack: Sequence[_Node]) -> float:
     return sum(node.work for node in stack)
+
+
+class Candidates:
+    """Modules of a model that may be placed; an obstacle takes one away.
+
+    Where the obstacle is one of a part alone (a layer norm that is called from outside, too; a tied table of
+    embeddings), another part that does most of the module's work is a candidate in its stead. Layers of a stack are
+    only where there is nothing else.
+
+    Args:
+        model: The model.
+        seen: Obstacles that a run showed already.
+        choice: Chooses modules; None for those that the caller names.
+        exclude: Names or patterns of modules to leave where they are.
+
+    Attributes:
+        modules: Those that may be placed.
+        left_out: Those that cannot.
+    """
+
+    def __init__(
+        self, model: nn.Module, seen: Mapping[str, Obstacle], choice: Choice | None, exclude: Sequence[str]
+    ) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self._model = model
+        self._all = dict(model.named_modules())
+        scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
+        self.left_out: dict[str, Obstacle] = dict.fromkeys(scripted, _SCRIPTED)
+        self._seen = seen
+        self._choice = choice
+        self._exclude = exclude
+
+    def add(self, names: Iterable[str]) -> None:
+        """Adds modules, as far as nothing stands against them."""
+        found: dict[str, Obstacle] = {}
+        for name in names:
+            obstacle = self._obstacle(name)
+            if obstacle is None:
+                self.modules[name] = self._all[name]
+            else:
+                found[name] = obstacle
+        if found:
+            self.drop(found)
+
+    def drop(self, obstacles: Mapping[str, Obstacle]) -> None:
+        """Takes modules away, and adds parts of theirs in their stead."""
+        self.left_out |= obstacles
+        self.modules = {name: module for name, module in self.modules.items() if name not in obstacles}
+        self._add_parts([name for name, obstacle in obstacles.items() if obstacle.is_of_a_part], layers=False)
+
+    def add_layers(self) -> bool:
+        """Adds layers of stacks where there is nothing else to place; says whether there are any."""
+        if not self.modules:
+            self._add_parts([name for name, why in self.left_out.items() if why.is_of_a_part], layers=True)
+        return bool(self.modules)
+
+    def finish(self) -> dict[str, Obstacle]:
+        """Returns what is left out: neither modules of which parts are placed, nor parts that were tried in vain."""
+        gone = {name for name in self.left_out if any(placed.startswith(f"{name}.") for placed in self.modules)}
+        whole = self.left_out.keys() - gone
+        return {
+            name: obstacle
+            for name, obstacle in self.left_out.items()
+            if name in whole and not any(name.startswith(f"{other}.") for other in whole)
+        }
+
+    def _add_parts(self, names: Sequence[str], *, layers: bool) -> None:
+        if self._choice is not None:
+            parts = [part for name in names for part in self._choice.in_stead_of(name, self._all[name], layers=layers)]
+            self.add([part for part in parts if part not in self.left_out])
+
+    def _obstacle(self, name: str) -> Obstacle | None:
+        """Returns what stands against a module before it is followed."""
+        if matches(name, self._exclude):
+            return Obstacle("excluded by the caller")
+        if isinstance(self._all[name], torch.jit.ScriptModule):
+            return _SCRIPTED
+        whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
+        if whole is not None:
+            todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
+            return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
+        if name in self._seen:
+            return self._seen[name]
+        buffer = _shared_buffer(self._model, self._all[name])
+        if buffer is not None:
+            return Obstacle(f"shares {buffer} with the rest of the model", todo=UNTIE, is_of_a_part=True)
+        return None
+
+
+def named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Returns the modules that the caller names.
+
+    Raises:
+        UnsupportedModelError: There are none.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    wanted = [name for name in names if matches(name, patterns)]
+    if not wanted:
+        raise UnsupportedModelError(
+            f"no module is named {', '.join(patterns)}; the model's modules include {', '.join(names[:8])}"
+        )
+    return wanted
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name is among names or patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
+    """Returns the parts of a model that are no parts of ``module``."""
+    inside = {id(part) for part in module.modules()}
+    return [part for part in model.modules() if id(part) not in inside]
+
+
+def _shared_buffer(model: nn.Module, module: nn.Module) -> str | None:
+    """Returns the name of a buffer that a module shares with something outside of it, or None."""
+    others = {id(b) for part in outside(model, module) for b in part.buffers(recurse=False)}
+    return next((path for path, buffer in module.named_buffers() if id(buffer) in others), None)

@@ -1,9 +1,11 @@
-"""The course of one run for all of a model's modules: who is called where, who works how much, who waits for whom."""
+"""The course of one run for all of a model's modules: calls, work, dependencies, and tensors that outlive the run."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nested._internal.nested_tensor import NestedTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.cost.counting.operators import count_flops, kind_of
@@ -108,6 +111,44 @@ class Course(TorchDispatchMode):
         self._reach.leave(self.running.pop())
 
 
+class Escapes(TorchFunctionMode):
+    """Notes tensors with gradients that modules make and that outlive the run, kept by a hook, a list or an attribute.
+
+    A loss that uses such a tensor goes backward through the graph of a branch from outside, while its lane does.
+
+    Args:
+        running: The names of the modules that are running, the innermost last.
+    """
+
+    def __init__(self, running: Sequence[str]) -> None:
+        super().__init__()
+        self._running = running
+        self._made: list[tuple[weakref.ref[torch.Tensor], tuple[str, ...]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator unchanged."""
+        result = func(*args, **(kwargs or {}))
+        if self._running:
+            for tensor in tensors_of(result):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    self._made.append((weakref.ref(tensor), tuple(self._running)))
+        return result
+
+    def obstacles(self) -> dict[str, Obstacle]:
+        """Returns for each module why no lane's thread can run it; called once the run's own result is dropped."""
+        alive = {id(tensor): names for ref, names in self._made if (tensor := ref()) is not None}
+        obstacles = {}
+        for key in _held_by_python(alive.keys()) if alive else ():
+            names = alive[key]
+            where = f" (made in {names[-1]})" if len(names) > 1 else ""
+            for name in names:
+                obstacles[name] = Obstacle(
+                    f"a tensor made inside of it{where} is kept after its call, by a hook, a list or an attribute",
+                    todo="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
+                )
+        return obstacles
+
+
 class _Reach:
     """Marks memory with the modules that computed what is in it, and notes which marks each module reads.
 
@@ -173,3 +214,8 @@ def _called_often(places: Sequence[str]) -> Obstacle:
 def _is_ragged(types: Iterable[type]) -> bool:
     """Whether an operator takes nested tensors, whose sizes are no numbers."""
     return any(kind is NestedTensor for kind in types)
+
+
+def _held_by_python(keys: Collection[int]) -> set[int]:
+    """Returns which objects, by id, some object of Python's refers to: not only the graph that saved them."""
+    return {key for holder in gc.get_objects() for key in map(id, gc.get_referents(holder)) if key in keys}

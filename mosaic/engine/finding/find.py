@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,17 +13,22 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.candidates import Candidates, matches, named, outside
-from mosaic.engine.finding.choose import Choice
-from mosaic.engine.finding.course import Course
-from mosaic.engine.finding.escapes import Escapes
-from mosaic.engine.finding.follow import follow
-from mosaic.engine.finding.remarks import Remark
+from mosaic.engine.finding.choose import Candidates, Choice, matches, named, outside
+from mosaic.engine.finding.course import Course, Escapes
+from mosaic.engine.finding.trace import Remark, trace
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject
 
+_WRAPPERS = {
+    "DistributedDataParallel": "wrap the branches in a process group of their own instead",
+    "FullyShardedDataParallel": "colocate the plain model",
+    "FSDPModule": "colocate the plain model",
+    "DataParallel": "colocate the plain model",
+    "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
+}
+_PASS = "pass it as an argument, and return what others read"
 _LARGE = 0.1
 """Share of the work from which a module is missed when it is not placed."""
 
@@ -31,38 +36,45 @@ Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 """One batch, given to the model as keywords, positions or its only argument; or a function that runs the model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a traced step showed.
+    """The modules of a model, and what a traced step showed of each.
 
     Attributes:
         graph: The modules that can be placed, and their dependencies.
-        subjects: The same modules with the inputs that they got.
+        subjects: The same modules with their inputs.
         left_out: Modules that look worth placing and cannot be, with the reason.
-        in_order: Modules that read or write more than their arguments while the model runs, so that on streams they
-            keep to the order of the user's own; with what it is.
+        in_order: Modules that read or write more than their arguments while the model runs, with the reason: on streams
+            they keep to the order of the user's own.
+        late: Those of ``in_order`` that are written to or read after their call.
+        aside: Modules that no lane's thread can run, since they exchange results with others in another way.
+        local: Modules that read values of their caller, or write into them, so that no other rank can run them.
         parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
             model looks up before it calls its language model.
-        remarks: What the user should know about modules that can be placed.
+        users: By the id of a parameter or buffer, the modules that use it; None for operations between modules.
+        remarks: Remarks for the user about modules that can be placed.
         places: For each module the line that calls it.
-        late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
-        aside: Modules that pass results to others, or get them, beside their arguments and results, so that no lane's
-            thread can run them.
-        local: Modules that read what their caller holds, or write into it, so that no other rank can run them for it.
-        warnings: What its user should not miss, to be logged where the model is colocated.
+        warnings: Remarks that are logged where the model is colocated.
     """
 
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
     left_out: dict[str, Obstacle]
     in_order: dict[str, str] = field(default_factory=dict)
-    parted: dict[str, frozenset[int]] = field(default_factory=dict)
-    remarks: tuple[Remark, ...] = ()
-    places: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
     local: dict[str, Obstacle] = field(default_factory=dict)
+    parted: dict[str, frozenset[int]] = field(default_factory=dict)
+    users: dict[int, frozenset[str | None]] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+    places: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def in_place(self) -> dict[str, Obstacle]:
+        """Modules that run where they are called on the host, where a lane runs a module later than its call."""
+        late = {name: Obstacle(what, todo=_PASS) for name, what in self.late.items()}
+        return late | self.local | self.aside
 
     def forget_run(self) -> None:
         """Lets go of what the run left in the model, once no module is run alone any more."""
@@ -100,20 +112,19 @@ def find_modules(
         while candidates.modules or candidates.add_layers():
             modules = dict(candidates.modules)
             shared = {name: _shared_parameters(model, module) for name, module in modules.items()}
-            followed = follow(modules, run, shared, may_share=may_share)
-            if not followed.obstacles:
+            tracer = trace(model, modules, run)
+            parted = tracer.parted(shared, may_share=may_share)
+            if not tracer.obstacles:
                 break
-            candidates.drop(followed.obstacles)  # without them, what came through them comes from further up
+            candidates.drop(tracer.obstacles)  # without them, what came through them comes from further up
     left_out = candidates.finish()
-    if not candidates.modules or not followed.calls:
+    if not candidates.modules or not tracer.calls:
         why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
-    calls = followed.calls
-    nodes = tuple(_describe(call) for call in calls.values())
-    graph = ModuleGraph(modules=nodes, edges=followed.edges)
-    remarks = tuple(remark for remark in followed.remarks if remark.module in calls)
+    calls = tracer.calls
+    remarks = tuple(remark for remark in tracer.remarks if remark.module in calls)
     large = (
         f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
         for name, reason in left_out.items()
@@ -122,17 +133,18 @@ def find_modules(
         and not any(name.startswith(f"{placed}.") for placed in calls)
     )
     return Finding(
-        graph,
-        tuple(replace(call, changes=changes) for call in calls.values()),
-        left_out,
-        followed.exchanges.found,
-        followed.parted,
-        remarks,
-        followed.places,
-        followed.exchanges.late,
-        followed.exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
-        followed.exchanges.local,
-        (*large, *(str(remark) for remark in remarks if remark.matters)),
+        graph=ModuleGraph(modules=tuple(map(_describe, calls.values())), edges=tuple(tracer.edges.values())),
+        subjects=tuple(replace(call, changes=changes) for call in calls.values()),
+        left_out=left_out,
+        in_order=tracer.in_order,
+        late=tracer.late,
+        aside=tracer.aside | {name: escaped[name] for name in calls if name in escaped},
+        local=tracer.local,
+        parted=parted,
+        users={key: frozenset(users) for key, users in tracer.users.items()},
+        remarks=remarks,
+        places=tracer.places,
+        warnings=(*large, *(str(remark) for remark in remarks if remark.matters)),
     )
 
 
@@ -150,6 +162,16 @@ def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
         f"sample is a {type(sample).__name__}; give a batch as a dict (keywords), a list or tuple (positions) or a "
         "tensor, or a function that runs the model on one"
     )
+
+
+def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yields the name, the wrapper and a remedy of each part in a wrapper that cannot be colocated."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ == "OptimizedModule" and name:  # a compiled branch runs on its lane
+                continue
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                yield name, kind.__name__, _WRAPPERS[kind.__name__]
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
-from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.solver.reserve import with_reserved, without_reserved
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
+from mosaic.take_turns import TrialSettings
 
 RANK_TRIAL = TrialSettings(
-    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2, max_replans=0
+    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
 )
 """How plans are tried by default: short turns, and so many that one slow moment of the machine decides nothing."""
 

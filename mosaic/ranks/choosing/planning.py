@@ -12,8 +12,7 @@ from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
-from mosaic.engine.profiled import load_of_others, warn_of_no_profile
-from mosaic.engine.trial.settings import TrialSettings
+from mosaic.engine.session import load_of_others, warn_of_no_profile
 from mosaic.errors import UnstableMeasurementError
 from mosaic.files import load_as
 from mosaic.find.restore import preserved
@@ -35,6 +34,7 @@ from mosaic.profiler import (
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
+from mosaic.take_turns import TrialSettings
 
 
 def plans_of_first(

@@ -1,40 +1,32 @@
 """Trying plans on all ranks before the loop begins, on the sample's step: forward, and backward of a made-up loss.
 
-The race is that of one rank's trial (``mosaic.engine.trial.race``), with data-parallel training in the place of the
-plain loop. Every rank holds a race of its own and is told the same times, so that all know whose turn it is without
-asking. No step trains anything, so that all that count are time lost. The last plan that is left runs, tried or not:
-what fails in it fails in the loop.
+``Turns`` decides, as in one rank's trial, with data-parallel training in the place of the plain loop. Every rank holds
+turns of its own and gets the same times, so that all know the next turn without a message. No step trains, so all
+timed steps are time lost. The last plan that is left runs, tried or not: what fails in it fails in the loop.
 
-For a turn a plan is made ready as it would be to run, but for
-parameters: nobody gives any up yet. Its communicators stay there for the next turn and for the plan that wins. Nothing
-is left of the steps: no optimizer takes one, and gradients, buffers and random numbers are put back as they were.
+For a turn a plan is prepared as it would be to run, but every rank keeps all parameters. Its communicators stay for the
+next turn and for the plan that wins. Gradients, buffers and random numbers are restored afterwards.
 
 A step's time is that of the slowest rank, from when all were ready. A plan that cannot run on some rank, for want of
-memory or whatever it raises, loses; that rank cancels the turn, so that no other one waits for it.
+memory or for any error, loses; that rank cancels the turn, so that no other one waits for it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.colocate import clock_of
+from mosaic.engine.attachment import Attachment
 from mosaic.engine.finding.find import runner_of
-from mosaic.engine.handle import Handle
-from mosaic.engine.ready import Ready
-from mosaic.engine.trial.race import Decision, Race, Turn
-from mosaic.engine.trial.report import TrialReport
-from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.session import clock_of
+from mosaic.engine.trial import sample_step
 from mosaic.errors import RankFailedError
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
 from mosaic.ranks.running.activate import Activated, open_runs, place
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.ranks.world.cancel import CancelToken
+from mosaic.take_turns import Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
 
@@ -51,14 +43,14 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
         RankFailedError: Another rank has failed; names it.
     """
     world = on.world
-    race = Race(settings, [plan.search.method for plan in plans], trains=False)
+    turns = Turns(settings, [plan.search.method for plan in plans], trains=False)
     with preserved(on.model, on.sample, alone=on.finding.subjects, elsewhere=True):
         trying = _Trying(on, plans, settings.clock or clock_of(on.backend))
-        while isinstance(found := race.next_turn(), Turn):
-            trying.take(found, race)
+        while isinstance(visit := turns.next_visit(), Visit):
+            trying.take(visit, turns)
     world.progress.calls = world.progress.step = 0
     world.progress.clear_waits()
-    return plans[world.broadcast(found.winner)], _report(race, found)
+    return plans[world.broadcast(visit.winner)], _report(turns, visit)
 
 
 class _Trying:
@@ -71,9 +63,9 @@ class _Trying:
         self._run = runner_of(on.model, on.sample)
         self._num_turns = 0
 
-    def take(self, turn: Turn, race: Race) -> None:
-        """Gives a plan its turn; the race is told of its times, or that it failed."""
-        world, plan = self._on.world, self._plans[turn.contender]
+    def take(self, visit: Visit, turns: Turns) -> None:
+        """Runs a plan for one turn; records its times, or that it failed."""
+        world, plan = self._on.world, self._plans[visit.candidate]
         self._num_turns += 1
         opened, error = None, None
         try:
@@ -84,24 +76,25 @@ class _Trying:
         if failed is not None:
             if opened is not None:
                 opened.runs.close()
-            race.drop(turn.contender, f"could not run: {failed}")
+            turns.exclude(visit.candidate, f"could not run: {failed}")
             return
         assert opened is not None
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
             found = place(self._on, plan, opened, gives_up=False)
         with world.cancel_token(f"trial/{self._num_turns}", loan.groups) as token:
-            failed = self._steps(found, turn.num_steps, race, token)
+            failed = self._steps(found, visit.num_steps, turns, token)
         if failed is None:
             world.groups.give_back(loan)
         else:
             world.groups.destroy(loan)
-            race.drop(turn.contender, f"could not run: {failed}")
+            turns.exclude(visit.candidate, f"could not run: {failed}")
 
-    def _steps(self, found: Activated, num_steps: int, race: Race, token: CancelToken) -> str | None:
+    def _steps(self, found: Activated, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
         model, world = self._on.model, self._on.world
-        handle = Handle(model, Ready(finding=self._on.finding, plan=found.placed.plan, placed=found.placed))
+        attachment = Attachment(model, self._on.finding, before_call=lambda: None)
+        attachment.begin(found.placed, None)
         try:
             world.all_gather(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):
@@ -120,22 +113,17 @@ class _Trying:
                 if failed is not None:
                     token.abort()  # of what this rank may still be waiting for
                     return failed
-                race.note(max(ms for ms, _ in told))
-                if race.is_cut:
+                turns.note(max(ms for ms, _ in told))
+                if turns.is_cut:
                     break
             return None
         finally:
-            handle.remove()
+            attachment.end()
 
     def _step(self, found: Activated) -> float:
         """Runs the sample's step; returns how long it took, in milliseconds."""
         start = self._clock.mark()
-        with torch.enable_grad():
-            made: Any = self._run()
-            outputs = [tensor for tensor in tensors_in(made) if tensor.requires_grad]
-            if outputs:
-                torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-        del made, outputs
+        sample_step(self._run)
         found.placed.executor.settle()
         end = self._clock.mark()
         self._clock.settle()
@@ -151,15 +139,9 @@ def _said(told: Sequence[str | None]) -> str | None:
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None) or None
 
 
-def _report(race: Race, decision: Decision) -> TrialReport:
-    found = TrialReport.of(
-        f"trial: {decision.reason} ({race.num_steps} steps of the sample before the loop, {race.took_ms:.1f} ms; "
-        "forward and backward, without an optimizer)",
-        race.standings(decision),
-        num_trials=1,
-        num_steps=race.num_steps,
-        lost_ms=race.took_ms,
-    )
-    for line in found.sentences:
-        _LOG.info(line)
-    return found
+def _report(turns: Turns, decision: Decision) -> TrialReport:
+    steps = f"{turns.num_steps} steps of the sample before the loop, {turns.took_ms:.1f} ms"
+    head = f"trial: {decision.reason} ({steps}; forward and backward, without an optimizer)"
+    _LOG.info("%s", head)
+    turns.lost_ms = turns.took_ms  # no step trained
+    return turns.report(head, decision)

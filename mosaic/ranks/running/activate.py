@@ -13,7 +13,6 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.first_calls import warm_up
-from mosaic.engine.trial.report import TrialReport
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Ranked
@@ -23,10 +22,11 @@ from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
-from mosaic.ranks.running.handle import RankReady
+from mosaic.ranks.running.handle import RankSession
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.ranks.world.progress import THE_LOOP, Waiting
 from mosaic.ranks.world.world import World
+from mosaic.take_turns import TrialReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,22 +115,15 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
-def activate(on: Prepared, plan: Plan, report: TrialReport) -> RankReady:
-    """Gets a model ready to run under a plan from now on, chosen as the report says; all ranks call it alike."""
+def activate(session: RankSession, on: Prepared, plan: Plan, report: TrialReport) -> None:
+    """Lets a session run a plan from now on, chosen as the report says; all ranks call it alike."""
     opened = open_runs(on, plan, is_warm=report.has_steps)
-    with on.world.groups.lending() as loan:
-        found = place(on, plan, opened)
+    with on.world.groups.lending() as session.loan:
+        activated = place(on, plan, opened)
     on.world.groups.destroy_spare()
-    return RankReady(
-        finding=on.finding,
-        plan=plan,
-        notes=(*report.sentences, *found.notes, *on.backend.notes),
-        placed=found.placed,
-        holdings=found.holdings,
-        feeds=found.feeds,
-        report=report,
-        loan=loan,
-    )
+    session.finding, session.plans, session.report = on.finding, (plan,), report
+    session.placed, session.holdings, session.feeds = activated.placed, activated.holdings, activated.feeds
+    session.notes = (*report.sentences, *activated.notes, *on.backend.notes)
 
 
 def is_data_parallel(plan: Plan) -> bool:

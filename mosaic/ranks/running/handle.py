@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,8 +15,7 @@ from torch.utils.data import Sampler
 
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
-from mosaic.engine.ready import Asked, Laps, Ready
-from mosaic.engine.trial.report import TrialReport
+from mosaic.engine.session import Request, Session
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.ranks.calls.run import RankedRuns
@@ -29,19 +28,20 @@ from mosaic.ranks.running.trace import computed_spans, trace_of
 from mosaic.ranks.world.groups import GroupLoan
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
+from mosaic.take_turns import TrialReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady(Ready):
-    """A model that is ready to run on all ranks."""
+@dataclass(slots=True, kw_only=True)
+class RankSession(Session):
+    """A session on one of several ranks."""
 
-    holdings: Holdings
+    holdings: Holdings = field(init=False)
     """Which ranks hold which tensors of the model."""
     feeds: tuple[Feed, ...] = ()
-    """What modules' rows weigh."""
-    report: TrialReport
+    """Bytes of modules' rows."""
+    report: TrialReport = field(init=False)
     """Of the plans that were tried."""
-    loan: GroupLoan
+    loan: GroupLoan = field(init=False)
     """The plan's communicators."""
 
 
@@ -55,20 +55,18 @@ class RankHandle(Handle):
         world: The ranks.
     """
 
-    _ready: RankReady
-    _make: Callable[[Asked], RankReady] | None
+    _session: RankSession
+    _prepare: Callable[[Request], RankSession]
 
-    def __init__(
-        self, model: nn.Module, ready: RankReady, *, world: World, asked: Asked, make: Callable[[Asked], RankReady]
-    ) -> None:
+    def __init__(self, session: RankSession, prepare: Callable[[Request], RankSession], *, world: World) -> None:
         self.world = world
-        super().__init__(model, ready, asked=asked, make=make)
+        super().__init__(session, prepare)
         loops.enter(self)
 
-    def _begin(self, ready: Ready) -> None:
+    def _begin(self, session: Session) -> None:
         self._trains = [(name, p, p.requires_grad) for name, p in self._model.named_parameters()]
         self._is_whole = True
-        super()._begin(ready)
+        super()._begin(session)
         self._is_whole = False
 
     def replan(
@@ -98,8 +96,8 @@ class RankHandle(Handle):
             )
         super().replan(sample, reason=reason, plan=plan, modules=modules, exclude=exclude, optimizer=optimizer)
 
-    def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
-        world, model, laps = self.world, self._model, Laps()
+    def _replan(self, request: Request, optimizers: Sequence[Optimizer]) -> None:
+        world, model, old = self.world, self._model, self._session
         world.run_on_all(lambda: self._check_can_move(optimizers))
         held = world.all_gather(_makeup(model))
         _check_same_makeup(held)
@@ -110,22 +108,22 @@ class RankHandle(Handle):
         steps, calls, stepped = world.progress.step, world.progress.calls, set(self._attachment.stepped)
         with world.opening():
             try:
-                with laps("gather"):
+                with old.timed("gather"):
                     self._settle()
                     self._attachment.end()
                     take_back(model, lambda name, tensor: self._whole(name, tensor, first[name][0]))
-                    world.groups.give_back(self._ready.loan)
+                    world.groups.give_back(self._session.loan)
                     self._is_whole = True
-                assert self._make is not None
-                ready = self._make(asked)
-                with laps("move"):
-                    move_states(optimizers, before, ready.holdings.by_id, world)
+                session = self._prepare(request)
+                with session.timed("move"):
+                    move_states(optimizers, before, session.holdings.by_id, world)
             except BaseException as error:
                 error.add_note("handle.replan() failed and this handle is done; go on from a checkpoint, on every rank")
                 self._is_whole = self._is_over = True  # there is nothing that could be brought together
                 loops.leave(self)
                 raise
-        self._begin(replace(ready, setup_ms={**laps.ms, **ready.setup_ms}))
+        session.setup_ms = {"gather": old.setup_ms["gather"], **session.setup_ms}
+        self._begin(session)
         self._attachment.stepped.update(stepped)
         world.progress.step, world.progress.calls = steps, calls
 
@@ -161,7 +159,7 @@ class RankHandle(Handle):
         """
         executor = self._executor
         sent = executor.traffic.metrics() if isinstance(executor, RankedRuns) else {}
-        return {**super().metrics(), **self._ready.report.metrics, **sent}
+        return {**super().metrics(), **self._session.report.metrics, **sent}
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes what this rank computed and waited for since ``clear_timeline()``; every rank calls it.
@@ -231,7 +229,7 @@ class RankHandle(Handle):
             seed: Of the order; the same on all ranks.
             drop_last: Whether to leave out samples that make no whole batch.
         """
-        shares = rows_to_load(global_batch, self.world.size, self._ready.feeds, least=least)
+        shares = rows_to_load(global_batch, self.world.size, self._session.feeds, least=least)
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager
@@ -268,7 +266,7 @@ class RankHandle(Handle):
     @property
     def _divided(self) -> frozenset[int]:
         """Ids of the parameters that some rank does not hold."""
-        return frozenset(key for key, ranks in self._ready.holdings.by_id.items() if len(ranks) < self.world.size)
+        return frozenset(key for key, ranks in self._session.holdings.by_id.items() if len(ranks) < self.world.size)
 
     @property
     def _counted_here(self) -> dict[int, bool]:
@@ -289,11 +287,11 @@ class RankHandle(Handle):
 
     def _source_of(self, name: str) -> int:
         """Returns the first rank that holds a tensor of the model."""
-        return self._ready.holdings.by_name.get(name, (0,))[0]
+        return self._session.holdings.by_name.get(name, (0,))[0]
 
     def _whole(self, name: str, tensor: torch.Tensor, source: int | None = None) -> torch.Tensor:
         """Returns a copy of a tensor, with its values on a rank that holds it; on the first by default."""
-        device = self._ready.holdings.devices.get(name, self.world.device)
+        device = self._session.holdings.devices.get(name, self.world.device)
         source = self._source_of(name) if source is None else source
         whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         with self.world.progress.waiting(THE_LOOP, "agreement"):

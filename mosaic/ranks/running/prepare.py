@@ -16,9 +16,8 @@ from mosaic.backends.table import default_backend
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
-from mosaic.engine.colocate import refuse_graphs_of_compiler
 from mosaic.engine.finding.find import Finding, Sample, find_modules
-from mosaic.engine.finding.users import users_of
+from mosaic.engine.session import refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
@@ -38,24 +37,6 @@ class Examined:
     """For each module, which of its arguments have a row for each sample."""
     learned: Mapping[str, tuple[Template, Signature]]
     """What each module returns, and what its call showed of it."""
-
-
-def examine_on_sample(
-    model: nn.Module, finding: Finding, sample: Sample, batched: Mapping[str, tuple[bool, ...]]
-) -> Examined:
-    """Runs the model and its modules on the sample.
-
-    Args:
-        model: The model.
-        finding: Its modules.
-        sample: One batch.
-        batched: For each module, which of its arguments have a row for each sample.
-    """
-    return Examined(
-        users=users_of(model, finding.subjects, sample),
-        batched=batched,
-        learned={subject.name: _learned(model, subject) for subject in finding.subjects},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +69,12 @@ def prepare(
     """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
     finding, batched = world.run_on_all(lambda: _found_with_rows(model, sample, modules, exclude))
     world.run_on_all(lambda: refuse_graphs_of_compiler(finding, backend))
-    examined = world.run_on_all(lambda: examine_on_sample(model, finding, sample, batched))
+    learned = world.run_on_all(lambda: {subject.name: _learned(model, subject) for subject in finding.subjects})
     return Prepared(
         model=model,
         sample=sample,
         finding=finding,
-        examined=examined,
+        examined=Examined(users=finding.users, batched=batched, learned=learned),
         world=world,
         backend=backend,
     )

@@ -16,7 +16,7 @@ import mosaic
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, TrialSettings, find_modules
-from mosaic.engine.trial.plans import name_of
+from mosaic.engine.trial import name_of
 from mosaic.profile import Profile
 from mosaic.profiler import environment_of
 
@@ -70,8 +70,7 @@ def trying(
     graphs: Any = False,
     **bounds: Any,
 ) -> Iterator[tuple[Handle, LoopClock]]:
-    """Colocates a model whose plans will be tried; solved again only if asked, since real times go into that."""
-    bounds.setdefault("max_replans", 0)
+    """Colocates a model whose plans will be tried."""
     clock = LoopClock()
     backend = backend or HostBackend(num_slots=2)
     sample = pair_batch() if sample is None else sample

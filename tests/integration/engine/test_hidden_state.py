@@ -260,7 +260,10 @@ class Reads(TwoTowers):
 def test_what_a_module_writes_is_read_after_it_has_written(from_step: int):
     seen_on_lanes()
     run_both(lambda: Reads(from_step), pair_batch(), SIDE_BY_SIDE, train(6))
-    assert seen_on_lanes() >= 5
+    if from_step:  # the sample's run shows no reader; with one the module runs where it is called
+        assert seen_on_lanes() >= 5
+    else:
+        assert seen_on_lanes() == 0
 
 
 def attends(self: Doing, x: torch.Tensor) -> torch.Tensor:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch, plan_for
+from torch import nn
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import TrialSettings
 from mosaic.engine.calls.attach import is_attached
-from mosaic.engine.trial import lineup
-from mosaic.profile import Phase
 
 
 @pytest.fixture
@@ -53,11 +52,13 @@ def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_me
         steps(towers, handle, clock, times(plain=10, beside=9.9, in_turn=12))
         assert not handle.active
         assert type(towers.left) is Trap
-        assert "the model runs as it was" in handle.describe()
+        described = handle.describe()
+        assert "the model runs as it was" in described
+        assert "tried the plain loop: measured 10.00 ms a step" in described
+        assert f"tried {BESIDE}: measured 9.90 ms a step" in described
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "none is faster than the plain loop beyond the noise" in said
-    assert "tried the plain loop: measured 10.00 ms a step" in said
-    assert f"tried {BESIDE}: measured 9.90 ms a step" in said
+    assert said.count("trial (") == 1
 
 
 @pytest.mark.parametrize("beside", [5.0, 20.0])
@@ -116,16 +117,26 @@ def test_an_interrupt_while_plans_are_tried_leaves_what_the_plain_loop_leaves(to
         assert vars(ours).keys() - {"order"} == vars(plain).keys()
 
 
-def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
-    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch
-):
-    """Side by side is predicted faster; measured, neighbours disturb each other so that one lane each pays better."""
-    slow = {(name, phase): 40.0 for name in ("left", "right") for phase in Phase}
-    monkeypatch.setattr(lineup, "measured_of", lambda spans: slow if any(spans) else {})
-    curves: dict[str, Any] = {name: lambda _, quota: {1: 4.0, 2: 4.4, 3: 4.0}[quota] for name in ("left", "right")}
-    with trying(towers, backend=HostBackend(num_slots=3), times=curves, max_replans=2) as (handle, clock):
-        steps(towers, handle, clock, lambda name: 10.0)
-        assert "(solved again with measured times)" in handle.describe()
+class OwnThread(nn.Module):
+    """A module that computes something else on a lane's thread than on the loop's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16))
+        self.home = threading.get_ident()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + (0.0 if threading.get_ident() == self.home else 0.01)
+
+
+def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: pytest.LogCaptureFixture):
+    torch.manual_seed(0)
+    model = TwoTowers(Trap(), OwnThread())
+    with trying(model) as (handle, clock):
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert sum(message.startswith(f"the trial goes on without {BESIDE}: on the sample") for message in warned) == 1
+        assert BESIDE not in steps(model, handle, clock, times(plain=10, beside=5))
+        assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
 
 
 def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):

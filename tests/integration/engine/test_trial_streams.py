@@ -84,7 +84,7 @@ def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, mon
     backend: Any = FakeBackend()
     processes: list[frozenset[int]] = [frozenset()]
     backend.other_processes = lambda: processes[0]
-    monkeypatch.setattr("mosaic.engine.trial.run._TENANT_STEPS", 10)
+    monkeypatch.setattr("mosaic.engine.trial._TENANT_STEPS", 10)
     with backend.api.watching(), trying(towers, backend=backend, retrial_steps=1) as (handle, clock):
         steps(towers, handle, clock, times(plain=10, beside=6))
         steps(towers, handle, clock, times(plain=10, beside=6), 25, until_decided=False)
@@ -102,7 +102,7 @@ def test_a_loop_without_memory_for_lanes_runs_as_it_was_unless_it_was_given_a_pl
     def exhaust(*_: Any) -> float:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", exhaust)
+    monkeypatch.setattr(sys.modules["mosaic.engine.session"], "warm_up", exhaust)
     backend: Any = FakeBackend()
     with backend.api.watching():
         profile = profile_for(towers, pair_batch(), backend)
@@ -121,7 +121,7 @@ def try_graphs(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     """Trains by ``graphs="auto"``, with the share of launching and the times of steps that a test says."""
 
     def try_them(step_ms: dict[str, Any], *, share: float = 0.31, **bounds: Any) -> tuple[list[str], str]:
-        monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", lambda *_: share)
+        monkeypatch.setattr(sys.modules["mosaic.engine.session"], "warm_up", lambda *_: share)
         ran: list[str] = []
         backend: Any = FakeBackend()
         with backend.api.watching(), trying(towers, backend=backend, graphs="auto", **bounds) as (handle, clock):
@@ -169,12 +169,6 @@ def test_graphs_that_do_not_win_leave_the_best_plan_running(try_graphs: Any, cap
     ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, **captured}, max_lost_steps=5)
     assert ran[-1] == BESIDE
     assert f"tried {CAPTURED}" in described
-
-
-def test_graphs_are_not_tried_where_there_is_no_room_for_two_turns(try_graphs: Any):
-    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, CAPTURED: 5}, max_steps=44)
-    assert ran[-1] == BESIDE
-    assert "CUDA graphs" not in described
 
 
 TARGETED = f"{BESIDE}, with SM targets"
@@ -235,9 +229,7 @@ def test_sm_settings_that_are_asked_for_are_those_of_the_lanes(
         handle = mosaic.colocate(
             towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=None, **options)
         )
-        assert handle._asked is not None
-        assert handle._asked.backend is not None
-        assert handle._asked.backend.sm_settings == settings
+        assert handle._session.request.backend.sm_settings == settings
         handle.remove()
 
 

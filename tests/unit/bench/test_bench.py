@@ -1,7 +1,6 @@
 import pytest
 
 from bench import tables
-from bench.harness import in_turn
 from bench.record import Study
 from mosaic import artifact
 
@@ -21,9 +20,3 @@ def test_every_kept_result_can_be_read():
     for path in kept:
         if not path.name.endswith("-demo.json"):
             assert artifact.load(Study, path).commit, path
-
-
-def test_rounds_are_taken_in_turn():
-    order = []
-    in_turn(lambda: order.append("a") or 1.0, lambda: order.append("b") or 2.0, 3)
-    assert order == ["a", "b"] * 3

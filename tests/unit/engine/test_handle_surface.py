@@ -32,9 +32,7 @@ def test_the_public_names_of_handles_are_frozen():
 
 
 def test_one_rank_and_several_have_one_signature():
-    from mosaic.engine.colocate import colocate_one
-
-    for one in (mosaic.colocate, colocate_one, colocate_ranks):
+    for one in (mosaic.colocate, colocate_ranks):
         assert list(inspect.signature(one).parameters) == [
             *("model", "sample", "plan", "modules", "exclude", "backend", "options"),
         ]

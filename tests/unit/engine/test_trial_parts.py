@@ -11,15 +11,11 @@ from planning_cases import flat, linear, profile_of
 from torch import nn
 
 from mosaic.cost import CostModel
-from mosaic.engine.trial.drift import DriftWatch
-from mosaic.engine.trial.plans import measured_of, name_of, plan_shape, plans_to_try, solve_again
-from mosaic.engine.trial.settings import TrialSettings
-from mosaic.engine.trial.steps import StepUnit, outer_shapes
-from mosaic.engine.trial.turn import TrialTurn
+from mosaic.engine.drift import DriftWatch
+from mosaic.engine.trial import StepUnit, TrialLock, name_of, outer_shapes, plan_shape, plans_to_try
 from mosaic.plan import Plan
-from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.timeline import Span
+from mosaic.take_turns import TrialSettings
 
 # Which plans.
 
@@ -54,30 +50,6 @@ def test_plans_are_named_by_what_runs_beside_what():
     best, _, plans = case(a=flat(4), b=flat(4))
     assert name_of(best) in ("a:1 + b:1", "a:2 + b:2", "a:1 + b:3", "a:3 + b:1")
     assert name_of(plans[-1]).startswith("one module after the other on lanes (a:")
-
-
-def test_measured_times_change_the_plan():
-    best, cost, _ = case(a=flat(4), b=flat(4), c=linear(8))
-    slow = {(p.module, phase): 100.0 for p in best.placements for phase in Phase if p.quota < 4}
-    graph = profile_of({"a": flat(4), "b": flat(4), "c": linear(8)}, num_slots=4).graph
-    found = solve_again(best, slow, graph, cost)
-    assert found is not None
-    assert plan_shape(found[0]) != plan_shape(best)
-    assert found[0].predicted_ms < 200
-
-
-def test_what_was_measured_is_the_median_of_each_phase_without_glue():
-    spans = [
-        Span(module="a", phase=phase, slots=(0,), step=step, start_ms=0.0, end_ms=float(took))
-        for phase, took, step in (
-            ("forward", 1, 0),
-            ("forward", 5, 1),
-            ("forward", 2, 2),
-            ("backward", 7, 0),
-            ("glue", 9, 0),
-        )
-    ]
-    assert measured_of(spans) == {("a", Phase.FORWARD): 2.0, ("a", Phase.BACKWARD): 7.0}
 
 
 # Which steps.
@@ -128,23 +100,23 @@ def test_one_has_the_turn_until_it_gives_it_or_is_gone():
     class Asker:
         pass
 
-    turn, first, second = TrialTurn(), Asker(), Asker()
-    assert turn.take(first)
-    assert turn.take(first)
-    assert not turn.take(second)
-    turn.give(second)
-    assert not turn.take(second)
-    turn.give(first)
-    assert turn.take(second)
+    turn, first, second = TrialLock(), Asker(), Asker()
+    assert turn.acquire(first)
+    assert turn.acquire(first)
+    assert not turn.acquire(second)
+    turn.release(second)
+    assert not turn.acquire(second)
+    turn.release(first)
+    assert turn.acquire(second)
     del second
     gc.collect()
-    assert turn.take(first)
+    assert turn.acquire(first)
 
 
 def test_a_loop_that_stands_still_loses_its_turn():
-    turn, still, going = TrialTurn(), type("Asker", (), {})(), type("Asker", (), {})()
-    turn.take(still)
-    assert [turn.take(going) for _ in range(201)] == [False] * 200 + [True]
+    turn, still, going = TrialLock(), type("Asker", (), {})(), type("Asker", (), {})()
+    turn.acquire(still)
+    assert [turn.acquire(going) for _ in range(201)] == [False] * 200 + [True]
 
 
 # What has changed since.
@@ -155,20 +127,20 @@ SETTINGS = TrialSettings(drift_steps=40)
 def test_forty_slow_steps_in_a_row_are_a_drift_and_fewer_are_not():
     watch = DriftWatch([10.0] * 8, "shapes", SETTINGS)
     times = [12.0] * 20 + [10.0] * 20 + [12.0] * 39
-    assert [watch.note(time) for time in times] == [None] * len(times)
-    assert watch.note(12.0) == "40 steps in a row were slower than in the trial: 12.00 ms, above 11.00"
+    assert [watch.note_time(time) for time in times] == [None] * len(times)
+    assert watch.note_time(12.0) == "40 steps in a row were slower than in the trial: 12.00 ms, above 11.00"
 
 
 def test_steps_within_the_trial_s_spread_and_single_slow_ones_are_no_drift():
     watch = DriftWatch([10.0, 10.0, 10.0, 14.0, 14.0], "shapes", SETTINGS)
-    assert not any(watch.note(13.0) for _ in range(200))
-    assert not any(watch.note(500.0 if step % 3 == 0 else 10.0) for step in range(200))
+    assert not any(watch.note_time(13.0) for _ in range(200))
+    assert not any(watch.note_time(500.0 if step % 3 == 0 else 10.0) for step in range(200))
 
 
 def test_without_a_measurement_the_first_window_is_what_others_are_compared_with():
     watch = DriftWatch([], "shapes", SETTINGS)
-    assert not any(watch.note(10.0) for _ in range(100))
-    assert any(watch.note(20.0) for _ in range(60))
+    assert not any(watch.note_time(10.0) for _ in range(100))
+    assert any(watch.note_time(20.0) for _ in range(60))
 
 
 def test_one_other_shape_that_stays_is_a_drift_and_changing_ones_are_not():
@@ -188,7 +160,7 @@ def test_a_process_that_comes_to_the_device_is_a_change_and_one_that_goes_is_not
     assert watch.note_tenants(frozenset({8, 9})) == "another process uses the device now (id 8, 9)"
 
 
-@pytest.mark.parametrize("bound", ["steps_per_visit", "drift_steps", "retrial_steps", "warm_steps", "max_replans"])
+@pytest.mark.parametrize("bound", ["steps_per_visit", "drift_steps", "retrial_steps", "warm_steps"])
 def test_bounds_below_their_least_are_refused(bound: str):
     with pytest.raises(ValueError, match=rf"{bound}=-1; use 1 or more"):
         TrialSettings(**{bound: -1})

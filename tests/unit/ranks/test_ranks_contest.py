@@ -12,20 +12,19 @@ import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.engine.trial.race import Decision, Race, Turn
-from mosaic.engine.trial.report import Standing
 from mosaic.plan import Plan
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.solver import solve
+from mosaic.take_turns import Decision, Turns, Visit
 
 NAMES = ("data-parallel", "exact", "distmm")
 
 
 @dataclass
 class Decided:
-    """How a race before the loop ended."""
+    """The end of a trial before the loop."""
 
-    race: Race
+    turns: Turns
     decision: Decision
 
     @property
@@ -37,33 +36,33 @@ class Decided:
         return self.decision.reason
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
-        return self.race.standings(self.decision)
+    def sentences(self) -> tuple[str, ...]:
+        return self.turns.report("", self.decision).sentences[1:]
 
 
 def decided(names: Sequence[str], *times_ms: float | Callable[[bool], float], fail: Sequence[int] = ()) -> Decided:
     """Lets plans take turns: each has a time, or fails in its first turn."""
-    race = Race(RANK_TRIAL, names, trains=False)
-    turns = 0
-    while isinstance(found := race.next_turn(), Turn):
-        turns += 1
-        assert turns < 30
-        if found.contender in fail:
-            race.drop(found.contender, "could not run: rank 1: no memory")
+    turns = Turns(RANK_TRIAL, names, trains=False)
+    num_visits = 0
+    while isinstance(visit := turns.next_visit(), Visit):
+        num_visits += 1
+        assert num_visits < 30
+        if visit.candidate in fail:
+            turns.exclude(visit.candidate, "could not run: rank 1: no memory")
             continue
-        for step in range(found.num_steps):
-            ms = times_ms[found.contender]
-            race.note(ms if isinstance(ms, float | int) else ms(step < found.num_warm))
-            if race.is_cut:
+        for step in range(visit.num_steps):
+            ms = times_ms[visit.candidate]
+            turns.note(ms if isinstance(ms, float | int) else ms(step < visit.num_warm))
+            if turns.is_cut:
                 break
-    return Decided(race, found)
+    return Decided(turns, visit)
 
 
 def test_a_plan_that_is_faster_wins():
     found = decided(NAMES[:2], 10, 8)
     assert found.winner == 1
     assert found.reason == "exact is measured 1.25 times as fast as data-parallel"
-    assert [one.median_ms for one in found.standings] == [10, 8]
+    assert [one.median_ms for one in found.turns.candidates] == [10, 8]
 
 
 def test_data_parallel_training_runs_where_a_plan_gains_less_than_noise():
@@ -75,23 +74,23 @@ def test_data_parallel_training_runs_where_a_plan_gains_less_than_noise():
 
 def test_a_trial_ends_when_its_steps_have_taken_what_a_trial_may_take():
     for times in ((10, 9.9), (10, 14), (10, 40)):
-        race = decided(NAMES[:2], *times).race
+        race = decided(NAMES[:2], *times).turns
         turns = race.num_steps / (RANK_TRIAL.steps_per_visit + RANK_TRIAL.warm_steps)
         assert race.took_ms < RANK_TRIAL.max_lost_steps * 10 + max(times) * (1 + turns), times
         assert race.num_steps <= RANK_TRIAL.max_steps
-    assert decided(NAMES[:2], 10, 40).race.num_steps < 10  # steps that are far slower end a turn
+    assert decided(NAMES[:2], 10, 40).turns.num_steps < 10  # steps that are far slower end a turn
 
 
 def test_of_three_plans_the_fastest_runs():
     found = decided(NAMES, 10, 5, 4)
     assert found.winner == 2
-    assert found.race.took_ms <= (RANK_TRIAL.max_lost_steps + 4) * 10
+    assert found.turns.took_ms <= (RANK_TRIAL.max_lost_steps + 4) * 10
 
 
 def test_slow_first_steps_of_turns_leave_time_for_the_turns_that_a_plan_needs_to_win():
     found = decided(NAMES[:2], lambda warm: 100 if warm else 10, lambda warm: 100 if warm else 8)
     assert found.winner == 1
-    assert found.race.took_ms == 10 * 100 + 10 * 10 + 10 * 8
+    assert found.turns.took_ms == 10 * 100 + 10 * 10 + 10 * 8
 
 
 def picked(gain: float, noise: float) -> int:
@@ -121,14 +120,14 @@ def test_a_plan_that_gains_a_quarter_is_nearly_always_picked_on_a_machine_that_i
 def test_a_plan_that_fails_loses_with_its_reason():
     found = decided(NAMES[:2], 10, 5, fail=[1])
     assert found.winner == 0
-    assert found.standings[1].sentence() == "tried exact: no step timed; could not run: rank 1: no memory"
+    assert found.sentences[1] == "tried exact: no step timed; could not run: rank 1: no memory"
 
 
 def test_where_data_parallel_training_fails_the_next_plan_is_the_one_to_beat():
     found = decided(NAMES, 10, 5, 4, fail=[0])
     assert found.winner == 2
     assert found.reason == "distmm is measured 1.25 times as fast as exact"
-    assert found.standings[0].outcome == "could not run: rank 1: no memory"
+    assert found.sentences[0].endswith("could not run: rank 1: no memory")
     alone = decided(NAMES[:2], 10, 5, fail=[0])
     assert (alone.winner, alone.reason) == (1, "exact is the only plan that is left")
     assert decided(NAMES, 10, 5, 4, fail=[0, 1]).winner == 2

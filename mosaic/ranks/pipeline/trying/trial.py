@@ -8,6 +8,8 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from mosaic.errors import InfeasibleError
@@ -17,7 +19,8 @@ from mosaic.pipelining.replicas import SharedStep
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
 from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
-from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
+from mosaic.take_turns import take_turns
 
 RIVAL = "1f1b"
 """The baseline that the plan has to beat on the same grid; of one rank it is the plain loop."""
@@ -105,17 +108,17 @@ def _times(
     shared: Mapping[str, SharedStep],
     step: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:
-    runners = {name: own.runner(way, keeps_all=True) for name, way in ways.items()}
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    """Returns the median step of each way on the slowest rank, in milliseconds."""
     shapes = own.shapes(step)
-    for at in range(ROUNDS + 1):
-        for name, runner in runners.items():
-            with runner.parted.lent_memory():
-                began = time.perf_counter()
-                runner.run(shared[name], step, shapes=shapes)
-                took = json.dumps(time.perf_counter() - began)
-                own.drop_gradients()
-            slowest = max(float(text) for text in runner.grid.transport.tell_all(took))
-            if at:  # the first one warms up
-                taken[name].append(1e3 * slowest)
-    return {name: statistics.median(found) for name, found in taken.items()}
+
+    def timed(name: str, runner: WayRunner) -> list[float]:
+        with runner.parted.lent_memory():
+            began = time.perf_counter()
+            runner.run(shared[name], step, shapes=shapes)
+            took = json.dumps(time.perf_counter() - began)
+            own.drop_gradients()
+        return [1e3 * max(float(text) for text in runner.grid.transport.tell_all(took))]
+
+    runs = {name: partial(timed, name, own.runner(way, keeps_all=True)) for name, way in ways.items()}
+    take_turns(runs, 1)  # each warms up
+    return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}

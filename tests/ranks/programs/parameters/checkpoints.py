@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mosaic import colocate
 from mosaic.backends.host.backend import HostBackend
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.checkpoint.model_tensors import ModelTensors
@@ -21,7 +22,6 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
-from mosaic.ranks import colocate
 from ranks.graphs import Drawn, Shape, batch_of, loss_of, plan_of, subsets
 
 STEPS = 3

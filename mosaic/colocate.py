@@ -1,0 +1,140 @@
+"""``mosaic.colocate``: one call before the loop, on one rank or on many."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.backends.host.backend import SPINNING
+from mosaic.backends.table import open_backend
+from mosaic.engine.finding.find import Sample
+from mosaic.engine.handle import Handle
+from mosaic.engine.options import DEFAULT_OPTIONS, Options
+from mosaic.engine.session import MIN_GAIN, Request, Session, backend_for, names_of
+from mosaic.errors import UnstableMeasurementError
+from mosaic.files import load_as
+from mosaic.plan import Plan
+from mosaic.profiler import ProfileCache, open_cache
+from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.world.world import World
+
+_LOG = logging.getLogger("mosaic")
+
+
+def colocate(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    plan: Plan | str | Path | None = None,
+    modules: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] = (),
+    backend: Backend | str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+) -> Handle:
+    """Makes a model's own training loop run its modules side by side; changes nothing else about it.
+
+    Finds the modules that can be placed by one run on ``sample``, profiles them unless measurements are given, solves
+    for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
+    ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
+
+    A plan that Mosaic solved for is tried before it is kept. In the loop's first steps the plain loop and at most three
+    plans take turns, a few steps each. The fastest runs from then on, and the plain loop if none beats it beyond the
+    noise. A plan whose losses or gradients on the sample are not those of the plain loop is not tried. A trial takes at
+    most 120 steps, and loses at most as much time as 20 steps of the plain loop take (``TrialSettings``). It is
+    repeated when the loop has become slower, has other shapes, or another process has come to the GPU. Nothing is
+    tried where no plan is predicted to gain 2 %. A plan that is given runs as it is.
+
+    On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
+    bit only with ``trial=None`` and one plan, or at one thread.
+
+    Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
+
+    Args:
+        model: Any module tree, on the backend's device, in the mode in which it will train. It is changed in place:
+            the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
+        sample: One batch as it will be trained on (by this rank): a dict of keywords, a sequence of positions, a
+            tensor, or a function that runs the model once.
+        plan: A plan, or the path of its file, to run instead of solving for one; on several ranks its device i is
+            rank i.
+        modules: Names or patterns of the modules to place, or one of them, such as ``"trunks.*"``; found by default.
+        exclude: Names or patterns of modules to leave where they are, or one of them.
+        backend: Where to run: a backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``). By default the GPU that
+            holds the model's parameters, or the host (of several ranks, this rank's share of its cores).
+        options: How to plan, measure and run.
+
+    Raises:
+        UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated;
+            on several ranks, a module cannot be split over them.
+        InvalidPlanError: The plan is for another model, device or number of ranks, or not the same on all of them.
+        InvalidProfileError: The profile is of another model or device.
+        UnstableMeasurementError: Other processes used the CPU while modules were profiled, and ``options.profiling`` is
+            strict; on other ranks than the first a MosaicError that names it.
+        BackendUnavailableError: The model is on a device that the backend does not run, or ranks differ in device,
+            versions or model; names them.
+        RankFailedError: Another rank has failed; names it.
+        ValueError: A plan and a method were given, there is no such method, an option cannot be had here, or the model
+            is colocated already.
+        TypeError: An argument has a type that it does not accept.
+    """
+    place = colocate_ranks if World.is_there() else _colocate_one
+    return place(
+        model,
+        sample,
+        plan=load_as(Plan, plan),
+        modules=names_of(modules),
+        exclude=names_of(exclude) or (),
+        backend=open_backend(backend) if isinstance(backend, str) else backend,
+        options=options,
+    )
+
+
+def _colocate_one(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    plan: Plan | None,
+    modules: Sequence[str] | None,
+    exclude: Sequence[str],
+    backend: Backend | None,
+    options: Options,
+) -> Handle:
+    backend = options.with_sms(backend or backend_for(model))
+    if SPINNING in backend.notes and backend.device.num_slots > 1:
+        _LOG.warning("%s", SPINNING)
+    request = Request(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
+    prepare = partial(_prepare, model, open_cache(options.cache))
+    return Handle(prepare(request), prepare)
+
+
+def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session:
+    """Takes a session's steps; also those of ``handle.replan``."""
+    request.options.check_for_one_rank(request.backend.device.kind)
+    session = Session(model=model, request=request)
+    with session.timed("find"):
+        session.find()
+    try:
+        with session.timed("profile"):
+            session.measure(cache)
+    except (UnstableMeasurementError, torch.OutOfMemoryError) as error:
+        session.leave_alone_after("the modules were not profiled", error)
+        return session
+    with session.timed("solve"):
+        session.solve()
+    if not session.gains:
+        session.leave_alone(
+            f"the best plan is predicted to be {session.plan.predicted_speedup:.3f} times as fast as one module after "
+            f"the other; below {MIN_GAIN} the model is left as it was"
+        )
+        return session
+    try:
+        with session.timed("open"):
+            session.open()
+    except torch.OutOfMemoryError as error:
+        session.leave_alone_after("there was no memory to run modules on lanes", error)
+    return session
