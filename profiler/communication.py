@@ -77,15 +77,13 @@ def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
     """
     if len({point[:2] for point in points}) < 2:
         raise ValueError(f"{len(points)} measured messages; two different sizes tell latency and bandwidth")
-    rows = [(steps / ms, sent / ms) for steps, sent, ms in points]
-    aa, ab, bb = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (math.fsum(row[i] for row in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    step_ms = max(0.0, (a * bb - b * ab) / determinant) if determinant > 0 else 0.0
-    byte_ms = (b - ab * step_ms) / bb
-    if byte_ms <= 0:
+    from scipy.optimize import nnls  # half a second to import
+
+    rows = [(steps / ms, sent / 1e6 / ms) for steps, sent, ms in points]
+    (step_ms, megabyte_ms), _ = nnls(rows, [1.0] * len(rows))
+    if megabyte_ms <= 0:
         raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
-    return step_ms * 1e3, 1 / byte_ms / 1e6
+    return float(step_ms) * 1e3, 1 / float(megabyte_ms)
 
 
 def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Ring:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from bench.papers.masks import DRAWN
 from bench.record import Figure, missing_figure
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
 

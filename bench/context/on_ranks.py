@@ -12,10 +12,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from bench.papers.masks import multimodal_packed
 from bench.ranks.launch import on_ranks
 from bench.record import Figure, median_figure
 from mosaic.context.attention import Attend
-from mosaic.context.drawn import multimodal_packed
 from mosaic.context.plan import plan_context
 
 WAYS = {

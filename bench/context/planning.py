@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
 from mosaic.context.attention.block_mask import block_mask
 from mosaic.context.distribute import distribute
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import ContextPlan
 from mosaic.context.tiles import MaskBlocks
 

@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.gpu.bench import Bench
+from bench.papers.masks import DRAWN
 from bench.record import Figure, median_figure
 from mosaic.context.attention.kernels import KERNELS, Kernel
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +12,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from mosaic.cli.options import Json, console_beside, write_json
-from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, plan_context
-from mosaic.context.drawn import DRAWN
+from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, plan_context
 from mosaic.errors import MosaicError
 from mosaic.report.context_picture import draw_context
 from mosaic.report.context_table import context_table
@@ -22,16 +23,16 @@ from mosaic.user_file import import_file
 class ContextCommand:
     """Share one sequence out over ranks by the work of its attention, beside other ways to do so.
 
-    The mask is drawn, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted: tiles in
-    which tokens see each other, or in long sequences pairs of them; nothing here is measured.
+    The mask is causal, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted: tiles
+    in which tokens see each other, or in long sequences pairs of them; nothing here is measured.
     """
 
     context: int
     """Ranks that share the sequence."""
-    mask: Annotated[str, arg(metavar="causal|ep|ee|mp|FILE:FUNCTION")] = "mp"
-    """Encoder outputs prepended (ep), embedded (ee), or documents of them packed (mp), drawn; or a function."""
+    mask: Annotated[str, arg(metavar="causal|FILE:FUNCTION")] = "causal"
+    """Causal, or a function without arguments, or one of the number of tokens and the seed."""
     tokens: int = 16384
-    """Of the sequence, where it is drawn."""
+    """Of the sequence, where the function does not say."""
     block: int = 128
     """Tokens given out together at least."""
     chunk: int | None = None
@@ -46,7 +47,7 @@ class ContextCommand:
 
     def execute(self) -> int:
         """Plans by every method and prints them; returns the exit code."""
-        mask = self._mask()
+        mask = mask_function(self.mask)(self.tokens, self.seed)
         names = dict.fromkeys([self.method, *CONTEXT_METHODS])
         plans = [self._plan(mask, name) for name in names]
         console_beside(self.json).print(context_table(plans))
@@ -62,14 +63,21 @@ class ContextCommand:
     def _plan(self, mask: MaskWords, method: str) -> ContextPlan:
         return plan_context(mask, self.context, block=self.block, method=method, chunk=self.chunk, seed=self.seed)
 
-    def _mask(self) -> MaskWords:
-        if self.mask in DRAWN:
-            return DRAWN[self.mask](self.tokens, self.seed)
-        path, colon, name = self.mask.rpartition(":")
-        made = getattr(import_file(Path(path)), name, None) if colon else None
-        if made is None:
-            raise ValueError(f"mask={self.mask} names no function; write {', '.join(DRAWN)}, or FILE:FUNCTION")
-        mask = made()
+
+def mask_function(text: str) -> Callable[[int, int], MaskWords]:
+    """Returns the function of a number of tokens and a seed that makes a mask: ``causal``, or FILE:FUNCTION."""
+    if text == "causal":
+        return lambda num_tokens, seed: causal(num_tokens)
+    path, colon, name = text.rpartition(":")
+    function = getattr(import_file(Path(path)), name, None) if colon else None
+    if function is None:
+        raise ValueError(f"mask={text} names no function; write causal, or FILE:FUNCTION")
+    takes_arguments = bool(inspect.signature(function).parameters)
+
+    def make(num_tokens: int, seed: int) -> MaskWords:
+        mask = function(num_tokens, seed) if takes_arguments else function()
         if not isinstance(mask, MaskWords):
-            raise MosaicError(f"{self.mask} returned {type(mask).__name__}; return a mosaic.context.MaskWords")
+            raise MosaicError(f"{text} returned {type(mask).__name__}; return a mosaic.context.MaskWords")
         return mask
+
+    return make

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from mosaic.artifact import save
+from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware import Cluster, find_cluster
@@ -47,8 +48,8 @@ class PipelineCommand:
     """Devices that share each matrix."""
     context: int = 1
     """Devices that share each sequence."""
-    mask: Literal["causal", "ep", "ee", "mp"] | None = None
-    """Who sees whom in a backbone's sequences: drawn as by --context alone; by default what the model says."""
+    mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
+    """The mask of a backbone's sequences, as for --context alone; by default what the model says."""
     share: str | None = None
     """Who gets which blocks of a sequence, one of mosaic.context's methods; by default lpt."""
     exchange: Literal["gather", "needed"] | None = None
@@ -160,7 +161,8 @@ class PipelineCommand:
 
     def _shared(self, model: PipelineModel) -> PipelineModel:
         """Has context ranks share sequences as was asked for."""
-        asked: dict[str, Any] = {"mask": self.mask, "method": self.share, "exchange": self.exchange}
+        mask = None if self.mask is None else mask_function(self.mask)
+        asked: dict[str, Any] = {"mask": mask, "method": self.share, "exchange": self.exchange}
         asked |= {"heads": self.heads, "items": self.encoders}
         given = {name: value for name, value in asked.items() if value is not None}
         if not given:

@@ -34,7 +34,6 @@ from mosaic.profiler import Subject
 from mosaic.solver import solve
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import SearchLimits
-from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSettings, Turns, Visit
 
@@ -112,7 +111,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
             if len(stage.placements) > 1:
                 with suppress(InfeasibleError):  # there is no plan without this stage
                     search = SearchOptions(limits=SearchLimits(effort=_EFFORT))
-                    others.append(find_solution(graph, cost, device, search=search, forbidden=[stage.names]).plan)
+                    others.append(solve(graph, cost, device, method="exact", search=search, forbidden=[stage.names]))
     others = [plan for plan in others if plan.predicted_speedup >= smallest_gain]
     chosen: dict[Hashable, Plan] = {}
     for plan in (best, *sorted(others, key=lambda plan: plan.predicted_ms)):

@@ -7,7 +7,7 @@ input to input. A plan that slices modules (Spindle's) may be predicted to beat 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,9 +16,9 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.methods import METHODS, Method, compared_methods
+from mosaic.solver.methods import METHODS, compared_methods
 from mosaic.solver.options import all_options
-from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.solve import solve
 from mosaic.solver.task import PlannerSettings, SearchOptions
 
 COMPARED_PLANNERS = PlannerSettings(default_layers=12)
@@ -38,7 +38,7 @@ class Comparison:
     plan: Plan | None = None
     """What it answers; None where it could not."""
     predicted_ms: float | None = None
-    """Predicted time of a step's modules, in milliseconds, by the method's own rule; None where it could not."""
+    """Predicted time of a step's modules, in milliseconds; None where it could not."""
     status: Outcome
     """How it ended."""
     reason: str = ""
@@ -76,7 +76,7 @@ def compare(
     device: Device,
     *,
     num_devices: int = 1,
-    methods: Sequence[str | Method] | None = None,
+    methods: Sequence[str] | None = None,
     search: SearchOptions | None = None,
 ) -> tuple[Comparison, ...]:
     """Plans with every method in turn; a method that cannot do it is listed with its reason.
@@ -86,7 +86,7 @@ def compare(
         cost: Times, memory and interference, the same for all.
         device: What one of the devices is.
         num_devices: How many of them.
-        methods: Names from ``METHODS``, or methods, each once; by default those that the table says are compared.
+        methods: Names from ``METHODS``, each once; by default those that the table says are compared.
         search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
 
     Returns:
@@ -99,36 +99,26 @@ def compare(
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
     methods = compared_methods() if methods is None else methods
-    names = [method.name if isinstance(method, Method) else method for method in methods]
-    unknown = {method for method in methods if isinstance(method, str)} - set(METHODS)
-    if not methods or unknown or len(set(names)) < len(names):
-        raise ValueError(f"methods={tuple(names)}; name each once, at least one of {', '.join(METHODS)}")
+    if not methods or set(methods) - set(METHODS) or len(set(methods)) < len(methods):
+        raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
     if search.planners == PlannerSettings():
         search = replace(search, planners=COMPARED_PLANNERS)
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
-
-    def plan(method: str | Method) -> Solution:
-        return find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search)
-
-    return _with_ratios([_attempt(method, plan) for method in methods])
-
-
-def _attempt(chosen: str | Method, plan: Callable[[str | Method], Solution]) -> Comparison:
-    method = chosen.name if isinstance(chosen, Method) else chosen
-    began = time.perf_counter()
-    try:
-        found = plan(chosen)
-    except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-        seconds = time.perf_counter() - began
-        return Comparison(method=method, status=_outcome_of(error), reason=str(error), seconds=seconds)
-    seconds = time.perf_counter() - began
-    return Comparison(
-        method=method,
-        plan=found.plan,
-        status=found.plan.search.status,
-        predicted_ms=found.predicted_ms,
-        seconds=seconds,
+    rows = []
+    for method in methods:
+        began = time.perf_counter()
+        try:
+            plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
+        except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
+            row = Comparison(method=method, status=_outcome_of(error), reason=str(error))
+        else:
+            row = Comparison(method=method, plan=plan, status=plan.search.status, predicted_ms=plan.predicted_ms)
+        rows.append(replace(row, seconds=time.perf_counter() - began))
+    best = min((row.predicted_ms for row in rows if row.predicted_ms is not None), default=0.0)
+    return tuple(
+        replace(row, ratio=row.predicted_ms / best if best > 0 else None) if row.predicted_ms is not None else row
+        for row in rows
     )
 
 
@@ -136,11 +126,3 @@ def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, InfeasibleError):
         return "infeasible"
     return "not found" if isinstance(error, UndecidedError) else "refused"
-
-
-def _with_ratios(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    best = min((one.predicted_ms for one in found if one.predicted_ms is not None), default=0.0)
-    return tuple(
-        replace(one, ratio=one.predicted_ms / best if best > 0 else None) if one.predicted_ms is not None else one
-        for one in found
-    )

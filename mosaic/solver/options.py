@@ -6,7 +6,6 @@ are what makes pruning and caching unable to change an answer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,13 +67,6 @@ class QuotaGrid:
             raise ValueError(f"step_slots={self.step_slots}; quotas are multiples of at least one slot: use 1 or more")
         if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
             raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
-
-    @classmethod
-    def of_percent(cls, step: float) -> QuotaGrid:
-        """Returns multiples of a share of the device, in percent, and the whole device."""
-        if not 0 < step <= 100:
-            raise ValueError(f"granularity={step}; use a share of the device above 0 and at most 100 percent")
-        return cls(percents=(*(step * count for count in range(1, math.ceil(100 / step))), 100.0))
 
     def choose(self, available: Sequence[int], num_slots: int) -> tuple[int, ...]:
         """Returns the quotas of ``available`` that are on the grid, and always the greatest of them."""

@@ -11,7 +11,7 @@ from mosaic.solver.methods import method_of
 from mosaic.solver.predict import with_communication
 from mosaic.solver.reserve import with_reserved, without_reserved
 from mosaic.solver.shared_network import plan_for_shared_network
-from mosaic.solver.solve import find_solution
+from mosaic.solver.solve import solve
 from mosaic.solver.task import SearchOptions
 
 DATA_PARALLEL = "data-parallel"
@@ -58,6 +58,6 @@ def plan_to_run(
     if method == "auto" and num_devices > 1 and isinstance(cost, RankedCost):
         plan = plan_for_shared_network(graph, cost, left, num_devices=num_devices, search=search)
     else:
-        plan = find_solution(graph, cost, left, num_devices=num_devices, method=method, search=search).plan
+        plan = solve(graph, cost, left, num_devices=num_devices, method=method, search=search)
         plan = with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
     return with_reserved(plan, device, communication_slots)

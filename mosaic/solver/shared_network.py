@@ -30,7 +30,7 @@ from mosaic.simulate.step import simulate
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import Countdown
 from mosaic.solver.predict import retimed, with_communication
-from mosaic.solver.solve import find_solution
+from mosaic.solver.solve import solve
 from mosaic.solver.task import PlannerSettings, SearchOptions
 
 WHOLE_DEVICE_PLANNERS = ("distmm", "spindle", "megatron", "sequential")
@@ -88,7 +88,7 @@ def plan_for_shared_network(
         limited = replace(
             search, limits=countdown.part(share), planners=PlannerSettings()
         )  # whole modules alone can run
-        made = find_solution(graph, cost_of, device, num_devices=num_devices, method=method, search=limited).plan
+        made = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
         num_evaluations += made.search.num_evaluations
         record = made.search
         if cost_of is not cost:  # what is proven holds for other times

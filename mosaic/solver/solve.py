@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.held_memory import keeps_anything, place_in_turn, place_stages
-from mosaic.solver.methods import Method, method_of
+from mosaic.solver.methods import method_of
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine, alone
 from mosaic.solver.task import SearchOptions, Task
@@ -25,6 +25,7 @@ def solve(
     num_devices: int = 1,
     method: str = "auto",
     search: SearchOptions | None = None,
+    forbidden: Sequence[Collection[str]] = (),
 ) -> Plan:
     """Plans which modules run side by side, and on which slots of which devices.
 
@@ -40,6 +41,7 @@ def solve(
         method: One of ``methods.METHODS``. ``auto`` takes ``exact`` where it can search this problem, otherwise
             ``gahc`` with a warning that says why; the plan's record has the method that was used.
         search: Granularity, limits and ablations.
+        forbidden: Sets of modules that ``exact`` makes no stages of.
 
     Raises:
         InfeasibleError: There is no plan: a module fits on no device (names it, what it needs and what there is), or
@@ -49,33 +51,9 @@ def solve(
         ValueError: There are no devices, no such method, the method cannot search this problem, or the cost model
             gives a negative time.
     """
-    return find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search).plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """A plan, with the prediction of its own method."""
-
-    plan: Plan
-    """The plan."""
-    predicted_ms: float
-    """What the method itself predicts: a chain of modules that runs beside others has no barriers inside."""
-
-
-def find_solution(
-    graph: ModuleGraph,
-    cost: Cost,
-    device: Device,
-    *,
-    num_devices: int = 1,
-    method: str | Method = "exact",
-    search: SearchOptions | None = None,
-    forbidden: Sequence[Collection[str]] = (),
-) -> Solution:
-    """Plans as ``solve`` does; ``exact`` leaves out stages that are ``forbidden``."""
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
-    chosen = method if isinstance(method, Method) else method_of(method)
+    chosen = method_of(method)
     began = time.perf_counter()
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
@@ -111,5 +89,4 @@ def find_solution(
     bound_ms = min(answer.record.bound_ms, plan.predicted_ms)
     plan = replace(plan, search=replace(answer.record, seconds=time.perf_counter() - began, bound_ms=bound_ms))
     plan.check_covers(graph)
-    predicted_ms = plan.predicted_ms if answer.predicted_ms is None else answer.predicted_ms
-    return Solution(plan=plan, predicted_ms=predicted_ms)
+    return plan

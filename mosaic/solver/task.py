@@ -97,5 +97,3 @@ class Answer:
     """In the order of their forward pass."""
     record: SearchRecord
     """How they were found."""
-    predicted_ms: float | None = None
-    """What the method itself predicts; None where that is the plan's own prediction."""

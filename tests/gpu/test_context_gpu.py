@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.papers.masks import DRAWN
 from mosaic.context.attention import Attend, ContextBatch
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import plan_context
 
 pytestmark = [

@@ -79,7 +79,7 @@ def test_the_modules_of_each_model_are_found(name: str):
         assert set(find_modules(models.build(name), batch_of(name), include=named).graph.names) == set(named)
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_each_model_trains_colocated_as_it_does_plain(name: str):
+@pytest.mark.parametrize("name", ["qwen3-vl", "unified-io-2", "imagebind", "multitask-ofasys"])  # one of each structure
+def test_a_model_trains_colocated_as_it_does_plain(name: str):
     described = run_both(lambda: models.build(name), batch_of(name), pairs(FOUND[name]), train(name))
     assert "in place" not in described, described

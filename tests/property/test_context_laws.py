@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mask_matrices import blocked, odd_mask
 from oracles.context_shares import share_exactly
 
+from bench.papers.masks import DRAWN
 from mosaic.context.distribute import CONTEXT_METHODS, distribute, sums_by_rank
-from mosaic.context.drawn import DRAWN
 from mosaic.context.layout import Layout
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks, Tiles

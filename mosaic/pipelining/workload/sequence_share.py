@@ -6,13 +6,13 @@ All ranks of a group wait for each other in every layer, so the one whose attent
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, packed, plan_context, token_words
-from mosaic.context.drawn import DRAWN
+from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, packed, plan_context, token_words
 
 MAX_SHARES = 2000
 """That are remembered at once."""
@@ -26,8 +26,8 @@ class ContextSharing:
         ValueError: A name is in no table, or a number is below 1.
     """
 
-    mask: str = ""
-    """Of sequences whose tokens see earlier ones only: a name in ``mosaic.context.drawn.DRAWN``; empty: causal."""
+    mask: Callable[[int, int], MaskWords] | None = None
+    """Of sequences whose tokens see earlier ones only, from a number of tokens and a seed; None: causal."""
     method: str = "lpt"
     """Who gets which blocks, one of ``mosaic.context``'s."""
     exchange: Literal["gather", "needed"] = "gather"
@@ -40,14 +40,17 @@ class ContextSharing:
     block: int = 128
     """Tokens given out together at least."""
     seed: int = 0
-    """Of masks that are drawn."""
+    """Of the first mask."""
 
     def __post_init__(self) -> None:
-        tables = {"mask": ("", *DRAWN), "method": CONTEXT_METHODS}
-        tables |= {"exchange": ("gather", "needed"), "items": ("share", "repeat", "split")}
+        tables = {
+            "method": tuple(CONTEXT_METHODS),
+            "exchange": ("gather", "needed"),
+            "items": ("share", "repeat", "split"),
+        }
         for name, table in tables.items():
             if (value := getattr(self, name)) not in table:
-                raise ValueError(f"{name}={value!r}; use one of {', '.join(one for one in table if one)}")
+                raise ValueError(f"{name}={value!r}; use one of {', '.join(table)}")
         if self.heads < 1 or self.block < 1:
             raise ValueError(f"heads={self.heads}, block={self.block}; use 1 or more")
 
@@ -108,7 +111,7 @@ def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
 
 def _mask(sharing: ContextSharing, tokens: int, seed: int, *, is_causal: bool) -> MaskWords:
     if is_causal:
-        return DRAWN[sharing.mask or "causal"](tokens, seed)
+        return sharing.mask(tokens, seed) if sharing.mask is not None else causal(tokens)
     both = token_words(np.zeros(tokens, np.int64), both=True)
     return MaskWords(words=both, documents=np.zeros(tokens, np.int32))
 

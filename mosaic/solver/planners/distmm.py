@@ -90,7 +90,7 @@ def _waves(result: ExactResult, widths: Mapping[str, Widths]) -> Waves:
 
 def _with_idle(wave: Wave, widths: Mapping[str, Widths], num_devices: int) -> Wave:
     """Gives idle devices to the slowest module that gains from them without getting slower in a phase."""
-    chosen = {job.parts[0].module: job.options[0] for job in wave}
+    chosen = {job.part.module: job.option for job in wave}
     while True:
         idle = num_devices - sum(option.degree for option in chosen.values())
         for name, now in sorted(chosen.items(), key=lambda item: -item[1].latency_ns):

@@ -33,4 +33,4 @@ def _nearest(widths: Widths, degree: int) -> DeploymentOption:
 
 
 def _total_ns(waves: Waves) -> int:
-    return sum(option.latency_ns for wave in waves for job in wave for option in job.options)
+    return sum(job.option.latency_ns for wave in waves for job in wave)

@@ -2,30 +2,31 @@
 
 Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B, in the order of this file:
 
-1. contraction of chains of equal modules to MetaOps, and levels of MetaOps;
+1. levels of MetaOps;
 2. the continuous optimum of a level: with devices and operators as real numbers all MetaOps start and end together
    (malleable project scheduling), and bisection finds that end;
 3. two whole numbers of devices for each MetaOp (bi-point discretisation);
 4. wavefront scheduling: waves filled greedily, longer runs sliced to the shortest one's end.
 
 Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as in the authors' released planner; it
-alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a module counts as one chain of equal
-operators, its layers, whose number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped,
-since the theorem of section 3.3 needs times that fall; levels are by longest path. Where the paper names no rule for a
-wave, the released planner's holds (most devices first, then longest, whatever still fits); *extend, then align* is the
-paper's order. Placement (section 3.5) has no price in the cost model and is consecutive devices here.
+alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a MetaOp is one module, a chain of as many
+equal operators as it has layers (``PlannerSettings``), since chains of equal modules, which the paper contracts, are
+one module in Mosaic; degrees that do not pay are dropped, since the theorem of section 3.3 needs times that fall;
+levels are by longest path. Where the paper names no rule for a wave, the released planner's holds (most devices first,
+then longest, whatever still fits); *extend, then align* is the paper's order. Placement (section 3.5) has no price in
+the cost model and is consecutive devices here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mosaic.graph import ModuleGraph, Part
-from mosaic.solver.planners.waves import Job, Wave, Widths, levels, plan_waves, widths_of
-from mosaic.solver.task import Answer, PlannerSettings, Task
+from mosaic.solver.planners.waves import Job, Wave, Widths, plan_waves, widths_of
+from mosaic.solver.task import Answer, Task
 
 _TOLERANCE = 1e-9
 """Relative; within it a number of devices counts as whole, and the bisection ends (the paper's epsilon)."""
@@ -36,9 +37,46 @@ def plan(task: Task) -> Answer:
     settings, widths = task.search.planners, widths_of(task)
     if unknown := sorted(set(settings.num_layers) - set(task.graph.names)):
         raise ValueError(f"num_layers names {unknown}; the modules are {', '.join(task.graph.names)}")
-    contracted = contract(task.graph, widths, settings)
-    waves = [wave for level in contracted for wave in _waves_of_level(level, task.machine.num_devices)]
+    waves = [
+        wave
+        for level in _levels(task.graph)
+        for wave in _waves_of_level(
+            level, [widths[name] for name in level], list(map(settings.layers, level)), task.machine.num_devices
+        )
+    ]
     return plan_waves(task, [waves])
+
+
+def _levels(graph: ModuleGraph) -> list[list[str]]:
+    """Groups modules by the longest path that leads to them.
+
+    Section 3.1 says breadth-first depth, which puts C beside B for A -> B -> C with A -> C.
+    """
+    depth: dict[str, int] = {}
+    for name in graph.topological_order():
+        depth[name] = max((depth[other] + 1 for other in graph.predecessors(name)), default=0)
+    return [[name for name in depth if depth[name] == level] for level in range(max(depth.values()) + 1)]
+
+
+def _waves_of_level(
+    names: Sequence[str], widths: Sequence[Widths], layers: Sequence[int], num_devices: int
+) -> Iterator[Wave]:
+    metaops = [MetaOp.of(own, count) for own, count in zip(widths, layers, strict=True)]
+    end, devices = continuous_optimum(metaops, num_devices)
+    tuples = [
+        rounded(two_points(metaop, share, end), metaop.num_operators)
+        for metaop, share in zip(metaops, devices, strict=True)
+    ]
+    done = [0] * len(names)
+    for wave in schedule_level(metaops, tuples, num_devices):
+        jobs = []
+        for piece in wave:
+            index = piece.metaop
+            option = next(option for option in widths[index] if option.degree == piece.degree)
+            part = Part(module=names[index], first=done[index], count=piece.count, total=layers[index])
+            jobs.append(Job(part, option))
+            done[index] += piece.count
+        yield tuple(jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +97,16 @@ class MetaOp:
                 f"degrees={self.degrees}, times={self.times}; a MetaOp has a time for each degree, and they fall"
             )
 
+    @classmethod
+    def of(cls, widths: Widths, num_layers: int) -> MetaOp:
+        """Returns a module's layers: each takes its share of forward and backward, in nanoseconds."""
+        falling: dict[int, float] = {}
+        for option in widths:
+            time = option.latency_ns / num_layers
+            if not falling or time < min(falling.values()):
+                falling[option.degree] = time
+        return cls(degrees=tuple(falling), times=tuple(falling.values()), num_operators=num_layers)
+
     def time(self, degree: int) -> float:
         """Returns T(degree); the degree is one of ``degrees``."""
         return self.times[self.degrees.index(degree)]
@@ -78,93 +126,6 @@ class MetaOp:
         # part of the way from s(n_low) = 1/low to s(n_high) = 1/high, in units of T(1)
         part = (1 / time - 1 / low) / (1 / high - 1 / low) if high > 0 else 0.0
         return self.degrees[above - 1] + (self.degrees[above] - self.degrees[above - 1]) * part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """Modules contracted to one MetaOp, first to last, equal in every option."""
-
-    modules: tuple[str, ...]
-    """Each feeds the next, and nothing else."""
-    operators_each: int
-    """Operators of each of them."""
-    widths: Widths
-    """Options of each of them, by rising degree."""
-
-    def metaop(self) -> MetaOp:
-        """Returns how one operator scales: a module's forward and backward over its operators, in nanoseconds."""
-        times = {option.degree: option.latency_ns / self.operators_each for option in self.widths}
-        falling: dict[int, float] = {}
-        for degree, time in times.items():
-            if not falling or time < min(falling.values()):
-                falling[degree] = time
-        return MetaOp(
-            degrees=tuple(falling),
-            times=tuple(falling.values()),
-            num_operators=self.operators_each * len(self.modules),
-        )
-
-    def parts(self, first: int, count: int) -> tuple[Part, ...]:
-        """Returns operators ``first`` to ``first + count`` of the chain as parts of its modules."""
-        parts = []
-        for index, module in enumerate(self.modules):
-            start = max(first - index * self.operators_each, 0)
-            stop = min(first + count - index * self.operators_each, self.operators_each)
-            if start < stop:
-                parts.append(Part(module=module, first=start, count=stop - start, total=self.operators_each))
-        return tuple(parts)
-
-
-def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: PlannerSettings) -> list[list[Chain]]:
-    """Joins chains of modules that are equal in every option, and returns them by level.
-
-    Section 3.1: i and j are joined where i feeds only j, j is fed only by i, and both are the same operator on inputs
-    of the same size; here, where their options and their numbers of operators are equal.
-    """
-    head: dict[str, str] = {}
-    members: dict[str, list[str]] = {}
-    for name in graph.topological_order():
-        before = set(graph.predecessors(name))
-        only = next(iter(before)) if len(before) == 1 else None
-        joins = (
-            only is not None
-            and set(graph.successors(only)) == {name}
-            and widths[only] == widths[name]
-            and settings.layers(only) == settings.layers(name)
-        )
-        head[name] = head[only] if joins and only is not None else name
-        members.setdefault(head[name], []).append(name)
-
-    def waits_for(first: str) -> list[str]:
-        return [head[other] for other in graph.predecessors(first)]
-
-    def chain(first: str) -> Chain:
-        return Chain(
-            modules=tuple(members[first]),
-            operators_each=settings.layers(first),
-            widths=widths[first],
-        )
-
-    return [[chain(first) for first in level] for level in levels(members, waits_for)]
-
-
-def _waves_of_level(level: Sequence[Chain], num_devices: int) -> Iterator[Wave]:
-    metaops = [chain.metaop() for chain in level]
-    end, devices = continuous_optimum(metaops, num_devices)
-    tuples = [
-        rounded(two_points(metaop, share, end), metaop.num_operators)
-        for metaop, share in zip(metaops, devices, strict=True)
-    ]
-    done = [0] * len(level)
-    for wave in schedule_level(metaops, tuples, num_devices):
-        jobs = []
-        for piece in wave:
-            chain = level[piece.metaop]
-            option = next(option for option in chain.widths if option.degree == piece.degree)
-            parts = chain.parts(done[piece.metaop], piece.count)
-            jobs.append(Job(parts=parts, options=(option,) * len(parts)))
-            done[piece.metaop] += piece.count
-        yield tuple(jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from mask_matrices import odd_mask
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.papers.masks import DRAWN
 from mosaic.context.attention import Attend, ContextBatch
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import ContextPlan, plan_context
 from mosaic.context.words import MaskWords, causal, gemma, packed
 

@@ -11,6 +11,7 @@ from mosaic.cli.main import run
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 
 QUICK = ("--seconds", "0.2")
+MASKS = f"{Path(__file__).parents[3]}/bench/papers/masks.py:multimodal_packed"
 VLM = ("--model", f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:vlm_s", "--tensor", "4")
 
 
@@ -49,7 +50,7 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
 def test_sequences_that_devices_share_are_told_with_their_time_memory_and_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    asked = ("--context", "2", "--mask", "mp", "--exchange", "needed", "--heads", "2", "--encoders", "share")
+    asked = ("--context", "2", "--mask", MASKS, "--exchange", "needed", "--heads", "2", "--encoders", "share")
     base = ["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
     assert run([*base, *asked]) == 0
     said = capsys.readouterr().out
@@ -74,7 +75,7 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     assert load(PipelineSchedule, output).num_microbatches == 4
     assert run(["plan", "--pipeline", "3", "--tensor", "2", "--model", made, *QUICK]) == 2
     assert "counted on one device" in " ".join(capsys.readouterr().err.split())
-    assert run(["plan", "--pipeline", "3", "--mask", "mp", "--model", made, *QUICK]) == 2
+    assert run(["plan", "--pipeline", "3", "--mask", MASKS, "--model", made, *QUICK]) == 2
     assert "are no formulas of them" in " ".join(capsys.readouterr().err.split())
 
 

@@ -68,18 +68,6 @@ def test_stage_eval_finds_what_enumeration_finds_under_every_form(made, num_devi
         assert found.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
 
 
-@given(disturbed())
-@BOUNDED
-def test_gahc_is_between_enumeration_and_one_by_one_under_every_form(made) -> None:
-    cost, profile = made
-    best = plan_by_brute_force(profile.graph, cost, profile.device).predicted_ms
-    greedy, in_turn = (
-        solve(profile.graph, cost, profile.device, method=method).predicted_ms for method in ("gahc", "sequential")
-    )
-    assert best <= greedy * ROUNDING
-    assert greedy <= in_turn * ROUNDING
-
-
 @given(disturbed(), st.integers(1, 2))
 @BOUNDED
 def test_the_exact_search_agrees_with_brute_force_under_every_form_or_says_why_it_cannot(
@@ -157,11 +145,3 @@ def test_infeasible_points_take_away_quotas_and_change_no_others(times: dict[int
     assert set(holed.quotas(1)) <= set(whole.quotas(1)) - failed
     assert {s.quota for s in samples} <= set(holed.quotas(1))
     assert all(holed.time_ms(1, q) == whole.time_ms(1, q) for q in holed.quotas(1))
-
-
-@given(TIMES, st.floats(0.1, 10))
-@MANY
-def test_a_surface_in_other_units_is_the_same_surface(times: dict[int, float], scale: float) -> None:
-    first, second = (ScalingSurface([sample(q, t * unit) for q, t in times.items()]) for unit in (1.0, scale))
-    for quota in first.quotas(1):
-        assert second.time_ms(1, quota) == pytest.approx(scale * first.time_ms(1, quota), rel=1e-6)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 from brute_force import best_stage, plan_by_brute_force
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_cases import pair, profile_of, sample
+from planning_cases import pair, profile_of
 
 from mosaic.artifact import parse, to_json
-from mosaic.cost import CostModel, ScalingSurface
-from mosaic.errors import InfeasibleError
+from mosaic.cost import CostModel
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import QuotaGrid, SearchOptions, StageEvaluator, solve
+from mosaic.solver import SearchOptions, StageEvaluator, solve
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
@@ -142,51 +140,3 @@ def test_pruning_and_caching_never_change_the_answer(instance: Instance, prune: 
     assert full.search.num_evaluations <= other.search.num_evaluations
     assert prune or other.search.num_pruned == 0
     assert cache or other.search.num_cache_hits == 0
-
-
-@given(instances(), st.integers(1, 4))
-@BOUNDED
-def test_a_grid_of_quotas_never_beats_the_best_plan_on_all_of_them(instance: Instance, step: int) -> None:
-    coarse = instance.plan("brute_force", grid=QuotaGrid(step_slots=step))
-    assert instance.plan("brute_force").predicted_ms <= coarse.predicted_ms * ROUNDING
-
-
-@given(instances(max_modules=3), st.integers(0, 2))
-@BOUNDED
-def test_a_module_that_fits_nowhere_is_always_named(instance: Instance, which: int) -> None:
-    graph = instance.profile.graph
-    name = graph.names[which % len(graph.names)]
-    memory = tuple(
-        replace(entry, resident_bytes=1000) if entry.module == name else entry for entry in instance.profile.memory
-    )
-    device = replace(instance.profile.device, memory_bytes=200)
-    too_large = replace(instance, profile=replace(instance.profile, memory=memory, device=device))
-    with pytest.raises(InfeasibleError, match=f"'{name}' needs 1,0"):
-        too_large.plan()
-
-
-@given(
-    st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, max_size=8),
-    st.floats(0, 1),
-)
-@BOUNDED
-def test_a_surface_is_positive_and_stays_between_its_neighbouring_samples(
-    times: dict[int, float], spread: float
-) -> None:
-    surface = ScalingSurface([sample(q, t * (1 - spread / 2), t, t * (1 + spread)) for q, t in times.items()])
-    quotas = sorted(times)
-    knots = {quota: surface.time_ms(1, quota) for quota in quotas}
-    for left, right in itertools.pairwise(quotas):
-        low, high = sorted((knots[left], knots[right]))
-        for quota in range(left, right + 1):
-            assert 0 < low / ROUNDING <= surface.time_ms(1, quota) <= high * ROUNDING
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=16))
-@BOUNDED
-def test_a_surface_through_falling_medians_is_exact_and_falls(times: list[float]) -> None:
-    falling = sorted(times, reverse=True)
-    surface = ScalingSurface([sample(3 * i + 1, time) for i, time in enumerate(falling)])
-    assert [surface.time_ms(1, 3 * i + 1) for i in range(len(falling))] == falling
-    fine = [surface.time_ms(1, quota) for quota in range(1, 3 * len(falling) - 1)]
-    assert all(after <= before * ROUNDING for before, after in itertools.pairwise(fine))

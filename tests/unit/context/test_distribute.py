@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
+from bench.papers.masks import DRAWN
 from mosaic.context.distribute import CONTEXT_METHODS, distribute
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks
 from mosaic.context.words import causal

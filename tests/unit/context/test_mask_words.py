@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mosaic.context.drawn import DRAWN
+from bench.papers.masks import DRAWN
 from mosaic.context.words import (
     BOTH,
     MAX_STREAMS,

@@ -7,15 +7,14 @@ import dataclasses
 import pytest
 import torch
 from analytic_cases import pod_counts
-from planning_cases import graph_of, pair
+from planning_cases import graph_of
 from torch import nn
 
-from mosaic.artifact import load, save
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
 from mosaic.cost.counting import count_degrees
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference import MeasuredInterference, NoInterference
+from mosaic.cost.interference import NoInterference
 from mosaic.cost.roofline import phase_ms
 from mosaic.engine import find_modules
 from mosaic.errors import InfeasibleError, InvalidProfileError
@@ -47,13 +46,6 @@ def test_thirty_two_gpus_are_planned_without_one(cost):
     assert plan.num_devices == 32
     assert plan.profile is None
     assert 0 < plan.predicted_ms <= plan.sequential_ms
-
-
-def test_one_device_is_planned_at_degree_one(counts):
-    cost = AnalyticCost(counts, H100)
-    assert cost.degrees("image") == (1,)
-    plan = solve(GRAPH, cost, H100.device())
-    assert {placement.degree for placement in plan.placements} == {1}
 
 
 def test_degrees_above_the_cluster_are_not_offered(counts):
@@ -113,14 +105,6 @@ def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):
     assert why_not_exact(GRAPH, assumed) is None
 
 
-def test_neighbours_are_the_interference_models_matter(counts):
-    slow = MeasuredInterference([pair("image", "audio", 1.5, phase=Phase.FORWARD, quota=8, beside_quota=8)])
-    cost = AnalyticCost(counts, POD, interference=slow)
-    alone = cost.time_ms("image", Phase.FORWARD, 1, 8)
-    assert cost.placed_ms("image", Phase.FORWARD, 1, 8) == alone
-    assert cost.placed_ms("image", Phase.FORWARD, 1, 8, beside=[("audio", 8)]) == pytest.approx(1.5 * alone)
-
-
 def test_what_was_not_counted_is_refused(cost):
     with pytest.raises(InvalidProfileError, match=r"no module 'video'.*it knows image, audio, text, fusion"):
         cost.time_ms("video", Phase.FORWARD, 1, 1)
@@ -130,14 +114,6 @@ def test_what_was_not_counted_is_refused(cost):
         cost.time_ms("image", Phase.FORWARD, 1, 17)
     with pytest.raises(ValueError, match="no counts of image"):
         AnalyticCost({"image": {}}, POD)
-
-
-def test_a_plan_needs_only_the_file_of_counts(counts, tmp_path):
-    save(counts["image"][8], tmp_path / "image.json")
-    again = load(ModuleCounts, tmp_path / "image.json")
-    assert AnalyticCost({"image": {8: again}}, POD).time_ms("image", Phase.FORWARD, 8, 4) == AnalyticCost(
-        counts, POD
-    ).time_ms("image", Phase.FORWARD, 8, 4)
 
 
 def test_a_model_on_no_device_is_found_counted_and_planned():

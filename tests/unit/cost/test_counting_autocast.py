@@ -64,14 +64,6 @@ def test_norms_and_losses_run_in_float32():
         assert torch.randn(2, 8).double().matmul(torch.randn(8, 2).double()).dtype == torch.float64
 
 
-def test_on_meta_tensors_it_casts_where_torchs_own_does_not():
-    with torch.device("meta"):
-        module, given = nn.Linear(8, 4), torch.randn(3, 8)
-    with torch.autocast("cuda", BF16, enabled=False), CudaFunctions(BF16):
-        assert module(given).dtype == BF16
-    assert module(given).dtype == torch.float32
-
-
 @pytest.mark.parametrize("target", ["cuda", "host"])
 def test_mixed_precision_moves_and_keeps_fewer_bytes(target: str):
     module, given = encoder(), torch.randn(16, 64, 32, requires_grad=True)

@@ -6,7 +6,7 @@ import pytest
 from planning_cases import linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.degrees import between_ms, degrees_between, degrees_to_look_at, neighbours
+from mosaic.cost.degrees import between_ms, degrees_between, degrees_to_look_at
 from mosaic.profile import Phase
 
 
@@ -24,13 +24,6 @@ def test_every_degree_is_offered_up_to_sixteen_and_four_in_each_doubling_beyond(
     assert len(degrees_between(degrees_to_look_at(256))) == 16 + 4 * 4
     assert degrees_between((3,)) == (3,)
     assert degrees_between((2, 5)) == (2, 3, 4, 5)
-
-
-def test_neighbours_are_known_and_around() -> None:
-    assert neighbours((1, 2, 8), 5) == (2, 8)
-    assert neighbours((1, 2, 8), 2) == (2, 2)
-    with pytest.raises(ValueError, match="degree 9 lies outside 1, 2, 8"):
-        neighbours((1, 2, 8), 9)
 
 
 def test_times_between_are_exact_where_they_fall_with_the_degree() -> None:

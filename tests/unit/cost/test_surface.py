@@ -31,15 +31,6 @@ def test_a_degree_between_samples_lies_between_their_times() -> None:
     assert surface.time_ms(3, 1) == pytest.approx(16 / 3)
 
 
-def test_measured_zeros_stay_finite_beside_positive_times() -> None:
-    surface = ScalingSurface([sample(1, 1.0), sample(4, 0.0)])
-    assert 0 < surface.time_ms(1, 4) <= surface.time_ms(1, 2) <= 1.0
-
-
-def test_a_phase_that_takes_no_time_is_zero_everywhere() -> None:
-    assert ScalingSurface([sample(1, 0.0), sample(4, 0.0)]).time_ms(1, 2) == 0.0
-
-
 @pytest.mark.parametrize(
     ("law", "sampled"),
     [
@@ -75,12 +66,6 @@ def test_nothing_is_extrapolated(degree: int, quota: int, says: str) -> None:
 
 def failed(quota: int, *, degree: int = 1) -> Sample:
     return Sample(module="m", phase=Phase.FORWARD, quota=quota, degree=degree, infeasible="OutOfMemoryError: 3 GiB")
-
-
-def test_scaling_that_is_better_than_perfect_is_kept_where_it_was_measured() -> None:
-    surface = ScalingSurface([sample(2, 9.0), sample(8, 1.0)])
-    assert surface.time_ms(1, 8) == 1.0
-    assert 1.0 < surface.time_ms(1, 4) < 9.0
 
 
 def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() -> None:
@@ -119,13 +104,6 @@ def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
 def test_what_makes_no_surface_is_refused(samples: list[Sample], says: str) -> None:
     with pytest.raises(InvalidProfileError, match=says):
         ScalingSurface(samples)
-
-
-def test_held_out_errors_are_zero_where_the_law_is_that_of_the_surface() -> None:
-    errors = held_out_errors([sample(q, 2 + 24 / q, degree=d) for q in (1, 4, 8, 16) for d in (1, 2)])
-    assert errors is not None
-    assert errors.count == 4
-    assert errors.largest == pytest.approx(0.0, abs=1e-9)
 
 
 def test_held_out_errors_name_the_largest_and_the_median() -> None:

@@ -34,13 +34,7 @@ def test_every_name_gives_a_device_with_slots_and_a_source(name: str):
     assert find_cluster(name).num_devices == 1
 
 
-def test_an_h100_has_sixteen_slots_and_four_sms_left_over():
-    device = H100.device()
-    assert (device.num_slots, device.sms_per_slot, device.remainder_sms) == (16, 8, 4)
-    assert device.kind == "cuda"
-
-
-@pytest.mark.parametrize(("name", "slots"), [("a100-80g", 27), ("a40", 21), ("h200", 16), ("h800", 16)])
+@pytest.mark.parametrize(("name", "slots"), [("a100-80g", 27), ("a40", 21), ("h100-80g", 16), ("h200", 16)])
 def test_slots_follow_the_architecture(name: str, slots: int):
     assert find_hardware(name).num_slots == slots
 
@@ -61,40 +55,6 @@ def test_few_sms_draw_less_than_all_of_the_bandwidth():
     assert H100.bandwidth_gb_per_s(132) == H100.memory_gb_per_s
 
 
-@pytest.mark.parametrize("field", ["memory_gb_per_s", "bf16_tflops", "sm_gb_per_s", "num_sms", "memory_bytes"])
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
-def test_a_figure_that_cannot_be_is_refused_by_name(field: str, value: float):
-    with pytest.raises(ValueError, match=rf"{field}={value}; use a finite number above 0"):
-        dataclasses.replace(H100, **{field: value})
-
-
-@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "graph_launch_us", "graph_kernel_us"])
-def test_launches_may_be_free_but_not_negative_or_nan(field: str):
-    assert getattr(dataclasses.replace(H100, **{field: 0.0}), field) == 0
-    for value in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"{field}={value}; use a finite number, 0 or more"):
-            dataclasses.replace(H100, **{field: value})
-
-
-def test_a_file_from_before_has_no_times_of_kernels_and_is_read(tmp_path):
-    raw = json.loads(to_json(H100))
-    for field in ("kernel_us", "graph_launch_us", "graph_kernel_us"):
-        del raw[field]
-    (tmp_path / "old.json").write_text(json.dumps(raw))
-    assert load_hardware(tmp_path / "old.json").kernel_us == 0
-
-
-def test_an_efficiency_is_above_zero_and_at_most_two():
-    for value in (0.0, 2.5, math.nan):
-        with pytest.raises(ValueError, match=rf"efficiency.conv={value}; use above 0 and at most 2"):
-            dataclasses.replace(H100.efficiency, conv=value)
-
-
-def test_a_slot_cannot_be_larger_than_the_device():
-    with pytest.raises(ValueError, match="sms_per_slot=200 is more than num_sms=132"):
-        dataclasses.replace(H100, sms_per_slot=200)
-
-
 def test_a_description_survives_its_file(tmp_path):
     path = tmp_path / "mine.json"
     save(H100, path)
@@ -103,31 +63,24 @@ def test_a_description_survives_its_file(tmp_path):
     assert find_cluster(str(path)).hardware == H100
 
 
-def refused(tmp_path, text: str, *words: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory_gb_per_s": 0}, "memory_gb_per_s=0.*use a finite number above 0"),
+        ({"bf16_tflops": math.nan}, "bf16_tflops=nan"),
+        ({"num_sms": None}, "num_sms"),
+        ({"sms_per_slot": 200}, "sms_per_slot=200 is more than num_sms=132"),
+        ({"kernel_us": -1.0}, "kernel_us=-1.0; use a finite number, 0 or more"),
+        ({"efficiency": {"conv": 2.5}}, "efficiency.conv=2.5; use above 0 and at most 2"),
+        ({"tensor_cores": 4}, "tensor_cores"),
+    ],
+)
+def test_a_broken_description_is_refused_by_its_file_and_field(tmp_path, changes: dict, words: str):
+    raw = {name: value for name, value in (json.loads(to_json(H100)) | changes).items() if value is not None}
     path = tmp_path / "mine.json"
-    path.write_text(text)
-    with pytest.raises(InvalidFileError) as caught:
+    path.write_text(json.dumps(raw))
+    with pytest.raises(InvalidFileError, match=f"(?s)mine.json.*{words}"):
         load_hardware(path)
-    for word in ("mine.json", *words):
-        assert word in str(caught.value)
-
-
-def test_a_file_with_zero_bandwidth_is_refused(tmp_path):
-    refused(tmp_path, to_json(H100).replace("3350.0", "0"), "memory_gb_per_s=0", "above 0")
-
-
-def test_a_file_with_a_value_that_is_no_number_is_refused(tmp_path):
-    refused(tmp_path, to_json(H100).replace("3350.0", "NaN"), "memory_gb_per_s=nan")
-
-
-def test_a_file_with_an_unknown_field_is_refused(tmp_path):
-    refused(tmp_path, to_json(H100).replace('"num_sms"', '"tensor_cores": 4, "num_sms"'), "tensor_cores")
-
-
-def test_a_file_that_lacks_a_field_is_refused(tmp_path):
-    raw = json.loads(to_json(H100))
-    del raw["num_sms"]
-    refused(tmp_path, json.dumps(raw), "num_sms", "required")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -215,13 +168,6 @@ def test_hosts_have_a_plain_ring():
     assert many.all_reduce_ms(8, 64) == pytest.approx(126 * 0.05, rel=1e-3)
     messages = [Message(source=rank, target=0, num_bytes=1e6) for rank in (1, 2)]
     assert many.exchange_ms(messages) == pytest.approx(2 * (1 + 0.05))
-
-
-def test_a_cluster_has_nodes_and_nics():
-    with pytest.raises(ValueError, match="nodes=0"):
-        dataclasses.replace(find_cluster("h200", 8), nodes=0)
-    with pytest.raises(ValueError, match="nics_per_node=0"):
-        dataclasses.replace(find_cluster("h200", 8), nics_per_node=0)
 
 
 def test_the_host_has_the_cores_of_this_machine():

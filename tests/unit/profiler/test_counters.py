@@ -154,21 +154,6 @@ def test_a_machine_without_the_package_or_the_library_says_so(monkeypatch: pytes
     assert counters.clocks_mhz == (0, 0)
 
 
-def test_a_call_that_fails_later_costs_its_own_number_alone():
-    nvml = FakeNvml()
-    with Counters(0, nvml=nvml) as counters:
-        nvml.fails = {"nvmlDeviceGetClockInfo"}
-        assert counters.clocks_mhz == (0, 0)
-        with counters.window() as window:
-            nvml.fails = {"nvmlGpmSampleGet"}
-        assert window.found is None
-        assert counters.missing == ""
-        nvml.fails = set()
-        with pytest.raises(KeyError), counters.window():
-            raise KeyError  # an error of the load goes on
-    assert nvml.samples == 0
-
-
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_phase_keeps_its_lane_busy_for_the_whole_window(phase: Phase):
     runtime, nvml = FakeStreams(), FakeNvml(percent={2: 50.0, 10: 30.0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -136,16 +135,6 @@ def test_a_pair_is_timed_beside_each_other_and_alone(backend: Any, phase: Phase)
     assert bool(frozen) == (phase is Phase.FORWARD)
 
 
-def test_one_thread_launches_both_of_a_pair_in_turn():
-    made = FakeBackend()
-    with made.api.watching(), made.open_lanes([(0,), (1,)]) as lanes:
-        both = [lanes.lane((0,)), lanes.lane((1,))]
-        before = len(made.api.launches)
-        measure_pair([linear("one"), linear("two")], both, Phase.FORWARD, FAST, inline=True)
-        turns = [launch.stream for launch in made.api.launches[before:]]
-    assert sum(one is not other for one, other in pairwise(turns)) >= 2
-
-
 def test_more_than_two_modules_are_timed_side_by_side():
     subjects = [linear(name) for name in ("one", "two", "three")]
     with HostBackend(num_slots=3).open_lanes([(0,), (1,), (2,)]) as lanes:
@@ -161,12 +150,6 @@ def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: 
         apart = [lanes.lane((0,)), lanes.lane((1,))]
         assert measure_beside([linear(), linear("audio")], apart, Phase.FORWARD, FAST) == ()
     assert len(tries) == 2 * 3
-
-
-def test_an_error_in_one_of_a_pair_ends_both():
-    broken = linear("broken", args=(torch.randn(6, 3),))
-    with HostBackend(num_slots=2).open_lanes([(0,), (1,)]) as lanes, pytest.raises(RuntimeError, match="shapes"):
-        measure_pair([linear(), broken], (lanes.lane((0,)), lanes.lane((1,))), Phase.FORWARD, FAST)
 
 
 def test_interrupts_are_no_properties_of_a_module():

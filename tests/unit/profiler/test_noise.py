@@ -107,15 +107,6 @@ def test_the_quota_of_a_control_group_counts_where_it_allows_fewer_cores(machine
     assert load.share == pytest.approx(2 / 20)
 
 
-def test_too_short_a_while_has_no_share_and_several_together_do(machine: Machine):
-    load = ForeignLoad(machine.root)
-    machine.now = 0.1
-    machine.cores(0.1, 0, 0, 0)
-    assert load.share is None
-    assert load.taken is not None
-    assert (load.taken + load.taken).share == pytest.approx(0.2 / 0.8)
-
-
 @pytest.mark.parametrize("content", [None, "", "cpu0 1 2", "cpu0 a b c d e f g h", "cpu9 1 2 3 4 5 6 7 8"])
 def test_a_system_that_does_not_say_has_no_share(machine: Machine, content: str | None):
     (machine.root / "proc/stat").unlink()

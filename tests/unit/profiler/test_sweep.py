@@ -101,15 +101,6 @@ def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_t
     assert (cost.quotas("right"), cost.quotas("left")) == ((2, 3), (1, 2, 3))
 
 
-def test_an_exception_at_one_quota_is_kept_with_its_text():
-    profile = profiled(TwoTowers(right=Fails(KeyError("no such codebook"), 3)), slots=3)
-    assert {sample.infeasible for sample in profile.samples if sample.infeasible} == {"KeyError: 'no such codebook'"}
-    # It is resident all the same; what it keeps on the whole device is not known.
-    (memory,) = [entry for entry in profile.memory if entry.module == "right"]
-    assert memory.resident_bytes > 0
-    assert memory.num_trained
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
@@ -186,7 +177,6 @@ class Measured:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0
         self.points: list[tuple[str, int]] = []
-        self.failing: tuple[str, int] | None = None
         monkeypatch.setattr(sweep, "measure", self._measure)
         monkeypatch.setattr(sweep, "Deadline", lambda seconds: Deadline(seconds, lambda: self.seconds))
 
@@ -194,8 +184,6 @@ class Measured:
         quota = len(lane.slots)
         self.seconds += 1
         self.points.append((subject.name, quota))
-        if self.points[-1] == self.failing:
-            raise ValueError("too narrow")
         return StepTimes((1 / quota,) * 5, (2 / quota,) * 5)
 
 
@@ -230,24 +218,6 @@ def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_
     assert cost.quotas("left") == (1, 2, 3, 4)
     assert solve(profile.graph, cost, profile.device).stages
     assert {entry.module for entry in profile.memory} == {"left", "right"}
-
-
-def test_a_deadline_on_the_way_leaves_out_as_much_of_each_module(measured: Measured):
-    assert within(6.0).left_out == ("left at 2 slots", "right at 2 slots", "left beside right")
-    assert measured.points[-2:] == [("left", 3), ("right", 3)]
-
-
-def test_a_quota_at_which_a_module_fails_does_not_count_as_one_of_its_two(measured: Measured):
-    measured.failing = ("right", 1)
-    profile = within(0.0)
-    assert CostModel.from_profile(profile).quotas("right") == (3, 4)
-    assert profile.left_out[:2] == ("left at 3, 2 slots", "right at 2 slots")
-
-
-def test_higher_degrees_end_at_the_deadline_too(measured: Measured):
-    profile = within(0.0, quotas=[2, 4], degrees=[2], network=RING)
-    assert {(sample.degree, sample.quota) for sample in profile.samples} == {(1, 2), (1, 4)}
-    assert profile.left_out[:2] == ("left at 4, 2 slots of 2", "right at 4, 2 slots of 2")
 
 
 def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: Measured, tmp_path: Any):

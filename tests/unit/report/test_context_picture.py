@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.papers.masks import DRAWN
 from mosaic.context import causal, packed, plan_context
-from mosaic.context.drawn import DRAWN
 from mosaic.report.context_picture import context_canvas, draw_context
 from mosaic.report.palette import colors_of
 

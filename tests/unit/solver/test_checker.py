@@ -58,20 +58,6 @@ RIGHT = ((A_BESIDE_B, B_BESIDE_A), (C_ALONE,))
 
 
 @pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param((A_ALONE, place("b", 2.0, 4.0, 0, 1, devices=(1,))), id="a neighbour elsewhere"),
-        pytest.param(
-            (place("a", 1.0 * 1.25, 3.0, 0, 1, devices=(0, 1)), place("b", 2.0, 4.0, 2, 3, devices=(1,))),
-            id="the worst device of a module counts",
-        ),
-    ],
-)
-def test_a_right_plan_over_devices_has_no_problem(first):
-    assert problems(first, (C_ALONE,)) == ""
-
-
-@pytest.mark.parametrize(
     ("stages", "machine", "says"),
     [
         (((A_ALONE, B_BESIDE_A), (C_ALONE,)), {}, "takes 2.5 ms"),
@@ -94,21 +80,3 @@ def test_a_right_plan_over_devices_has_no_problem(first):
 )
 def test_what_is_wrong_is_named(stages, machine, says):
     assert says in problems(*stages, **machine)
-
-
-def test_a_module_that_is_not_in_the_instance_is_named_and_the_plan_has_no_time():
-    verdict = check_plan(MADE, plan_of(*RIGHT, (place("ghost", 0.0, 0.0, 0),)))
-    assert verdict.problems == ("'ghost' is placed, and not in the instance",)
-    assert verdict.objective_ms is None
-
-
-def test_a_shape_that_the_table_lacks_is_named():
-    verdict = check_plan(MADE, plan_of((place("a", 1.0, 1.0, 0, 1, 2),), (place("b", 2.0, 4.0, 0, 1),), (C_ALONE,)))
-    assert "'a' has degree 1 and quota 3, which its table lacks" in verdict.problems[0]
-    assert verdict.objective_ms is None
-
-
-def test_slots_that_two_modules_hold_are_named_even_in_a_plan_that_went_unchecked():
-    unchecked = plan_of((A_BESIDE_B, B_BESIDE_A), (C_ALONE,))
-    object.__setattr__(unchecked.stages[0], "placements", (A_BESIDE_B, place("b", 2.0, 4.0, 1, 2)))
-    assert "'a' and 'b' both hold slot 1 of device 0" in "\n".join(check_plan(MADE, unchecked).problems)

@@ -14,16 +14,6 @@ from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
 
-def test_algorithm_1_that_is_stopped_keeps_the_merges_so_far() -> None:
-    profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
-    cost = CostModel.from_profile(profile)
-    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=1)
-    evaluator = StageEvaluator(options, cost=cost, machine=Machine(num_devices=1, num_slots=4, memory_bytes=0))
-    answers = iter([1.0] * 6)  # one for each pair of four
-    found = cluster(profile.graph, evaluator, left=lambda: next(answers, 0.0))
-    assert [set(stage.choices) for stage in found.stages] == [{"a", "b"}, {"c"}, {"d"}]
-
-
 def test_algorithm_1_keeps_to_its_time_and_says_that_it_was_ended(caplog: pytest.LogCaptureFixture) -> None:
     profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
     cost = CostModel.from_profile(profile)

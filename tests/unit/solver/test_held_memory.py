@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 from instance_cases import instance, module, option, solve_instance
 from plan_checker import check_plan
 
-from bench.solver.generate import Recipe, generate
-from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, UndecidedError
-from mosaic.graph import Part
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.solver import SearchOptions, held_memory, solve
 from mosaic.solver.instance import Instance, TableCost
 
@@ -85,27 +81,8 @@ def test_work_of_one_stage_at_a_time_is_counted_once():
     assert answer.status == "infeasible"
 
 
-def test_a_table_without_the_new_fields_is_read_and_planned_as_before():
-    old = generate(Recipe(shape="star", num_modules=5, num_devices=2, tight_memory=True))
-    raw = json.loads(to_json(old))
-    for one in (each for made in raw["modules"] for each in made["options"]):
-        del one["resident_bytes"], one["activation_bytes"]
-    assert parse(Instance, json.dumps(raw), source="old.json") == old
-    assert planned(old).predicted_ms == planned(old, hold_memory=False).predicted_ms
-
-
 def test_an_undecided_question_is_not_called_infeasible(monkeypatch):
     monkeypatch.setattr(held_memory, "IN_TURN_EFFORT", 0.0)
     made = replace(IN_A_ROW, num_devices=2, memory_bytes=10)
     with pytest.raises(UndecidedError, match="not proven that there is none"):
         planned(made)
-
-
-def test_the_checker_names_a_device_that_holds_too_much():
-    made = instance(module("a", kept(1, 1, 6)), module("b", kept(1, 1, 6), after=("a",)), memory_bytes=10)
-    stages = tuple(
-        Stage(placements=(Placement(part=Part(module=name), slots=(0, 1, 2, 3), forward_ms=1.0, backward_ms=1.0),))
-        for name in "ab"
-    )
-    plan = Plan(device=made.device, num_devices=2, stages=stages, graph="any", search=SearchRecord(method="manual"))
-    assert check_plan(made, plan).problems == ("device 0 keeps 12 bytes across stages and works with 0; it has 10",)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from instance_cases import instance, module, option, solve_instance
 
-from bench.solver.generate import SHAPES, Recipe, generate
+from bench.solver.generate import Recipe, generate
 from mosaic.artifact import parse, to_json
-from mosaic.errors import InfeasibleError, InvalidFileError, InvalidGraphError
+from mosaic.errors import InfeasibleError, InvalidGraphError
 from mosaic.solver.instance import Disturbance, Instance, InstanceModule, Pin, TableCost
 
 
@@ -65,22 +65,6 @@ def test_a_cycle_and_an_unknown_module_are_refused_by_name(modules, named):
         instance(*modules)
 
 
-def test_a_plan_of_no_time_is_proven_best_and_its_bound_is_0():
-    answer, _ = solve_instance(instance(module("a", option(1, 1, 0.0, 0.0)), module("b", option(1, 1, 0.0, 0.0))))
-    assert (answer.status, answer.objective_ms, answer.bound_ms) == ("optimal", 0.0, 0.0)
-
-
-def test_a_seed_that_the_search_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="seed=1180591620717411303424"):
-        solve_instance(instance(module("a")), seed=2**70)
-
-
-def test_unknown_fields_are_refused_with_their_line():
-    text = to_json(instance(module("a"))).replace('"num_slots"', '"colour": 3,\n  "num_slots"')
-    with pytest.raises(InvalidFileError, match="colour"):
-        parse(Instance, text, source="here")
-
-
 def test_pins_leave_only_what_they_allow():
     pinned = module("a", option(1, 1), option(1, 2), option(2, 2), pin=Pin(degrees=(1,), quotas=(2, 3)))
     cost = TableCost(instance(pinned))
@@ -119,12 +103,3 @@ def test_a_time_limit_of_zero_gives_the_sequential_plan(method):
 def test_a_time_limit_below_zero_is_refused(seconds):
     with pytest.raises(ValueError, match="use values of 0 or more"):
         solve_instance(instance(module("a")), time_limit=seconds)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_generator_makes_every_shape_and_the_same_each_time(shape):
-    recipe = Recipe(shape=shape, num_modules=10, num_devices=2, seed=3)
-    made = generate(recipe)
-    assert len(made.modules) == 10
-    assert generate(recipe) == made
-    assert generate(replace(recipe, seed=4)) != made

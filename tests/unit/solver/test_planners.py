@@ -9,20 +9,17 @@ from planning_cases import Time, flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError, UndecidedError
+from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Profile
-from mosaic.simulate.step import simulate
-from mosaic.solver.options import all_options
+from mosaic.solver import solve
 from mosaic.solver.planners.spindle import (
     AslTuple,
     MetaOp,
     continuous_optimum,
-    contract,
     rounded,
     schedule_level,
     two_points,
 )
-from mosaic.solver.planners.waves import whole_device_widths
-from mosaic.solver.solve import Solution, find_solution
 from mosaic.solver.task import PlannerSettings, SearchOptions
 
 PLANNERS = ("sequential", "megatron", "data-parallel", "distmm", "spindle")
@@ -37,11 +34,11 @@ def by_degree(*times: float) -> Time:
     return lambda degree, quota: times[min(degree, len(times)) - 1]
 
 
-def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, **settings: object) -> Solution:
+def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, **settings: object) -> Plan:
     settings.setdefault("default_layers", 12)
     search = SearchOptions(hold_memory=hold_memory, planners=PlannerSettings(**settings))
     cost = CostModel.from_profile(profile)
-    return find_solution(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
+    return solve(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
 
 
 def planned(
@@ -52,29 +49,29 @@ def planned(
     edges: Iterable[tuple[str, str]] = (),
     degrees: Sequence[int] = (1, 2, 3, 4),
     **settings: object,
-) -> Solution:
+) -> Plan:
     profile = profile_of(times, num_slots=1, degrees=degrees, edges=edges)
     return solved(profile, name, num_devices, **settings)
 
 
-def stages_of(found: Solution) -> list[dict[str, int]]:
+def stages_of(found: Plan) -> list[dict[str, int]]:
     """Degree of each module, stage after stage."""
-    return [{placed.module: placed.degree for placed in stage.placements} for stage in found.plan.stages]
+    return [{placed.module: placed.degree for placed in stage.placements} for stage in found.stages]
 
 
-def counts_of(found: Solution) -> list[list[tuple[str, int, int]]]:
+def counts_of(found: Plan) -> list[list[tuple[str, int, int]]]:
     """Module, first layer and layers of each part, stage after stage."""
-    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in found.plan.stages]
+    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in found.stages]
 
 
 def test_megatron_runs_every_module_in_turn_at_the_best_one_degree() -> None:
     times = {"a": linear(8), "b": flat(2), "c": by_degree(6, 3, 3, 5)}
     found = planned("megatron", times, 4, edges=[("c", "a")])
-    assert [placed.devices for placed in found.plan.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
-    assert [placed.module for placed in found.plan.placements] == ["b", "c", "a"]
+    assert [placed.devices for placed in found.placements] == [(0, 1, 2)] * 3  # all four: 2 + 5 + 2
+    assert [placed.module for placed in found.placements] == ["b", "c", "a"]
     assert found.predicted_ms == pytest.approx(2 * (2 + 3 + 8 / 3))
     on_all = planned("data-parallel", times, 4, edges=[("c", "a")])
-    assert [placed.devices for placed in on_all.plan.placements] == [(0, 1, 2, 3)] * 3
+    assert [placed.devices for placed in on_all.placements] == [(0, 1, 2, 3)] * 3
     assert on_all.predicted_ms == pytest.approx(2 * (2 + 5 + 2))
 
 
@@ -143,13 +140,6 @@ def test_stages_and_degrees_are_those_worked_out_by_hand(
     assert found.predicted_ms == pytest.approx(step_ms)
 
 
-def test_distmm_makes_waves_where_memory_needs_more_devices_than_there_are() -> None:
-    memory = [ModuleMemory(module=name, resident_bytes=0, activation_bytes=120) for name in "ab"]
-    times = {"a": linear(8), "b": linear(8)}
-    profile = profile_of(times, num_slots=1, degrees=(1, 2, 4), memory=memory, memory_bytes=40)
-    assert stages_of(solved(profile, "distmm", 4, hold_memory=False)) == [{"a": 4}, {"b": 4}]
-
-
 def test_distmm_takes_several_stages_where_that_is_faster_even_if_all_fit_side_by_side() -> None:
     found = planned("distmm", {"a": linear(12), "b": flat(1), "c": flat(1)}, 3)  # one stage takes 24
     assert sorted(map(sorted, stages_of(found))) == [["a"], ["b", "c"]]
@@ -164,58 +154,9 @@ def test_distmm_puts_modules_of_unlike_depth_into_one_stage() -> None:
 def test_spindle_slices_the_papers_example_over_three_waves() -> None:
     schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2))
     assert counts_of(schedule) == [[("a", 0, 8), ("b", 0, 3)], [("a", 8, 3), ("b", 3, 8)], [("a", 11, 1), ("b", 11, 1)]]
-    assert schedule.plan.sliced == ("a", "b")
-    assert schedule.plan.stages[0].forward_ms == pytest.approx(8 / 12 * 18)
+    assert schedule.sliced == ("a", "b")
+    assert schedule.stages[0].forward_ms == pytest.approx(8 / 12 * 18)
     assert schedule.predicted_ms == pytest.approx(24 + 24 + 7)  # the continuous optimum is 50.4
-
-
-def test_spindle_contracts_a_chain_of_equal_modules() -> None:
-    # a, b: one MetaOp of 24 operators beside c, 1.5 devices each: 17 on two devices take 51 and 7 on one take 49, so
-    # 16 of the chain run beside the latter.
-    times = {"a": seven_three, "b": seven_three, "c": lambda d, q: 2 * seven_three(d, q)}
-    schedule = planned("spindle", times, 3, degrees=(1, 2), edges=["ab"], num_layers={"c": 24})
-    first, second = counts_of(schedule)[:2]
-    assert first[0] == ("a", 0, 12)
-    assert second == [("b", 0, 4)]
-    chain = [schedule.plan.stages[index].placements[0] for index in (0, 1)]
-    assert chain[0].devices == chain[1].devices
-    assert sum(placed.forward_ms for placed in chain) == pytest.approx(18 * 16 / 12)
-
-
-@pytest.mark.parametrize(
-    ("times", "edges", "layers"),
-    [
-        ({"a": linear(4), "b": linear(5), "c": flat(9)}, ["ab"], {}),  # other options
-        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ab", "ac"], {}),  # a feeds two
-        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ac", "bc"], {}),  # c is fed by two
-        ({"a": linear(4), "b": linear(4), "c": flat(9)}, ["ab"], {"b": 3}),  # other layers
-    ],
-)
-def test_spindle_contracts_nothing_else(times: dict[str, Time], edges: list[str], layers: dict[str, int]) -> None:
-    profile = profile_of(times, num_slots=1, degrees=(1, 2, 3, 4), edges=edges)
-    cost = CostModel.from_profile(profile)
-    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=2)
-    widths = {name: whole_device_widths(own) for name, own in options.items()}
-    found = contract(profile.graph, widths, PlannerSettings(num_layers=layers, default_layers=12))
-    assert all(len(chain.modules) == 1 for level in found for chain in level)
-
-
-def test_a_chain_alone_in_its_wave_is_a_stage_for_each_module() -> None:
-    schedule = planned("spindle", {"a": linear(4), "b": linear(4)}, 2, edges=["ab"], degrees=(1, 2))
-    assert [stage.names for stage in schedule.plan.stages] == [("a",), ("b",)]
-    assert schedule.plan.predicted_ms == pytest.approx(schedule.predicted_ms)
-
-
-def test_a_chain_beside_another_module_is_stages_that_no_barrier_ends() -> None:
-    kind = by_degree(4, 2)
-    times = {"a": kind, "b": kind, "c": by_degree(8, 4)}
-    profile = profile_of(times, num_slots=1, degrees=(1, 2), edges=["ab"])
-    schedule = solved(profile, "spindle", 2, default_layers=1)
-    plan = schedule.plan
-    assert stages_of(schedule) == [{"a": 1, "c": 1}, {"b": 1}]
-    assert plan.placement("a").devices == plan.placement("b").devices != plan.placement("c").devices
-    assert simulate(plan, profile.graph).makespan_ms == pytest.approx(schedule.predicted_ms)
-    assert plan.predicted_ms > schedule.predicted_ms
 
 
 def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for() -> None:
@@ -229,18 +170,17 @@ def test_a_plan_that_slices_nothing_is_run() -> None:
     times = {"a": linear(8), "b": linear(4), "head": linear(8)}
     profile = profile_of(times, num_slots=2, degrees=(1, 2, 4), edges=[("a", "head"), ("b", "head")])
     schedule = solved(profile, "distmm", 4)
-    schedule.plan.check_matches(graph=profile.graph, device=profile.device)
-    assert schedule.plan.predicted_ms == schedule.predicted_ms
-    assert schedule.plan.search.method == "distmm"
-    assert all(placement.quota == 2 for placement in schedule.plan.placements)
+    schedule.check_matches(graph=profile.graph, device=profile.device)
+    assert schedule.search.method == "distmm"
+    assert all(placement.quota == 2 for placement in schedule.placements)
 
 
 def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
-    sliced = solved(profile, "spindle", 3).plan
+    sliced = solved(profile, "spindle", 3)
     with pytest.raises(InvalidPlanError, match="the plan of spindle cuts a, b into parts, and whole modules are run"):
         sliced.check_matches(graph=profile.graph, device=profile.device)
-    whole = solved(profile, "spindle", 3, default_layers=1).plan
+    whole = solved(profile, "spindle", 3, default_layers=1)
     whole.check_matches(graph=profile.graph, device=profile.device)
 
 
@@ -271,7 +211,7 @@ def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
 @pytest.mark.parametrize("name", ["megatron", "sequential", "distmm"])
 def test_a_degree_that_devices_hold_is_taken_where_the_best_one_does_not_fit(name: str) -> None:
     found = solved(made({"a": 60, "b": 60}, 100), name, 2, default_layers=1)  # both devices would keep both modules
-    assert sorted(placed.devices for placed in found.plan.placements) == [(0,), (1,)]
+    assert sorted(placed.devices for placed in found.placements) == [(0,), (1,)]
 
 
 def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing() -> None:
@@ -282,10 +222,10 @@ def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing(
 
 def test_jobs_move_to_devices_that_hold_them_and_slices_keep_their_share() -> None:
     found = solved(made({"a": 60, "b": 30, "c": 60, "d": 30}, 100, edges=["ac", "bd"]), "distmm", 2, default_layers=1)
-    at = {placed.module: placed.devices for placed in found.plan.placements}
+    at = {placed.module: placed.devices for placed in found.placements}
     assert at["a"] != at["c"]
     sliced = solved(made({"a": 90, "b": 10}, 100), "spindle", 1)
-    assert sliced.plan.sliced == ()
+    assert sliced.sliced == ()
 
 
 SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)
@@ -326,17 +266,6 @@ def test_devices_are_shared_as_worked_out_by_hand(
     found = continuous_optimum(level, num_devices)
     assert found[0] == pytest.approx(end)
     assert found[1] == pytest.approx(devices)
-
-
-def test_modules_that_take_no_time_get_no_share_and_still_run() -> None:
-    nothing = MetaOp(degrees=(1,), times=(0.0,), num_operators=4)
-    end, devices = continuous_optimum([nothing, nothing], 1)
-    assert (end, devices) == (0.0, (0.0, 0.0))
-    assert two_points(nothing, 0.0, end) == (AslTuple(degree=1, count=4),)
-
-
-def test_below_the_first_degree_idling_stands_for_the_lower_tuple() -> None:
-    assert two_points(scaled(5, 2, 4), 0.7, 100.0) == (AslTuple(degree=2, count=5),)
 
 
 @pytest.mark.parametrize(("degrees", "times"), [((), ()), ((1, 2), (3.0,)), ((1, 2), (3.0, 3.0)), ((1,), (-1.0,))])

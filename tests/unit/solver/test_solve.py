@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +13,6 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
-from mosaic.solver.limits import SearchLimits
-from mosaic.solver.methods import Method, plan_in_turn
-from mosaic.solver.task import Answer, Task
 
 
 def plan_of(
@@ -66,12 +58,6 @@ def test_a_merge_that_wins_by_the_sum_and_loses_by_phase_is_undone() -> None:
     assert plan.predicted_ms == plan.sequential_ms == 20.0
 
 
-def test_undoing_one_merge_keeps_the_others() -> None:
-    plan = plan_of(profile_of_opposite_phases({"c": flat(20), "d": flat(20)}))
-    assert [stage.names for stage in plan.stages] == [("a",), ("b",), ("c", "d")]
-    assert plan.predicted_ms == 60.0
-
-
 def test_sequential_runs_every_module_at_its_own_best() -> None:
     # Two slots make the first slower: threads that do not pay.
     times = {"a": lambda d, q: 5.0 * q, "b": linear(6)}
@@ -101,16 +87,6 @@ def test_spare_slots_are_left_idle_where_using_them_would_slow_the_stage_down() 
     plan = plan_of(profile_of({"slow": flat(10), "fast": linear(8)}, num_slots=8, pairs=pairs))
     assert plan.predicted_ms == 20.0
     assert plan.placement("fast").quota == 2  # nearer to 1 than to 7, as a ratio
-
-
-def test_a_coarser_grid_uses_only_its_quotas_and_the_whole_device() -> None:
-    times = {"a": linear(30), "b": linear(10), "c": flat(3)}
-    plan = plan_of(profile_of(times, num_slots=8), search=SearchOptions(grid=QuotaGrid(step_slots=3)))
-    assert {placement.quota for placement in plan.placements} <= {3, 6, 8}
-
-
-def test_a_grid_in_percent_is_taken_to_the_nearest_slots() -> None:
-    assert QuotaGrid(percents=(10, 50, 100)).choose(range(1, 17), 16) == (2, 8, 16)
 
 
 @pytest.mark.parametrize(("step", "percents"), [(0, None), (1, ()), (1, (0,)), (1, (120,))])
@@ -180,48 +156,6 @@ def test_a_graph_with_a_module_that_was_not_profiled_is_refused() -> None:
     cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
     with pytest.raises(InvalidProfileError, match="no module 'b'"):
         solve(graph, cost, device_of(1))
-
-
-def test_the_time_limit_counts_from_before_options_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(0, 100, 6))
-    solver = sys.modules["mosaic.solver.solve"]  # the package's attribute of that name is the function
-    monkeypatch.setattr(solver, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
-    left = []
-
-    def find(task: Task) -> Answer:
-        left.append(task.search.limits.seconds)
-        return plan_in_turn(task)
-
-    monkeypatch.setattr(solver, "method_of", lambda name: Method(name=name, description="", plan=find))
-    for seconds in (10.0, 5.0):
-        plan_of(profile_of({"a": flat(1)}, num_slots=2), search=SearchOptions(limits=SearchLimits(seconds=seconds)))
-    assert left == [4.0, 0.0]
-
-
-def test_an_interrupt_still_reaches_python_after_the_search() -> None:
-    code = """
-import os, signal, time
-from planning_cases import flat, profile_of
-from mosaic.cost import CostModel
-from mosaic.solver import solve
-profile = profile_of({"image": flat(4), "text": flat(4)}, num_slots=4)
-plan = solve(profile.graph, CostModel.from_profile(profile), profile.device, method="gahc")
-assert plan.search.num_sat_calls > 0, "CP-SAT was not asked, so this proves nothing"
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(30)
-except KeyboardInterrupt:
-    print("reached")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "cases" / "planning")},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert "reached" in done.stdout, done.stderr
 
 
 class TwoBesideEachOther(NoInterference):

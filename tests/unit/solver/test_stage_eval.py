@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from planning_cases import flat, linear, profile_of
+from planning_cases import flat, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.cost.interference import Neighbours
 from mosaic.profile import Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
 from mosaic.solver.gahc.placement import SatQuestion, ask
-from mosaic.solver.options import all_options, least_options
+from mosaic.solver.options import all_options
 from mosaic.solver.slots import lay_out
 from mosaic.solver.stage import Machine
 
@@ -34,11 +31,6 @@ def machine_of(profile: Profile, num_devices: int = 1) -> Machine:
     return Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
 
 
-def test_of_equally_fast_options_the_smallest_is_taken() -> None:
-    result = evaluator_of(profile_of({"m": flat(3)}, num_slots=8)).evaluate(["m"])
-    assert result.choices["m"][0].quota == 1
-
-
 class Crowd:
     """A form under which a crowd disturbs less than a pair, as the product of shares below one does in Eq. 8."""
 
@@ -56,20 +48,6 @@ def test_forbidding_a_pair_does_not_forbid_a_larger_group_that_meets_the_target(
     result = evaluator_of(profile, 2, cost).evaluate(["a", "b", "c"])
     assert result.latency_ns == 2 * MS
     assert {devices for _, devices in result.choices.values()} == {(0,)}
-
-
-def test_a_result_depends_on_nothing_but_the_modules() -> None:
-    profile = profile_of({"a": linear(9), "b": linear(7), "c": linear(5)}, num_slots=6, degrees=(1, 2))
-    fresh, used = evaluator_of(profile, 2), evaluator_of(profile, 2)
-    used.evaluate(["a", "b", "c"])
-    assert used.evaluate(["b", "c"]) == fresh.evaluate(["b", "c"])
-
-
-def test_least_options_of_a_target_keep_a_larger_degree_only_for_a_smaller_quota_or_memory() -> None:
-    options = [option(1, 4, 5), option(2, 2, 5), option(2, 4, 3), option(4, 4, 5, memory_bytes=0), option(1, 1, 99)]
-    assert least_options(options, 5) == (option(1, 4, 5), option(2, 2, 5))
-    needs_memory = [option(1, 2, 5, memory_bytes=9), option(2, 2, 5, memory_bytes=4)]
-    assert least_options(needs_memory, 5) == tuple(needs_memory)
 
 
 def test_a_module_has_the_same_slots_on_all_of_its_devices_where_that_can_be() -> None:
@@ -90,9 +68,3 @@ def test_what_fits_by_number_is_placed_although_no_common_run_of_slots_exists() 
     answer = ask(SatQuestion(options=options, machine=machine, target_ns=10))
     assert answer.is_resolved
     assert answer.choices is not None
-
-
-def test_importing_the_solver_loads_neither_torch_nor_ortools() -> None:
-    code = "import sys, mosaic.solver, mosaic.cost; print({'torch', 'ortools'} & set(sys.modules))"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "set()"

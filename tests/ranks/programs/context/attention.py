@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from attention_cases import MASKS, attended, cases, dense, inputs_of
 
+from bench.papers.masks import DRAWN
 from mosaic.context import share_items
 from mosaic.context.attention import Attend, gather_items, sum_gradients
-from mosaic.context.drawn import DRAWN
 from mosaic.context.plan import plan_context
 from mosaic.errors import RankFailedError
 from ranks.begun import join
