@@ -157,7 +157,7 @@ class _Sweep:
             ),
         )
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Reports the next measurement."""
         if self._progress is not None:
             self._progress(what, self._num_done, max(self._num_expected, self._num_done + 1))
@@ -179,7 +179,7 @@ class _Sweep:
             return known
         if self.deadline.leaves_out(" beside ".join(names)):
             return known
-        self.tell(" beside ".join(names))
+        self.report(" beside ".join(names))
         subjects, lanes = [self.subjects[name] for name in names], [self.lanes.lane(slots) for _, slots in layout]
         for subject in subjects:  # those that came from the cache have not run yet
             self.warm_up(subject)
@@ -269,7 +269,7 @@ class _Module:
             is_enough = {self._quotas[0], self._quotas[-1]}.isdisjoint(missing) and len(ran) > 1
             if (degree > 1 or is_enough) and sweep.deadline.leaves_out(_point(name, missing, degree)):
                 return
-            sweep.tell(_point(name, (quota,), degree))
+            sweep.report(_point(name, (quota,), degree))
             sweep.warm_up(part, degree)
             samples += self._measure_point(part, degree, quota)
             yield quota

@@ -16,7 +16,7 @@ from bench.record import Figure, missing_figure
 from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import RankedCost
-from mosaic.cost.degrees import degrees_to_look_at
+from mosaic.cost.degrees import degrees_to_measure
 from mosaic.cost.interference import NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
@@ -44,7 +44,7 @@ def simulated_steps(
         least_degree: No module runs on fewer GPUs.
     """
     counted = count_workload(
-        f"zoo:{model}:{batch}", degrees_to_look_at(max(num_devices)), kind="cuda", dtype="bfloat16"
+        f"zoo:{model}:{batch}", degrees_to_measure(max(num_devices)), kind="cuda", dtype="bfloat16"
     )
     counts = {
         name: {degree: own for degree, own in by_degree.items() if degree >= least_degree}

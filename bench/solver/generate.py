@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mosaic.cost.communication import gradient_sum
-from mosaic.cost.degrees import degrees_between, degrees_to_look_at
+from mosaic.cost.degrees import degrees_between, degrees_to_measure
 from mosaic.hardware import find_cluster
 from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
 
@@ -198,7 +198,7 @@ def ofasys(num_modules: int, *, num_slots: int = 10, seed: int = 0) -> Instance:
 
 def _build(recipe: Recipe, name: str, kinds: Sequence[Kind], waits: Waits, dice: random.Random) -> Instance:
     drawn = [DrawnModule.draw(kind, f"{kind.name}_{index}", dice) for index, kind in enumerate(kinds)]
-    degrees = degrees_between(degrees_to_look_at(recipe.num_devices))  # those that planning offers
+    degrees = degrees_between(degrees_to_measure(recipe.num_devices))  # those that planning offers
     modules = tuple(
         InstanceModule(
             name=module.name,

@@ -46,7 +46,7 @@ class Counted:
     """Modules of which that is not known: their arguments share no leading dimension."""
     dtype: str
     """Number format of most of the arithmetic, such as ``bfloat16``."""
-    says: str
+    description: str
     """Which numbers have it, and who chose it."""
 
 
@@ -139,7 +139,9 @@ def count_modules(
         traffic=traffic,
         unknown=tuple(unknown),
         dtype=most,
-        says=PRECISIONS[dtype].says if dtype is not None else f"the model's own: {most} in most of its arithmetic",
+        description=PRECISIONS[dtype].description
+        if dtype is not None
+        else f"the model's own: {most} in most of its arithmetic",
     )
 
 

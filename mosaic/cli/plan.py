@@ -262,18 +262,18 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
-    from mosaic.cost.degrees import degrees_to_look_at
+    from mosaic.cost.degrees import degrees_to_measure
     from mosaic.cost.interference import NoInterference
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)
     described, gpus = cluster.hardware, cluster.num_devices
-    counted = count_workload(model, degrees_to_look_at(gpus), kind=described.kind, dtype=given.dtype)
+    counted = count_workload(model, degrees_to_measure(gpus), kind=described.kind, dtype=given.dtype)
     is_free = given.contention == "none"
     cost = AnalyticCost(counted.counts, cluster, interference=NoInterference() if is_free else None)
     notes = [
         f"predicted from counted operators for {described.name} ({described.source}); nothing was measured",
-        f"counted in {counted.dtype}: {counted.says}",
+        f"counted in {counted.dtype}: {counted.description}",
         "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
     ]
     basis = Basis(

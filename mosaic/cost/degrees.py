@@ -1,7 +1,7 @@
-"""Which data-parallel degrees are looked at, and which of them are offered: any whole number of ranks may be one.
+"""Which data-parallel degrees are measured, and which are offered beside them: any whole number of ranks may be one.
 
-Measuring or counting every degree takes long, and times between two of them are smooth. So powers of two and the
-number of devices are looked at. Offered is each whole number between them up to 16, and beyond that four in each
+Measuring or counting every degree takes long, and times between two of them are smooth. So only powers of two and
+the number of devices are. Offered is each whole number between them up to 16, and beyond that four in each
 doubling (20, 24, 28, 32, 40, ...): neighbours differ by a quarter there at most, and an exact search of 32 degrees in
 the place of 20 takes five times as long.
 """
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 _ALL_UP_TO = 16
 
 
-def degrees_to_look_at(num_devices: int) -> tuple[int, ...]:
-    """Returns the powers of two up to a number of devices, and that number."""
+def degrees_to_measure(num_devices: int) -> tuple[int, ...]:
+    """Returns the degrees to measure or count: the powers of two up to a number of devices, and that number."""
     powers = (1 << power for power in range(num_devices.bit_length()))
     return tuple(sorted({*powers, num_devices}))
 

@@ -23,7 +23,7 @@ class Precision:
 
     name: Dtype
     """By which it is asked for."""
-    says: str
+    description: str
     """Which numbers have it."""
     is_mixed: bool
     """Whether only matrix products and the like have it, and weights are in float32."""
@@ -32,10 +32,11 @@ class Precision:
 _PRECISIONS = (
     Precision(
         name="bfloat16",
-        says="matrix products and attention in bfloat16 (autocast); weights, gradients and AdamW's state in float32",
+        description="matrix products and attention in bfloat16 (autocast); "
+        "weights, gradients and AdamW's state in float32",
         is_mixed=True,
     ),
-    Precision(name="float32", says="all in float32, without TF32 but in convolutions", is_mixed=False),
+    Precision(name="float32", description="all in float32, without TF32 but in convolutions", is_mixed=False),
 )
 PRECISIONS: Mapping[str, Precision] = MappingProxyType({one.name: one for one in _PRECISIONS})
 """All of them by name."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSett
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
+    from mosaic.engine.attachment import Attachment
 
 _LOG = logging.getLogger("mosaic")
 _EFFORT = 1.0
@@ -156,6 +157,7 @@ class SampleComparison:
         torch.set_num_threads(max(1, threads // 2))
         try:
             noise = max((error for _, error in self._errors(self._numbers())), default=0.0)
+            noise = noise if math.isfinite(noise) else math.inf  # nothing can be compared
         finally:
             torch.set_num_threads(threads)
         coarsest = max((torch.finfo(of.dtype).eps for of in self._expected.values()), default=0.0)
@@ -190,9 +192,18 @@ class SampleComparison:
             return [(sorted(numbers.keys() ^ self._expected.keys())[0], math.inf)]
         largest = max((_norm(tensor) for tensor in self._expected.values()), default=0.0)
         return [
-            (name, _norm(numbers[name].double() - expected.double()) / max(_norm(expected), 1e-3 * largest, 1e-30))
+            (name, _distance(numbers[name], expected) / max(_norm(expected), 1e-3 * largest, 1e-30))
             for name, expected in self._expected.items()
         ]
+
+
+def _distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns the norm of the difference; infinite where the shapes differ, or one has NaN or infinities of its own."""
+    if tensor.shape != expected.shape:
+        return math.inf
+    is_same = (tensor == expected) | (tensor.isnan() & expected.isnan())
+    norm = float(torch.linalg.vector_norm((tensor.double() - expected.double()).masked_fill(is_same, 0.0)))
+    return norm if math.isfinite(norm) else math.inf
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -340,27 +351,6 @@ def _lock_of_process() -> TrialLock:
 # The trial.
 
 
-class Runner(Protocol):
-    """The attachment of a model, as a trial uses it."""
-
-    @property
-    def enabled(self) -> bool:
-        """False inside of ``disabled()``."""
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a plain call waits for its backward."""
-
-    def take_modules(self, *, track: bool) -> None:
-        """Intercepts the placed modules' calls."""
-
-    def release_modules(self) -> None:
-        """Gives the placed modules their plain classes back."""
-
-    def switch_to(self, placed: PlacedPlan | None) -> None:
-        """Runs the model on other lanes from now on, or as it was."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSetup:
     """The plans of a trial, and what it needs to run them."""
@@ -394,10 +384,10 @@ class Trial:
         num_trials: Trials begun.
     """
 
-    def __init__(self, runner: Runner, setup: TrialSetup) -> None:
+    def __init__(self, attachment: Attachment, setup: TrialSetup) -> None:
         self.decision: Decision | None = None
         self.num_trials = 0
-        self._runner = runner
+        self._attachment = attachment
         self._setup = setup
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._excluded: dict[int, str] = {}
@@ -415,11 +405,15 @@ class Trial:
 
     def prepare(self) -> None:
         """Opens the lanes of all candidates, and excludes those whose numbers are not the plain loop's."""
-        comparison = self._setup.compare() if self._setup.compare is not None else None
+        try:
+            comparison = self._setup.compare() if self._setup.compare is not None else None
+        except Exception as error:  # whatever the backward of the model's results, or putting it back, raises
+            comparison = None
+            _LOG.warning("plans are tried without a comparison on the sample, which raised %s", said_by(error))
         for number, candidate in enumerate(self._setup.candidates, 1):
             try:
                 candidate.placed = self._setup.open_lanes(candidate, False)
-                self._runner.switch_to(candidate.placed)
+                self._attachment.switch_to(candidate.placed)
                 reason = comparison.difference() if comparison is not None else None
             except MosaicError as error:
                 kind = "it failed on the sample" if candidate.placed is not None else "its lanes could not be opened"
@@ -429,7 +423,7 @@ class Trial:
                     raise
                 reason = f"it failed on the sample: {said_by(error)}"
             finally:
-                self._runner.switch_to(None)
+                self._attachment.switch_to(None)
             if reason is not None:
                 self._excluded[number] = reason
                 candidate.close()
@@ -461,7 +455,7 @@ class Trial:
         """A step of the loop begins here: no work of the lanes is unordered."""
         if self._phase == "over":
             return
-        if not self._runner.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
+        if not self._attachment.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
             self._step.is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
             return
         step, self._step = self._step, _Step()
@@ -530,9 +524,9 @@ class Trial:
         self._reference = self._last_key = None
         for candidate in self._setup.candidates:
             candidate.num_errors = 0
-        self._runner.switch_to(None)
+        self._attachment.switch_to(None)
         try:
-            self._runner.take_modules(track=self._setup.on_host)
+            self._attachment.take_modules(track=self._setup.on_host)
         except ValueError as error:
             self._decide(Decision(winner=0, reason=f"no plan could be tried: {error}"))
             return
@@ -581,7 +575,7 @@ class Trial:
         """Switches to a candidate; returns False if its lanes cannot be opened."""
         candidate = self._candidate(number)
         if candidate is None:
-            self._runner.switch_to(None)
+            self._attachment.switch_to(None)
             return True
         try:
             if candidate.placed is None:
@@ -590,7 +584,7 @@ class Trial:
             self._turns.exclude(number, f"its lanes could not be opened: {error}")
             return False
         self._num_failed = candidate.placed.executor.num_failed
-        self._runner.switch_to(candidate.placed)
+        self._attachment.switch_to(candidate.placed)
         return True
 
     def _read_times(self, *, wait: bool) -> None:
@@ -612,10 +606,10 @@ class Trial:
         self._visit = None
         self._steps_since = 0
         _lock_of_process().release(self)
-        self._runner.switch_to(self._winner.placed if self._winner is not None else None)
+        self._attachment.switch_to(self._winner.placed if self._winner is not None else None)
         self._close_lanes()
         if self._winner is None:
-            self._runner.release_modules()
+            self._attachment.release_modules()
         samples = self._turns.candidates[decision.winner].samples
         self._watch = DriftWatch(samples, self._reference, self._setup.settings)
         self._marks.clear()
@@ -647,7 +641,7 @@ class Trial:
         if self._winner is None or watch.has_other_shapes == self._is_aside or self._is_busy():
             return
         self._is_aside = watch.has_other_shapes
-        self._runner.switch_to(None if self._is_aside else self._winner.placed)
+        self._attachment.switch_to(None if self._is_aside else self._winner.placed)
         _LOG.info("%s", _ASIDE if self._is_aside else "batches have the trial's shapes again: its plan runs")
 
     def _restart(self, why: str) -> None:
@@ -656,7 +650,7 @@ class Trial:
         self._phase = "waiting"
         self._visit = self._winner = None
         _lock_of_process().release(self)
-        self._runner.switch_to(None)
+        self._attachment.switch_to(None)
         self._close_lanes()
 
     # Parts.
@@ -685,7 +679,7 @@ class Trial:
         candidate = self._present() or self._winner
         if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
             return True
-        return self._runner.has_pending
+        return self._attachment.has_pending
 
     def _note_failed_backward(self) -> None:
         candidate = self._present()

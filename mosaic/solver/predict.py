@@ -102,10 +102,10 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
             )
             for placed in stage.placements
         }
-        found = times.of(choices)
+        predicted = times.of(choices)
         return Stage(
             placements=tuple(
-                replace(placed, forward_ms=found[placed.module][0], backward_ms=found[placed.module][1])
+                replace(placed, forward_ms=predicted[placed.module][0], backward_ms=predicted[placed.module][1])
                 for placed in stage.placements
             )
         )
@@ -116,16 +116,16 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
 def with_communication(plan: Plan, cost: RankedCost) -> Plan:
     """Returns a plan that says which part of its times is communication; the times have it already."""
 
-    def told(placed: Placement) -> Placement:
-        found, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
+    def with_shares(placed: Placement) -> Placement:
+        sent, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
         return replace(
             placed,
-            route_forward_ms=share * found.route_forward_ms,
-            route_backward_ms=share * found.route_backward_ms,
-            reduce_ms=share * found.reduce_ms,
+            route_forward_ms=share * sent.route_forward_ms,
+            route_backward_ms=share * sent.route_backward_ms,
+            reduce_ms=share * sent.reduce_ms,
         )
 
-    stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)
+    stages = tuple(Stage(placements=tuple(map(with_shares, stage.placements))) for stage in plan.stages)
     return replace(plan, stages=stages)
 
 

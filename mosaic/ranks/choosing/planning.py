@@ -9,7 +9,7 @@ from torch import nn
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
 from mosaic.cost.communication import RankedCost
-from mosaic.cost.degrees import degrees_to_look_at
+from mosaic.cost.degrees import degrees_to_measure
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
 from mosaic.engine.session import load_of_others, warn_of_no_profile
@@ -150,7 +150,7 @@ def profile_of_all(
     progress: ProgressCallback | None = None,
     kept: ProfileCache | None = None,
 ) -> Profile:
-    """Profiles the batch of all ranks on this one, at ``degrees_to_look_at``.
+    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``.
 
     Args:
         on: The model with one rank's batch, of which every rank has as many rows.
@@ -165,7 +165,7 @@ def profile_of_all(
         tuple(repeat_batch(subject, size) for subject in finding.subjects),
         finding.graph,
         on.backend,
-        degrees=degrees_to_look_at(size),
+        degrees=degrees_to_measure(size),
         network=ring,
         cache=kept,
         settings=settings,

@@ -85,8 +85,8 @@ def test_a_users_model_keeps_its_own_number_format_unless_told_otherwise(tmp_pat
     file.write_text(_PURE)
     own, mixed = (count_workload(f"{file}:make", (1,), kind="cuda", dtype=dtype) for dtype in (None, "bfloat16"))
     assert own.dtype == mixed.dtype == "bfloat16"
-    assert "the model's own" in own.says
-    assert "autocast" in mixed.says
+    assert "the model's own" in own.description
+    assert "autocast" in mixed.description
     bytes_each = [one.counts["left"][1].memory.resident_bytes / (64 * 64 + 64) for one in (own, mixed)]
     assert bytes_each == [2 + 2 + 4, 4 + 4 + 8]
 

@@ -139,6 +139,15 @@ def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: 
         assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
 
 
+def test_plans_are_tried_without_a_comparison_where_the_sample_s_backward_fails(
+    towers: TwoTowers, caplog: pytest.LogCaptureFixture
+):
+    towers.left.order = "backward"
+    with trying(towers) as (handle, _):
+        assert handle.is_trying
+    assert "without a comparison on the sample, which raised ValueError: backward failed" in caplog.text
+
+
 def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):
     with trying(towers) as (handle, clock):
         optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)

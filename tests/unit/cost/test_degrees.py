@@ -6,22 +6,22 @@ import pytest
 from planning_cases import linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.degrees import between_ms, degrees_between, degrees_to_look_at
+from mosaic.cost.degrees import between_ms, degrees_between, degrees_to_measure
 from mosaic.profile import Phase
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "looked_at"), [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))]
+    ("num_devices", "measured"), [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))]
 )
-def test_powers_of_two_and_the_number_of_devices_are_looked_at(num_devices: int, looked_at: tuple[int, ...]) -> None:
-    assert degrees_to_look_at(num_devices) == looked_at
+def test_powers_of_two_and_the_number_of_devices_are_measured(num_devices: int, measured: tuple[int, ...]) -> None:
+    assert degrees_to_measure(num_devices) == measured
 
 
 def test_every_degree_is_offered_up_to_sixteen_and_four_in_each_doubling_beyond() -> None:
     assert degrees_between((1, 8)) == tuple(range(1, 9))
     assert degrees_between((6, 16)) == tuple(range(6, 17))
     assert degrees_between((16, 48)) == (16, 20, 24, 28, 32, 40, 48)
-    assert len(degrees_between(degrees_to_look_at(256))) == 16 + 4 * 4
+    assert len(degrees_between(degrees_to_measure(256))) == 16 + 4 * 4
     assert degrees_between((3,)) == (3,)
     assert degrees_between((2, 5)) == (2, 3, 4, 5)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.cost import CostModel
 from mosaic.engine.drift import DriftWatch
-from mosaic.engine.trial import StepUnit, TrialLock, name_of, outer_shapes, plan_shape, plans_to_try
+from mosaic.engine.trial import SampleComparison, StepUnit, TrialLock, name_of, outer_shapes, plan_shape, plans_to_try
 from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.take_turns import TrialSettings
@@ -50,6 +50,22 @@ def test_plans_are_named_by_what_runs_beside_what():
     best, _, plans = case(a=flat(4), b=flat(4))
     assert name_of(best) in ("a:1 + b:1", "a:2 + b:2", "a:1 + b:3", "a:3 + b:1")
     assert name_of(plans[-1]).startswith("one module after the other on lanes (a:")
+
+
+# The same numbers.
+
+
+@pytest.mark.parametrize("factor", [1.001, float("nan"), float("inf")])
+def test_a_result_that_is_not_the_plain_loop_s_is_named_with_its_difference(factor: float):
+    torch.manual_seed(0)
+    model, x, factors = nn.Linear(4, 4), torch.randn(3, 4), [1.0]
+    comparison = SampleComparison(model, lambda: model(x) * factors[0], x, ())
+    assert comparison.difference() is None
+    factors[0] = factor
+    difference = comparison.difference()
+    assert difference is not None
+    assert " differs from the plain loop's by " in difference
+    assert model.weight.grad is None
 
 
 # Which steps.
