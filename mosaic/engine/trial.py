@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -39,7 +39,6 @@ from mosaic.take_turns import PLAIN, Decision, StepClock, TrialReport, TrialSett
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
-    from mosaic.engine.attachment import Attachment
 
 _LOG = logging.getLogger("mosaic")
 _EFFORT = 1.0
@@ -351,6 +350,22 @@ def _lock_of_process() -> TrialLock:
 # The trial.
 
 
+class Runner(Protocol):
+    """The attachment of a model, as a trial uses it; see ``Attachment``."""
+
+    @property
+    def enabled(self) -> bool: ...
+
+    @property
+    def has_pending(self) -> bool: ...
+
+    def take_modules(self, *, track: bool) -> None: ...
+
+    def release_modules(self) -> None: ...
+
+    def switch_to(self, placed: PlacedPlan | None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSetup:
     """The plans of a trial, and what it needs to run them."""
@@ -384,10 +399,10 @@ class Trial:
         num_trials: Trials begun.
     """
 
-    def __init__(self, attachment: Attachment, setup: TrialSetup) -> None:
+    def __init__(self, runner: Runner, setup: TrialSetup) -> None:
         self.decision: Decision | None = None
         self.num_trials = 0
-        self._attachment = attachment
+        self._runner = runner
         self._setup = setup
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._excluded: dict[int, str] = {}
@@ -413,7 +428,7 @@ class Trial:
         for number, candidate in enumerate(self._setup.candidates, 1):
             try:
                 candidate.placed = self._setup.open_lanes(candidate, False)
-                self._attachment.switch_to(candidate.placed)
+                self._runner.switch_to(candidate.placed)
                 reason = comparison.difference() if comparison is not None else None
             except MosaicError as error:
                 kind = "it failed on the sample" if candidate.placed is not None else "its lanes could not be opened"
@@ -423,7 +438,7 @@ class Trial:
                     raise
                 reason = f"it failed on the sample: {said_by(error)}"
             finally:
-                self._attachment.switch_to(None)
+                self._runner.switch_to(None)
             if reason is not None:
                 self._excluded[number] = reason
                 candidate.close()
@@ -455,7 +470,7 @@ class Trial:
         """A step of the loop begins here: no work of the lanes is unordered."""
         if self._phase == "over":
             return
-        if not self._attachment.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
+        if not self._runner.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
             self._step.is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
             return
         step, self._step = self._step, _Step()
@@ -524,9 +539,9 @@ class Trial:
         self._reference = self._last_key = None
         for candidate in self._setup.candidates:
             candidate.num_errors = 0
-        self._attachment.switch_to(None)
+        self._runner.switch_to(None)
         try:
-            self._attachment.take_modules(track=self._setup.on_host)
+            self._runner.take_modules(track=self._setup.on_host)
         except ValueError as error:
             self._decide(Decision(winner=0, reason=f"no plan could be tried: {error}"))
             return
@@ -575,7 +590,7 @@ class Trial:
         """Switches to a candidate; returns False if its lanes cannot be opened."""
         candidate = self._candidate(number)
         if candidate is None:
-            self._attachment.switch_to(None)
+            self._runner.switch_to(None)
             return True
         try:
             if candidate.placed is None:
@@ -584,7 +599,7 @@ class Trial:
             self._turns.exclude(number, f"its lanes could not be opened: {error}")
             return False
         self._num_failed = candidate.placed.executor.num_failed
-        self._attachment.switch_to(candidate.placed)
+        self._runner.switch_to(candidate.placed)
         return True
 
     def _read_times(self, *, wait: bool) -> None:
@@ -606,10 +621,10 @@ class Trial:
         self._visit = None
         self._steps_since = 0
         _lock_of_process().release(self)
-        self._attachment.switch_to(self._winner.placed if self._winner is not None else None)
+        self._runner.switch_to(self._winner.placed if self._winner is not None else None)
         self._close_lanes()
         if self._winner is None:
-            self._attachment.release_modules()
+            self._runner.release_modules()
         samples = self._turns.candidates[decision.winner].samples
         self._watch = DriftWatch(samples, self._reference, self._setup.settings)
         self._marks.clear()
@@ -641,7 +656,7 @@ class Trial:
         if self._winner is None or watch.has_other_shapes == self._is_aside or self._is_busy():
             return
         self._is_aside = watch.has_other_shapes
-        self._attachment.switch_to(None if self._is_aside else self._winner.placed)
+        self._runner.switch_to(None if self._is_aside else self._winner.placed)
         _LOG.info("%s", _ASIDE if self._is_aside else "batches have the trial's shapes again: its plan runs")
 
     def _restart(self, why: str) -> None:
@@ -650,7 +665,7 @@ class Trial:
         self._phase = "waiting"
         self._visit = self._winner = None
         _lock_of_process().release(self)
-        self._attachment.switch_to(None)
+        self._runner.switch_to(None)
         self._close_lanes()
 
     # Parts.
@@ -679,7 +694,7 @@ class Trial:
         candidate = self._present() or self._winner
         if candidate is not None and candidate.placed is not None and candidate.placed.is_in_flight:
             return True
-        return self._attachment.has_pending
+        return self._runner.has_pending
 
     def _note_failed_backward(self) -> None:
         candidate = self._present()
