@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -314,8 +314,7 @@ class Call:
 
     def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
         size, dtype = self._likes[self.signature.edges[edge]]
-        like = torch.empty(size, dtype=dtype, device="meta")
-        return LaneTensor(like, self.executor, self.site.lane, ticket, edge, self.site.name)
+        return LaneTensor(_blank(size, dtype), self.executor, self.site.lane, ticket, edge, self.site.name)
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
@@ -356,6 +355,12 @@ class Call:
 
     def _forget_graph(self) -> None:
         self._inputs, self._ends, self._arrived, self._aliases = [], [], [], []
+
+
+@lru_cache(maxsize=1000)
+def _blank(size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor without values; made once, since torch lets other threads run while it makes one."""
+    return torch.empty(size, dtype=dtype, device="meta")
 
 
 @contextmanager

@@ -179,7 +179,8 @@ class Executor(LaneWork):
         call = Call(
             self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
         )
-        result = self.launch(site, call, arguments)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = self.launch(site, call, arguments)
         if awaited:
             self.reach(site)
         if self._compiled is not None:
