@@ -36,7 +36,7 @@ class ParallelBlock:
         return self._pool.call(name, function, args, kwargs)
 
     def run_all(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Runs pieces of work that are all known at once; with ``cuda_graphs=True`` as one CUDA graph.
+        """Runs pieces of work that are all known at once.
 
         .. code-block:: python
 
@@ -80,8 +80,8 @@ def parallel(
         plan: A plan with these names, or a quota in slots for each name; by default, on the host, every new name gets
             the next core, round and round.
         backend: Whose lanes to use; the host's by default. Lanes stay open as long as the process.
-        cuda_graphs: Capture each call as a CUDA graph, and ``run_all`` as one; what cannot be captured is launched as
-            without it.
+        cuda_graphs: Launch each module as a CUDA graph; functions, and what cannot be captured, are launched as without
+            it.
 
     Raises:
         InvalidPlanError: The quotas do not fit on the device, or there are none for a GPU.

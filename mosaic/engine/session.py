@@ -20,7 +20,7 @@ from mosaic.device import Device
 from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules, runner_of, wrapped_parts
-from mosaic.engine.graphs import StageGraphs
+from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.host.executor import Executor as HostExecutor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
@@ -339,7 +339,7 @@ def backend_for(model: nn.Module) -> Backend:
 def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Executor:
     if lanes.streams is None:
         return HostExecutor(lanes)
-    captured = StageGraphs(lanes.streams.api) if graphs else None
+    captured = ModuleGraphs(lanes.streams.api) if graphs else None
     return StreamExecutor(lanes.streams, in_order=finding.in_order, graphs=captured)
 
 

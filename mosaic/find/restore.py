@@ -135,7 +135,9 @@ def preserved(
         memory.set_gradients_aside()
         for one in earlier:
             objects.refill(one.containers)
-        with nullcontext() if elsewhere else _WriteWatch(memory):
+        # TorchScript specialises a function in its first optimized runs, which are the loop's.
+        unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # exported under its own name
+        with nullcontext() if elsewhere else _WriteWatch(memory), unoptimized:
             yield changes
         changes.storages, changes.containers = frozenset(memory.written), tuple(objects.changed())
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The part of a CUDA runtime that lanes and stage graphs use: streams, events, graphs. ``torch.cuda`` is the product.
+"""The part of a CUDA runtime that lanes and their graphs use: streams, events, graphs. ``torch.cuda`` is the product.
 
 The protocol exists so that everything above it can be run on machines without a GPU: tests put a runtime in its
 place that runs operators on the CPU and checks that each one is ordered after what it reads.

@@ -180,14 +180,15 @@ def may_draw(module: nn.Module | None) -> list[nn.Module]:
 def _may_draw(part: nn.Module) -> bool:
     if isinstance(part, _DRAWING):
         return getattr(part, "p", 1.0) > 0
-    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(type(part)))  # type: ignore[arg-type]
+    kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
+    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))
 
 
 @functools.lru_cache(maxsize=1000)
 def _random_names(kind: Any) -> frozenset[str]:
     found: set[str] = set()
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "builtins") and "_mosaic_plain" not in vars(base):
+        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
             for value in vars(base).values():
                 if isinstance(value, FunctionType):
                     found.update(_NAMES & frozenset(value.__code__.co_names))

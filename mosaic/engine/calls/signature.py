@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.hidden.process_settings import SettingsWatch
-from mosaic.engine.calls.hidden.thread_locals import reads_thread_local, sets_context
+from mosaic.engine.calls.hidden.thread_locals import reads_of_thread, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.random_numbers import (
     DRAW_WITH_TORCH,
@@ -21,7 +21,16 @@ from mosaic.engine.calls.random_numbers import (
     may_draw,
 )
 from mosaic.engine.calls.shapes import on_meta
-from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of, version_of
+from mosaic.engine.calls.structure import (
+    flatten,
+    is_opaque,
+    leaf_key,
+    memory_of,
+    tensors_in,
+    tensors_of,
+    unflatten,
+    version_of,
+)
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.find.random_numbers import CPU, count_draws, python_state, torch_state
 
@@ -35,9 +44,6 @@ _SHARES = Obstacle(
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
 )
-
-Layouts = tuple[tuple[int, ...] | None, ...]
-"""The strides of gradients, None for each that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class OutputInfo:
     """Whether another result that requires a gradient has the same memory, as one that is a view of the other."""
     node: str | None = None
     """The autograd node that made it, as torch prints it."""
+    view_of: int | None = None
+    """Index of the input leaf that it is a view of, or None; known of functions alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,8 @@ class Signature:
     """Whether it writes into buffers of the module, as a BatchNorm does."""
     views_input: bool = False
     """Whether a result that requires a gradient is a view of an input."""
-    layouts: dict[Layouts, Layouts] = field(default_factory=dict, compare=False)
-    """For gradients of its results seen so far, those of its edges."""
+    reached_from: tuple[frozenset[int], ...] | None = None
+    """For each edge, the results that it gets a gradient from, by their index in ``made``; None: from all."""
 
     @property
     def may_draw(self) -> bool:
@@ -94,6 +102,10 @@ class Signature:
     def made(self) -> list[OutputInfo]:
         """The outputs that the module makes, rather than passing an input on."""
         return [output for output in self.outputs if output.same_input is None]
+
+    def reaches(self, edge: int, picks: frozenset[int]) -> bool:
+        """Whether an edge gets a gradient where the results ``picks`` have one."""
+        return self.reached_from is None or not picks.isdisjoint(self.reached_from[edge])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +202,7 @@ def learn(
         _SHARES if parted & found.leaves.keys() else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
         sets_context(context, copy_context()),
-        reads_thread_local(module),
+        reads_of_thread(module),
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     drew = [*watch.parts, *(part for part in may_draw(module) if all(part is not known for known in watch.parts))]
@@ -261,6 +273,43 @@ def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Te
     return None
 
 
+def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature | None:
+    """Returns what a function between modules returns, by one run on zeros; None where it has to run on its inputs.
+
+    Sums depend on the order in which memory is read, and torch's meta device does not always have the strides of
+    kernels.
+    """
+    zeros: dict[int, torch.Tensor] = {}
+    for leaf in arguments.leaves:
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in zeros:
+            sizes = tuple(zip(leaf.size(), leaf.stride(), strict=True))
+            span = 0 if leaf.numel() == 0 else 1 + sum((size - 1) * stride for size, stride in sizes)
+            zero = torch.zeros(span, dtype=leaf.dtype).as_strided(leaf.size(), leaf.stride())
+            zeros[id(leaf)] = zero.requires_grad_(leaf.requires_grad)
+    like = replace(arguments, leaves=[zeros.get(id(leaf), leaf) for leaf in arguments.leaves])
+    args, kwargs = unflatten(like.leaves, like.spec)
+    try:
+        result = func(*args, **kwargs)
+    except Exception:  # zeros or shapes that do not fit: the function itself says what is wrong
+        return None
+    leaves, spec = flatten(result)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return None
+    signature = _describe(leaves, spec, like, 0, None, None)
+    places = {memory_of(leaf): index for index, leaf in enumerate(like.leaves) if isinstance(leaf, torch.Tensor)}
+    places.pop(0, None)
+    outputs = [
+        replace(output, view_of=places.get(memory_of(leaf)) if output.same_input is None else None)
+        for output, leaf in zip(signature.outputs, {id(leaf): leaf for leaf in leaves}.values(), strict=True)
+    ]
+    return replace(signature, outputs=tuple(outputs), drawing=())
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Returns strides; those of dimensions with one element say nothing and are 1."""
+    return tuple([stride if size > 1 else 1 for size, stride in zip(tensor.size(), tensor.stride(), strict=True)])
+
+
 def _describe(
     leaves: list[Any],
     spec: pytree.TreeSpec,
@@ -275,8 +324,10 @@ def _describe(
     came = {id(leaf): index for index, leaf in enumerate(arguments.leaves) if isinstance(leaf, torch.Tensor)}
     results = list(distinct.values())
     returned = [came.get(id(tensor)) for tensor in results]
-    made = [tensor for tensor, index in zip(results, returned, strict=True) if index is None and tensor.requires_grad]
+    new = [tensor for tensor, index in zip(results, returned, strict=True) if index is None]
+    made = [tensor for tensor in new if tensor.requires_grad]
     uses = find_uses(made, inputs)
+    reached = {pick: set(find_uses([tensor], inputs)) for pick, tensor in enumerate(new) if tensor.requires_grad}
     memory = Counter(place for tensor in made if (place := memory_of(tensor)))
     outputs = tuple(
         OutputInfo(
@@ -298,5 +349,6 @@ def _describe(
         obstacle=obstacle,
         alone=alone,
         recasts=False,
+        reached_from=tuple(frozenset(pick for pick, found in reached.items() if use in found) for use in uses),
         views_input=any(memory_of(tensor) in memory for tensor in tensors_of(arguments.leaves)),
     )

@@ -51,15 +51,14 @@ _FOLLOWS = _words(
     max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d layer_norm rms_norm group_norm relu
     gelu silu sigmoid tanh softmax log_softmax leaky_relu elu softplus mse_loss cross_entropy __getitem__ select
     narrow chunk split unbind reshape view flatten unflatten transpose permute unsqueeze squeeze expand repeat __get__:T
-    __get__:mT t contiguous clone detach float to cat concat stack grad
+    __get__:mT t contiguous clone detach float to cat concat stack
     """
 )
 """Follows the tensors of one host lane that has no values as yet: what connects encoders in practice.
 
-A function that is not listed waits for its inputs and runs on plain tensors, so no composite is entered with tensors
-that have no memory.
+Each runs on the lane as a whole, on real tensors. A function that is not listed waits for its inputs and runs where it
+is called.
 """
-_PRODUCTS = _words("linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm")
 _VALUES_OF_DEVICE = _words("cpu grad")
 """The same for a tensor that a device's stream is computing."""
 _IN_PLACE = _words(
@@ -118,11 +117,9 @@ class TorchFunction:
     def follows_lane(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call may run on tensors of one host lane that have no values as yet.
 
-        Products of vectors and modes that are chosen by a word, such as the nuclear norm, are composites.
+        A tensor among indices may select any number of elements.
         """
-        if not self.listed or any(isinstance(value, str) for value in (*args, *kwargs.values())):
-            return False
-        return self.name not in _PRODUCTS or all(tensor.dim() > 1 for tensor in tensors_of(args[:2]))
+        return self.listed and not (self.name == "__getitem__" and any(True for _ in tensors_of(args[1:])))
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Whether a call may copy to another device, which the host could take for work of its own stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as changes, uncompiled(model):
+    with preserved(model, sample) as changes, uncompiled():
         course, escaped = _watch(model, run)
         choice = Choice(model, course) if include is None else None
         candidates = Candidates(model, course.obstacles, choice, exclude)
@@ -173,13 +174,9 @@ def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
                 yield name, kind.__name__, _WRAPPERS[kind.__name__]
 
 
-def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
-    """Lets compiled parts run their own code: what is compiled shows neither its operators nor its lines."""
-    compiled = any(
-        getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
-        for part in model.modules()
-    )
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def uncompiled() -> AbstractContextManager[Any]:
+    """Lets compiled code run as it was written: what is compiled shows neither its operators nor its lines."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, Obstacle]]:

@@ -1,4 +1,4 @@
-"""The caller's backward: what it launched on the lanes, and waiting for it before it returns."""
+"""The caller's backward: waiting for what it launched on the lanes, and sums of gradients in the plain loop's order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.host.gradients import LeafGradients
-from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.engine.host.lane_tensor import to_plain
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
@@ -21,15 +20,14 @@ class Backwards:
     """The backwards that are running in the caller's threads, the inner ones of reentrant autograd included.
 
     Attributes:
-        gradients: Leaves whose gradients lanes compute.
         num_failed: How many an error cut short.
     """
 
     def __init__(self, work: LaneWork) -> None:
-        self.gradients = LeafGradients(self.current)
         self.num_failed = 0
         self._work = work
         self._begun: list[weakref.ref[RunningBackward]] = []
+        self._aside: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def current(self) -> RunningBackward:
         """Returns the running backward; makes it wait for the lanes before it returns."""
@@ -55,23 +53,22 @@ class Backwards:
             self.num_failed += 1
             self._work.drain()
             self._begun.clear()
-            self.gradients.settle()
+            self._settle()
 
     def end(self, ended: RunningBackward) -> None:
-        """Waits for what one backward launched; once the outermost ends, makes gradients plain."""
+        """Waits for what one backward launched; once the outermost ends, makes gradients whole."""
         self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
-        self._work.hand_over_all()
         try:
             for ticket in ended.launched:
                 self._work.wait(ticket)
-            self._work.check_forwards()
+            self._work.check_unseen()
         except BaseException:
             self._work.drain()
             raise
         finally:
             if not self._begun:
                 self._work.num_backwards += 1
-                self.gradients.settle()
+                self._settle()
 
     def reach(self, site: PlacedModule) -> None:
         """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
@@ -82,25 +79,46 @@ class Backwards:
         """
         several = site.num_pending > 1
         for parameter in site.parameters:
-            if several or (parameter.grad is not None and not self.gradients.is_hooked_by_others(parameter)):
-                self.gradients.set_aside(parameter)
+            if several or (parameter.grad is not None and not has_hooks(parameter)):
+                self.set_aside(parameter)
+
+    def set_aside(self, leaf: torch.Tensor) -> None:
+        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
+
+        Doing it again during the same backward does nothing.
+        """
+        if id(leaf) not in self._aside:
+            self._aside[id(leaf)] = (leaf, leaf.grad)
+            leaf.grad = None
+
+    def _settle(self) -> None:
+        aside, self._aside = self._aside, {}
+        for leaf, earlier in aside.values():
+            if earlier is None:
+                continue
+            if leaf.grad is not None:
+                with (
+                    torch.no_grad()
+                ):  # as autograd adds: in place, unless that would make a dense gradient of a sparse one
+                    later = leaf.grad
+                    earlier = later + earlier if earlier.is_sparse and not later.is_sparse else earlier.add_(later)
+            leaf.grad = earlier
 
     def follow_in_place(self, site: PlacedModule, outputs: Sequence[torch.Tensor]) -> None:
         """Follows the results of a module's call that ran in place until its backward.
 
         Its backward runs in the caller's graph. If later calls of the same backward ran on the lane, both would add
-        to the same gradients at once; so until then they run in place too. And gradients that a lane computed, for
-        operations on these results, become plain here, so that none gets into the module.
+        to the same gradients at once; so until then they run in place too.
         """
         call = _InPlaceCall()
 
-        def arrived(grad: torch.Tensor) -> torch.Tensor:
+        def arrived(grad: torch.Tensor) -> Any:
             if site.is_in_flight:
                 self.current()
                 self.reach(site)
             if not torch._C._autograd._get_current_graph_task_keep_graph():
                 site.in_place.discard(call)
-            return grad.value() if isinstance(grad, LaneTensor) else grad
+            return to_plain(grad)
 
         for tensor in outputs:
             if tensor.requires_grad and not tensor.is_leaf:
@@ -128,3 +146,8 @@ class RunningBackward:
 
 class _InPlaceCall:
     """Stands for one call that ran in place."""
+
+
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Whether somebody hangs on a leaf's gradient."""
+    return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))

@@ -1,10 +1,10 @@
-"""One call of a placed module: its forward and its backward, each a piece of work on the module's lane."""
+"""One call on a lane, of a placed module or of a function between modules: its forward and its backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -15,13 +15,13 @@ from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden.attributes import same
 from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from
-from mosaic.engine.calls.signature import Arguments, Layouts, Signature, buffer_versions
+from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions, strides_of
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors, lane_tensors
-from mosaic.engine.host.layouts import layouts_of
+from mosaic.engine.host.backwards import has_hooks
+from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors
+from mosaic.engine.host.lane_work import is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _EARLIER = "change it before the model's call or the block"
 _SHARED_IS_WRITTEN = "one of its results is written to in place, and another one has the same memory"
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Ticket
+    from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.backwards import Backwards
 
@@ -39,17 +39,19 @@ class RunsCalls(RunsLaneTensors, Protocol):
     """What a call asks of the executor that launches it."""
 
     backwards: Backwards
-    second_tries: SecondTries
     way_out: str
 
-    def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
-        """Returns what work on a lane must wait for to read tensors."""
+    def inputs_of(self, tensors: Sequence[Any], site: PlacedModule) -> list[Ticket[Any]]:
+        """Returns what work on a module's lane must wait for to read tensors."""
 
     def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane."""
 
     def wait(self, ticket: Ticket[T]) -> T:
         """Waits for work."""
+
+    def note_second_try(self, module: str, place: str) -> None:
+        """Notes a call that runs again with all other lanes at rest."""
 
 
 class Call:
@@ -71,20 +73,22 @@ class Call:
         origin: str,
         parameters: Sequence[torch.nn.Parameter],
         hidden: HiddenState | None = None,
+        is_glue: bool = False,
     ) -> None:
         self.executor = executor
         self.site = site
         self.signature = signature
-        # A hook of the user's would be told of no gradient by the caller's graph, so those parameters stay out of it.
-        hooked = executor.backwards.gradients.is_hooked_by_others
-        self.parameters = [p for p in parameters if not hooked(p)] if arguments.state.grad else []
+        self.parameters = list(parameters) if arguments.state.grad else []
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
         self._versions = arguments.versions
         self._hidden = hidden
-        self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
+        self.is_glue = is_glue
+        differentiable = arguments.differentiable
+        self._likes = [(tensor.size(), tensor.dtype) for tensor in differentiable]
+        self._has_leaf = any(tensor.is_leaf for tensor in differentiable)
         self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
         self._ends: list[Node] = []  # of their gradients
         self._arrived: list[torch.Tensor | None] = []  # those gradients
@@ -94,29 +98,35 @@ class Call:
         self._captured: list[torch.Tensor | None] = []
         self._uses_apart = False
 
-    def forward(self) -> list[torch.Tensor]:
+    # Forward.
+
+    def forward(self) -> list[torch.Tensor | None]:
         """Runs on the lane: calls the module on aliases of its inputs and returns its tensors, cut from its graph."""
         run, arguments = self._run, self._arguments
         self._run = self._arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
-        with _noting(f"raised in module {self.site.name!r}, called at {self._origin}"):
+        what = f"in {run.__name__}, which follows" if self.is_glue else "in module"
+        with _noting(f"raised {what} {self.site.name!r}, called at {self._origin}"):
             try:
                 leaves, spec = self._run_with_memory(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
-        self._check(leaves, spec, outputs)
+        if not self.is_glue:
+            self._check(leaves, spec, outputs)
+        self._keep_uses_apart(outputs)
+        self._given = []
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         return [tensor.detach() for tensor in self._roots]
 
-    def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
+    def pending(self, ticket: Ticket[list[torch.Tensor | None]]) -> list[LaneTensor]:
         """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
         made = []
         refused = partial(self._unforeseen, _SHARED_IS_WRITTEN, "write to a copy")
         for pick, info in enumerate(self.signature.made):
             made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name))
-            made[-1].note_result(info.node, refused if info.shares_memory else None)
+            made[-1].note_result(info.node, refused if info.shares_memory and not self.is_glue else None)
         return made
 
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
@@ -143,7 +153,7 @@ class Call:
         self._forget_graph()
         if generator is not None and drawn is not None:
             generator.set_state(drawn)
-        self.executor.second_tries.note(self.site.name, self._origin)
+        self.executor.note_second_try(self.site.name, self._origin)
         rest = self.site.lane.alone() if on_lane() else nullcontext()
         with (
             rest,
@@ -160,122 +170,6 @@ class Call:
             self._given = self._alias(arguments)
             args, kwargs = unflatten(self._given, arguments.spec)
             return flatten(arguments.context.run(run, *args, **kwargs))
-
-    def backward(
-        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool, promised: Layouts | None = None
-    ) -> list[torch.Tensor | None]:
-        """Runs on the lane: backward through the module; returns the gradient of each use of an input.
-
-        Args:
-            grads: Gradients of the tensors that the module made.
-            keep: Whether the graph will be used again.
-            only_asked: Leave the parameters' ``grad`` alone and return their gradients behind the others.
-            promised: What the caller was told of the result.
-        """
-        if not self._roots:
-            raise RuntimeError(
-                f"Trying to backward through the graph of {self.site.name!r} a second time; its saved values were "
-                "freed. Specify retain_graph=True in the first backward."
-            )
-        self._captured[:] = [None] * len(self.signature.edges)
-        pairs = [
-            (output, grad.value() if isinstance(grad, LaneTensor) else grad)
-            for output, grad in zip(self._roots, grads, strict=True)
-            if grad is not None
-        ]
-        roots, given = [root for root, _ in pairs], [grad for _, grad in pairs]
-        asked: list[torch.Tensor | None] = []
-        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
-            if only_asked:
-                wanted = [*self._inputs, *self.parameters]
-                asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
-            else:
-                torch.autograd.backward(roots, given, retain_graph=keep)
-        by_input = asked if only_asked else self._arrived
-        gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
-        returned = [*gathered, *asked[len(self._inputs) :]]
-        self._arrived[:] = [None] * len(self._arrived)
-        self._captured[:] = []
-        if not keep:
-            self._roots = []
-            self._forget_graph()
-        return returned if promised is None else self._as_promised(returned, promised)
-
-    def _forget_graph(self) -> None:
-        self._inputs, self._ends, self._arrived, self._aliases = [], [], [], []
-
-    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients."""
-        if torch.is_grad_enabled():
-            raise UnsupportedModelError(
-                f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
-                "this part of the loop inside `with handle.disabled():`"
-            )
-        executor, site = self.executor, self.site
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
-        only_asked = not torch._C._will_engine_execute_node(get_gradient_edge(site.anchor).node)
-        running = executor.backwards.current()
-        if not only_asked:
-            executor.backwards.reach(site)
-        if not keep:
-            site.in_flight.discard(self)
-        after = executor.inputs_from(lane_tensors(list(grads)), site.lane)
-        given = layouts_of(grads)
-        promised = None if only_asked or executor.closed else self._promise(given)
-        work = partial(self.backward, grads, keep=keep, only_asked=only_asked, promised=promised)
-        ticket = executor.submit(site, "backward", work, after)
-        if promised is None:
-            found = list(executor.wait(ticket))
-            if not only_asked:
-                self.signature.layouts[given] = layouts_of(found)
-            return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
-        running.launched.append(ticket)
-        pending = [
-            None if strides is None else self._gradient(edge, strides, ticket) for edge, strides in enumerate(promised)
-        ]
-        return [*pending, *[None] * len(self.parameters)]
-
-    def _promise(self, given: Layouts) -> Layouts | None:
-        """Returns the layouts of the gradients that backward will return, once it ran for such results' gradients.
-
-        Sums depend on the order in which memory is read, so gradients must have the strides of the plain loop's.
-        """
-        return self.signature.layouts.get(given)
-
-    def _as_promised(self, found: list[torch.Tensor | None], promised: Layouts) -> list[torch.Tensor | None]:
-        if layouts_of(found) != promised:
-            raise self._unforeseen("gradients of its inputs have another memory layout than before", _VALUES)
-        return found
-
-    def _check_hidden(self, arguments: Arguments) -> None:
-        """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
-        name, hidden = self.site.name, self._hidden
-        written = "an input" if self._versions != arguments.versions else None
-        if hidden is not None:
-            parts = parts_of(self.site.module)
-            written = written or hidden.written(parts, writes_buffers=self.signature.writes_buffers)
-            changed = hidden.changed(self.site.attributes, parts)
-            if written is None and changed is not None:
-                raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
-        if written is not None:
-            raise ModuleContractError(
-                f"{written} of {name!r} was written to while its lane had not finished with it (called at "
-                f"{self._origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
-            )
-
-    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
-        """Keeps the module off its lane from now on; returns what to raise for the present call."""
-        self.site.obstacle = Obstacle(what, todo=todo)
-        name = self.site.name
-        return UnforeseenError(
-            f"{name!r}, called at {self._origin}: {what}; {todo}, or {self.executor.way_out.format(name)}"
-        )
-
-    def _gradient(self, edge: int, strides: tuple[int, ...], ticket: Ticket[Any]) -> LaneTensor:
-        size, dtype = self._likes[self.signature.edges[edge]]
-        like = torch.empty_strided(size, strides, dtype=dtype, device="meta")
-        return LaneTensor(like, self.executor, self.site.lane, ticket, edge, self.site.name)
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
@@ -317,7 +211,6 @@ class Call:
         expected = self.signature
         came = {id(leaf): index for index, leaf in enumerate(self._given) if isinstance(leaf, torch.Tensor)}
         returned = [came.get(id(tensor)) for tensor in outputs]
-        self._given = []
         found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
         wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
         if found != wanted:
@@ -337,21 +230,150 @@ class Call:
                 "results depend on values",
                 _VALUES,
             )
-        if [layouts_of([t]) for t in outputs] != [layouts_of([o.like]) for o in expected.outputs]:
+        if [strides_of(t) for t in outputs] != [strides_of(o.like) for o in expected.outputs]:
             raise self._unforeseen("its results have another memory layout than at its first call", _VALUES)
         if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
             raise self._unforeseen(
                 "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
             )
-        if sorted(expected.edges) != list(range(len(self._aliases))):  # used several times, or not at all
-            made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
-            uses = find_uses([t for t in made if t.requires_grad], self._aliases)
-            if tuple(use.input for use in uses) != expected.edges:
-                raise self._unforeseen(
-                    "it used its inputs in another way than at its first call with inputs of this kind", _VALUES
-                )
-            self._uses_apart = True
-            capture(uses, self._captured)
+
+    def _keep_uses_apart(self, outputs: list[torch.Tensor]) -> None:
+        """Keeps the gradients of an input's uses apart where it is used several times, or not at all."""
+        expected = self.signature
+        if sorted(expected.edges) == list(range(len(self._aliases))):
+            return
+        made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
+        uses = find_uses([t for t in made if t.requires_grad], self._aliases)
+        if tuple(use.input for use in uses) != expected.edges:
+            raise self._unforeseen(
+                "it used its inputs in another way than at its first call with inputs of this kind", _VALUES
+            )
+        self._uses_apart = True
+        capture(uses, self._captured)
+
+    def _check_hidden(self, arguments: Arguments) -> None:
+        """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
+        name, hidden = self.site.name, self._hidden
+        written = "an input" if self._versions != arguments.versions else None
+        if hidden is not None:
+            parts = parts_of(self.site.module)
+            written = written or hidden.written(parts, writes_buffers=self.signature.writes_buffers)
+            changed = hidden.changed(self.site.attributes, parts)
+            if written is None and changed is not None:
+                raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
+        if written is not None:
+            of = "of a function that follows" if self.is_glue else "of"
+            raise ModuleContractError(
+                f"{written} {of} {name!r} was written to while its lane had not finished with it (called at "
+                f"{self._origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
+            )
+
+    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
+        """Keeps the module off its lane from now on; returns what to raise for the present call."""
+        self.site.obstacle = Obstacle(what, todo=todo)
+        name = self.site.name
+        return UnforeseenError(
+            f"{name!r}, called at {self._origin}: {what}; {todo}, or {self.executor.way_out.format(name)}"
+        )
+
+    # Backward.
+
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients.
+
+        Where a leaf's gradient is among them, or somebody hangs on a parameter's, they are waited for.
+        """
+        if torch.is_grad_enabled():
+            raise UnsupportedModelError(
+                f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
+                "this part of the loop inside `with handle.disabled():`"
+            )
+        executor, site = self.executor, self.site
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
+        only_asked = not torch._C._will_engine_execute_node(get_gradient_edge(site.anchor).node)
+        by_caller = only_asked or any(map(has_hooks, self.parameters))
+        running = executor.backwards.current()
+        if not by_caller:
+            executor.backwards.reach(site)
+        if not keep:
+            site.in_flight.discard(self)
+        after = executor.inputs_of(grads, site)
+        work = partial(self.backward, grads, keep=keep, by_caller=by_caller)
+        ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, after)
+        if by_caller or self._has_leaf:
+            found = list(executor.wait(ticket))
+            return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
+        running.launched.append(ticket)
+        given = frozenset(pick for pick, grad in enumerate(grads) if grad is not None)
+        pending = [
+            self._gradient(edge, ticket) if self.signature.reaches(edge, given) else None
+            for edge in range(len(self.signature.edges))
+        ]
+        return [*pending, *[None] * len(self.parameters)]
+
+    def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
+        size, dtype = self._likes[self.signature.edges[edge]]
+        return LaneTensor(_blank(size, dtype), self.executor, self.site.lane, ticket, edge, self.site.name)
+
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
+    ) -> list[torch.Tensor | None]:
+        """Runs on the lane: backward through the module; returns the gradient of each use of an input.
+
+        Args:
+            grads: Gradients of the tensors that the module made.
+            keep: Whether the graph will be used again.
+            by_caller: Leave the parameters' ``grad`` alone and return their gradients behind the others.
+        """
+        if not self._roots:
+            raise RuntimeError(
+                f"Trying to backward through the graph of {self.site.name!r} a second time; its saved values were "
+                "freed. Specify retain_graph=True in the first backward."
+            )
+        self._captured[:] = [None] * len(self.signature.edges)
+        values = [grad.value() if isinstance(grad, LaneTensor) else grad for grad in grads]
+        roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
+        given = [grad for grad in values if grad is not None]
+        asked: list[torch.Tensor | None] = []
+        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
+            if by_caller and roots:
+                wanted = [*self._inputs, *self.parameters]
+                with _without_hooks(self.parameters):
+                    asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
+            elif roots:
+                torch.autograd.backward(roots, given, retain_graph=keep)
+        by_input = asked or self._arrived
+        gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
+        returned = [*gathered, *asked[len(self._inputs) :]]
+        self._arrived[:] = [None] * len(self._arrived)
+        self._captured[:] = []
+        if not keep:
+            self._roots = []
+            self._forget_graph()
+        return returned
+
+    def _forget_graph(self) -> None:
+        self._inputs, self._ends, self._arrived, self._aliases = [], [], [], []
+
+
+@lru_cache(maxsize=1000)
+def _blank(size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor without values; made once, since torch lets other threads run while it makes one."""
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    """Leaves the hooks on gradients of parameters to the caller's backward, which gets these gradients."""
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+    for parameter, _ in hooked:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, hooks in hooked:
+            parameter._backward_hooks = hooks
 
 
 @contextmanager
@@ -360,20 +382,21 @@ def _noting(where: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if where not in getattr(error, "__notes__", ()):
+        notes = getattr(error, "__notes__", ())
+        if where not in notes and not any(where.startswith("raised") and note.startswith("raised") for note in notes):
             error.add_note(where)
         raise
 
 
 class CallFunction(torch.autograd.Function):
-    """The node that stands for a placed module's call in the caller's autograd graph."""
+    """The node that stands for a call in the caller's autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, outputs: list[LaneTensor], *edges: torch.Tensor) -> Any:
         """Returns the call's lane tensors.
 
         ``edges`` are the site's anchor, the differentiable inputs, once for each use, and the parameters. Those get
-        no gradient through here (the lane adds to their ``grad``) unless somebody asks for it by name.
+        no gradient through here (the lane adds to their ``grad``) unless somebody asks for it by name or hangs on it.
         """
         ctx.call = call
         ctx.set_materialize_grads(False)

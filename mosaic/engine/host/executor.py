@@ -15,37 +15,45 @@ are awaited and gradients of leaves become plain.
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from mosaic.engine.calls.attach import attach, detach, guard_attributes, is_attached
-from mosaic.engine.calls.branch_graph import find_uses
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden.attributes import Written
 from mosaic.engine.calls.hidden.hidden_state import HiddenState, Parts, parts_of
+from mosaic.engine.calls.hidden.outside import places_of
 from mosaic.engine.calls.hidden.process_settings import Settings, read_settings
+from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.out_of_memory import SecondTries
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import draw_here
+from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.shapes import other_inputs, shapes_of
-from mosaic.engine.calls.signature import Arguments, Signature, learn
-from mosaic.engine.calls.structure import map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
+from mosaic.engine.calls.structure import flatten, map_tensors, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
 from mosaic.engine.host.backwards import Backwards
 from mosaic.engine.host.call import Call, CallFunction
-from mosaic.engine.host.direct import DirectCalls
-from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, lane_tensors
+from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.host.lane_work import LaneWork
-from mosaic.engine.host.layouts import LayoutWatch
-from mosaic.engine.host.operators import Operators
 from mosaic.find.random_numbers import advance
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.backends.base import Lane, Lanes
+
+_MAX_FUNCTIONS = 10_000
+_MANY = 16
+"""Kinds of calls of a module from which the user is told."""
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
 
 class Executor(LaneWork):
@@ -57,9 +65,6 @@ class Executor(LaneWork):
         in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
             before lanes begin.
         backwards: The caller's backwards.
-        gradients: Leaves whose gradients lanes compute.
-        second_tries: Calls for which there was no memory beside the others.
-        num_learned: Calls that were the first of their kind, which run where they are made.
         calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
         way_out: How a module is left out, with its name put in.
     """
@@ -73,20 +78,28 @@ class Executor(LaneWork):
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
         self.backwards = Backwards(self)
-        self.gradients = self.backwards.gradients
-        self.second_tries = SecondTries()
-        self.num_learned = 0
-        self._operators = Operators(self, self.gradients)
-        self._direct = DirectCalls(self, self.backwards)
-        self._drawing: list[torch.nn.Module] = []
+        self._learned: Counter[str] = Counter()
+        self._functions: dict[Hashable, Signature | None] = {}
+        self._glue: dict[tuple[Lane, str], PlacedModule] = {}
+        self._ends = LastGradients()  # of modules that run in the caller's thread
+        self._began: dict[str, tuple[int, ProfilerRange]] = {}
+        self._taken: list[tuple[nn.Module, Callable[..., Any]]] = []  # parts whose calls are taken, and by what
         self._in_autocast = False  # the model's own call is inside of an autocast
         self._settings: Settings | None = None  # torch's, when the model's call or a block began
         self._paused = False
+        self._process = os.getpid()
+        self._has_looked = False
+        self._compiled: str | None = None  # a function between modules that is compiled
 
     # 1. The model is called: nothing that a lane is still computing leaves it.
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call; its result is plain."""
+        if self._is_in_child:
+            return run(*args, **kwargs)
+        if not self._has_looked:
+            self._has_looked = True
+            self._look_at(run)
         self.begin()
         self._in_autocast = is_in_autocast()
         try:
@@ -94,12 +107,12 @@ class Executor(LaneWork):
             if not self.num_launched:
                 return result
             result = map_tensors(joined, result)
-            self.check_forwards()
+            self.check_unseen()
             self.drain()  # what nobody used may still read parameters and modes
             return result
         except BaseException as error:
             self.drain()
-            unforeseen = self.forwards.unforeseen()
+            unforeseen = self.unforeseen()
             if isinstance(error, Exception) and unforeseen not in (None, error):  # the model's error may come of it
                 raise unforeseen from error
             raise
@@ -107,10 +120,26 @@ class Executor(LaneWork):
             self._in_autocast = False
             self.end()
 
+    def _look_at(self, run: Any) -> None:
+        """Finds code between modules that needs values, from the model's own bound call: it gets plain tensors."""
+        model: nn.Module = (run.args[0] if isinstance(run, partial) else run).__self__
+        placed = [module for module in model.modules() if module is not model and is_attached(module)]
+        inside = {id(part) for module in placed for part in module.modules()}
+        between = [part for part in model.modules() if id(part) not in inside]
+        self._take(part for part in between if isinstance(part, _FAST_PATHS) or _is_compiled(part))
+        named = [(place.name, place.value) for place in places_of(between)]
+        named += [item for part in between for item in vars(part).items()]
+        self._compiled = next((name for name, value in named if hasattr(value, "_torchdynamo_orig_callable")), None)
+
+    @property
+    def _is_in_child(self) -> bool:
+        """Whether this is a forked child, which has none of the lanes' threads."""
+        return os.getpid() != self._process
+
     def begin(self) -> None:
         """A call of the model, or a block, begins: notes torch's settings, and forgets what an error cut short."""
         self._settings = read_settings()
-        self.forwards.forget()
+        self.unseen.clear()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
 
@@ -122,7 +151,7 @@ class Executor(LaneWork):
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""
-        if on_lane():
+        if on_lane() or self._is_in_child:
             return run(*args, **kwargs)
         if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
             return self.run_alone(site, run, args, kwargs)
@@ -150,16 +179,51 @@ class Executor(LaneWork):
         call = Call(
             self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
         )
-        result = self.launch(site, call, arguments)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = self.launch(site, call, arguments)
         if awaited:
             self.reach(site)
+        if self._compiled is not None:
+            return map_tensors(joined, result)
         return result
 
     def run_alone(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes."""
-        return self._direct.run(site, run, args, kwargs)
+        """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes.
+
+        No other module may run beside it, so that handing it to a lane would cost time and gain nothing.
+        """
+        if self.num_launched:
+            args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
+            self.drain()
+        start = time.perf_counter_ns()
+        with ProfilerRange(site.name, "forward"):
+            result = run(*args, **kwargs)
+        self.record(site, "forward", start)
+        if torch.is_grad_enabled():
+            self._time_backward(site, result)
+        return result
+
+    def _time_backward(self, site: PlacedModule, result: Any) -> None:
+        """Records the time from the first gradient of a call's results to the last one of its parameters."""
+        sees_end = self._ends.watch(site, partial(self._backward_ended, site))
+
+        def arrived(grad: torch.Tensor) -> Any:
+            self.backwards.current()  # counts this backward
+            if sees_end and site.name not in self._began:
+                self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
+            return to_plain(grad)
+
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(arrived)
+
+    def _backward_ended(self, site: PlacedModule) -> None:
+        if site.name in self._began:
+            began_ns, shown = self._began.pop(site.name)
+            shown.close()
+            self.record(site, "backward", began_ns)
 
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
@@ -194,19 +258,15 @@ class Executor(LaneWork):
         self.reach(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
         came = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        self._ran_here(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
-        return result
-
-    def _ran_here(self, site: PlacedModule, made: list[torch.Tensor]) -> None:
+        made = [tensor for tensor in tensors_in(result) if id(tensor) not in came]
         self.backwards.follow_in_place(site, made)
-        for parameter in site.parameters:  # what the module left lying about may be used beside its results
-            self.gradients.expect(parameter)
+        return result
 
     def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Makes the first call of a kind where it is made, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self.drain()  # nothing is known of it
-        self.num_learned += 1
+        self._learned[site.name] += 1
         arguments, parts = Arguments.take(args, kwargs), parts_of(site.module)
         before = Written(parts.modules)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
@@ -216,19 +276,13 @@ class Executor(LaneWork):
             hidden = HiddenState.take(site.attributes, parts)
             site.learned(_kind(site, arguments, parts, hidden), signature)
         self.let_draw(signature.drawing or ())
-        if signature.obstacle is None:
-            LayoutWatch(
-                made, find_uses([t for t in made if t.requires_grad], arguments.differentiable), signature.layouts
-            )
-            self.backwards.follow_in_place(site, made)
-        else:
-            self._ran_here(site, made)
+        self.backwards.follow_in_place(site, made)
         return result
 
     def reach(self, site: PlacedModule) -> None:
         """Lets a module's forward end before somebody else reaches into it, or it runs in place and writes buffers."""
         last = site.last_forward
-        if last is not None and not on_lane():
+        if last is not None and not on_lane() and not self._is_in_child:
             site.last_forward = None
             try:
                 last.wait()
@@ -241,13 +295,14 @@ class Executor(LaneWork):
     def launch(self, site: PlacedModule, call: Call, arguments: Arguments) -> Any:
         """Hands a call of a known kind to its module's lane; returns what it will return."""
         signature, inputs = call.signature, arguments.differentiable
-        for leaf in inputs:
-            if leaf.is_leaf:
-                self.gradients.expect(leaf)
-        after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
-        self.num_launched += 1
-        ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
-        self.forwards.note(ticket)
+        for tensor in inputs:
+            waits_for_plain(tensor)
+        after = self.inputs_of(arguments.leaves, site)
+        ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
+        self.note_unseen(ticket)
+        if not call.is_glue:
+            self.num_launched += 1
+            site.last_forward = ticket
         made = call.pending(ticket)
         if any(info.differentiable for info in signature.made):
             site.in_flight.add(call)
@@ -260,12 +315,16 @@ class Executor(LaneWork):
         leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in signature.leaves]
         return unflatten(leaves, signature.spec)
 
-    def let_draw(self, parts: Iterable[torch.nn.Module]) -> None:
+    def let_draw(self, parts: Iterable[nn.Module]) -> None:
         """Makes parts of modules draw their random numbers from the generator of the lane that they run on."""
+        self._take(parts, draw_here)
+
+    def _take(self, parts: Iterable[nn.Module], by: Callable[..., Any] | None = None) -> None:
+        """Takes the calls of parts of the model; by default they get plain tensors."""
         for part in parts:
             if not is_attached(part):
-                attach(part, draw_here)
-                self._drawing.append(part)
+                attach(part, by or _call_plainly)
+                self._taken.append((part, by or _call_plainly))
 
     @staticmethod
     def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
@@ -275,26 +334,59 @@ class Executor(LaneWork):
         advance(torch.default_generator, draws)
         return generator, torch.get_rng_state()
 
-    # 4. Operations between modules follow their branch. In backward they run on the lane of their forward.
+    # 4. Listed functions between modules follow their branch: each is a call on the lane, forward and backward.
 
-    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs one operator that has lane tensors among its arguments."""
-        return self._operators.run(first, func, args, kwargs)
+    def follow(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a function on the lane of its arguments; returns NotImplemented if it has to run where it is called."""
+        if self.closed or self._is_in_child or interception() is not None:
+            return NotImplemented
+        arguments = Arguments.take(args, kwargs)
+        if not _may_follow(arguments):
+            return NotImplemented
+        key = (func, arguments.key((), ()))
+        if key not in self._functions:
+            if len(self._functions) >= _MAX_FUNCTIONS:  # shapes that never repeat
+                self._functions.clear()
+            self._functions[key] = learn_function(func, arguments)
+        signature = self._functions[key]
+        if signature is None:
+            return NotImplemented
+        place = (first._lane, first._module)
+        if place not in self._glue:
+            self._glue[place] = PlacedModule(first._module, None, first._lane)
+        site = self._glue[place]
+        call = Call(self, site, func, arguments, signature, None, origin=caller(), parameters=(), is_glue=True)
+        result = self.launch(site, call, arguments)
+        views = [(pick, info.view_of) for pick, info in enumerate(signature.made) if info.view_of is not None]
+        for pick, index in views:
+            tensor = flatten(result)[0][pick]
+            tensor.note_view(arguments.leaves[index], partial(_replayed, func, args, kwargs, pick))
+        return result
+
+    def add(self, one: LaneTensor, other: LaneTensor) -> LaneTensor:
+        """Adds two gradients on the lane of the second, where either may be missing."""
+        place = (other._lane, other._module)
+        site = self._glue.setdefault(place, PlacedModule(other._module, None, other._lane))
+
+        def work() -> list[Any]:
+            first, second = one.value(), other.value()
+            return [second if first is None else first if second is None else first + second]
+
+        ticket = self.submit(site, "glue", work, self.inputs_of((one, other), site))
+        return LaneTensor(other, self, site.lane, ticket, 0, site.name)
 
     # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
-    #    backward (``Backwards.end``) the lanes are awaited, and the gradients of leaves become plain.
+    #    backward (``Backwards.end``) the lanes are awaited, and the gradients of parameters become whole.
 
-    def expect_gradient(self, leaf: torch.Tensor) -> None:
-        """Prepares a leaf whose gradient a lane may compute."""
-        self.gradients.expect(leaf)
-
-    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Prepares parameters that operations between modules use: lanes may compute their gradients."""
-        for parameter in parameters:
-            if parameter.requires_grad:
-                self.gradients.expect(parameter)
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Does nothing: what lanes compute of other modules' gradients is waited for."""
 
     # 6. Between steps.
+
+    def drain(self) -> None:
+        """Waits until the lanes are at rest."""
+        if not self._is_in_child:
+            super().drain()
 
     def settle(self) -> None:
         """Lets the lanes come to rest."""
@@ -304,33 +396,30 @@ class Executor(LaneWork):
         """Comes to rest and takes everything off the model, so that another executor can run it meanwhile."""
         self.drain()
         self._paused = True
-        self.gradients.close()
-        self._direct.close()
-        for part in self._drawing:
+        self._ends.close()
+        for part, _ in self._taken:
             detach(part)
 
     def resume(self) -> None:
-        """Undoes ``pause``; leaves are hooked anew where they are used."""
+        """Undoes ``pause``."""
         self._paused = False
-        for part in self._drawing:
-            attach(part, draw_here)
+        for part, by in self._taken:
+            attach(part, by)
 
     def close(self) -> None:
         """Gives the lanes back; what is still asked of them later runs where it is asked."""
-        self.hand_over_all()
         self.closed = True
         self.lanes.close()
-        self.gradients.close()
-        self._direct.close()
+        self._ends.close()
         if not self._paused:  # or they are another executor's by now
-            for part in self._drawing:
+            for part, _ in self._taken:
                 detach(part)
-        self._drawing.clear()
+        self._taken.clear()
 
     @property
     def is_in_flight(self) -> bool:
-        """Never by itself: calls whose backward may come are known to their sites."""
-        return False
+        """Whether a function between modules waits for its backward; calls of modules are known to their sites."""
+        return any(site.is_in_flight for site in self._glue.values())
 
     @property
     def num_failed(self) -> int:
@@ -339,11 +428,62 @@ class Executor(LaneWork):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there was no memory for; anything else that is out of the ordinary has a module and a reason."""
-        return self.second_tries.sentences()
+        """What else is out of the ordinary: kinds of calls that do not repeat, and calls without memory."""
+        learned = (
+            f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
+            "call to call, such as a number, as a tensor"
+            for module, count in self._learned.items()
+            if count > _MANY
+        )
+        waits = f"results are waited for where modules are called: {self._compiled!r} is compiled by torch"
+        tried = (
+            f"{count} call{'s' if count > 1 else ''} of {module} ran out of memory on its lane ({place}) and was run "
+            "again, with the other lanes at rest"
+            for (module, place), count in self.second_tries.copy().items()
+        )
+        return (*([waits] if self._compiled else []), *learned, *tried)
+
+    @property
+    def num_learned(self) -> int:
+        """How many calls were the first of their kind, which run where they are made."""
+        return self._learned.total()
 
 
 def _kind(site: PlacedModule, arguments: Arguments, parts: Parts, hidden: HiddenState) -> Hashable:
     """Returns what two calls of a module must share to be of one kind."""
     dtypes = tuple([tensor.dtype for tensor in parts.tensors])
     return arguments.key(parts.modes, parts.trained, dtypes, site.variant_of(hidden.attributes))
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
+
+
+def _may_follow(arguments: Arguments) -> bool:
+    """Whether a function may run on a lane with such arguments.
+
+    Autocast keeps its cast of a leaf for all uses in the calling thread; an index of tensors may select any number of
+    elements; and what is not strided, or stands for other numbers than its memory holds, is not foreseen.
+    """
+    casts = arguments.state.autocast and arguments.state.grad
+    for leaf in arguments.leaves:
+        if isinstance(leaf, torch.Tensor):
+            if casts and leaf.is_leaf and leaf.requires_grad:
+                return False
+            plain = type(leaf) in (LaneTensor, torch.Tensor, nn.Parameter) and leaf.device.type == "cpu"
+            if not plain or leaf.layout != torch.strided or leaf.is_complex() or leaf.is_quantized or leaf.is_neg():
+                return False
+        elif isinstance(leaf, slice) and any(isinstance(end, torch.Tensor) for end in (leaf.start, leaf.stop)):
+            return False
+    return arguments.opaque is None
+
+
+def _replayed(func: Callable[..., Any], args: Any, kwargs: Any, pick: int) -> torch.Tensor:
+    """Calls a function that makes a view on what its arguments join to."""
+    result = func(*join_all(args), **join_all(kwargs))
+    view: torch.Tensor = result if isinstance(result, torch.Tensor) else result[pick]
+    return view
+
+
+def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return run(*map_tensors(joined, args), **map_tensors(joined, kwargs))

@@ -3,25 +3,28 @@
 A placed module returns at once; what it returns are ``LaneTensor``s. They have a shape, a dtype and a place in
 the autograd graph, but no storage. What happens to one decides where the work goes:
 
-* an operation on tensors of one lane is queued on that lane, forward and backward (*glue follows its branch*);
-* an operation that mixes lanes, needs a value, writes in place or into running statistics, or draws random numbers
-  waits for its inputs and runs where it was called (*joins where lanes mix*).
+* a function of torch's that is listed (``torch_functions``), on tensors of one lane, is handed to that lane and runs
+  there as a whole, on real tensors, forward and backward (*glue follows its branch*);
+* everything else waits for its inputs and runs where it is called, on plain tensors.
 
-Where an operation runs depends on the program alone and never on timing, and the autograd graph has the same
-nodes in the same order as in a plain run, so gradients are summed in the same order: results are equal bit for
-bit. A tensor that was joined once counts as an ordinary tensor from then on; this is part of that argument.
+Where a function runs depends on the program alone and never on timing, and gradients are summed in the plain loop's
+order: results are equal bit for bit. A tensor that was joined once counts as an ordinary tensor from then on; this is
+part of that argument.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from mosaic.engine.calls.structure import tensors_of
-from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.structure import map_tensors, tensors_of
+from mosaic.engine.calls.thread_state import is_transformed, on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
@@ -29,24 +32,17 @@ if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
 
 
-T = TypeVar("T")
-LANE = "mosaic.lane"
-"""Where an autograd node keeps the lane of its forward."""
-
-
 class RunsLaneTensors(Protocol):
     """What a lane tensor asks of the executor that made it."""
 
-    closed: bool
-
-    def value(self, tensor: LaneTensor) -> torch.Tensor:
+    def value(self, tensor: LaneTensor) -> Any:
         """Waits for a tensor's value."""
 
-    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs one operator that has lane tensors among its arguments."""
+    def follow(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a function on the lane of its arguments; returns NotImplemented if it has to run here."""
 
-    def expect_gradient(self, leaf: torch.Tensor) -> None:
-        """Prepares a leaf whose gradient a lane may compute."""
+    def add(self, one: LaneTensor, other: LaneTensor) -> Any:
+        """Adds two gradients on the lane of the second."""
 
     def drain(self) -> None:
         """Waits until the lanes are at rest."""
@@ -57,13 +53,13 @@ class LaneTensor(torch.Tensor):
 
     _executor: RunsLaneTensors
     _lane: Lane
-    _ticket: Ticket[list[torch.Tensor]]
+    _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
     _joined: torch.Tensor | None
     _joined_at: Any
     _module: str
     _base_of_view: LaneTensor | None
-    _replay: Callable[[torch.Tensor], torch.Tensor] | None
+    _replay: Callable[[], torch.Tensor] | None
     _views: list[weakref.ref[LaneTensor]]
     _refused: Callable[[], Exception] | None
     _node: str | None
@@ -74,7 +70,7 @@ class LaneTensor(torch.Tensor):
         like: torch.Tensor,
         executor: RunsLaneTensors,
         lane: Lane,
-        ticket: Ticket[list[torch.Tensor]],
+        ticket: Ticket[list[torch.Tensor | None]],
         pick: int,
         module: str,
     ) -> LaneTensor:
@@ -86,18 +82,13 @@ class LaneTensor(torch.Tensor):
         made._lane = lane
         made._ticket = ticket
         made._pick = pick
-        made._joined = None
-        made._joined_at = None
+        made._joined = made._joined_at = made._base_of_view = made._replay = made._refused = made._node = None
         made._module = module
-        made._base_of_view = None
-        made._replay = None
         made._views = []
-        made._refused = None
-        made._node = None
         return made
 
-    def value(self) -> torch.Tensor:
-        """Waits for the lane and returns the plain tensor, cut from the autograd graph.
+    def value(self) -> Any:
+        """Waits for the lane and returns the plain tensor, cut from the autograd graph; None for a missing gradient.
 
         Raises:
             BaseException: What the lane's work raised, after all lanes have come to rest.
@@ -111,12 +102,11 @@ class LaneTensor(torch.Tensor):
         says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
         """
         if self._joined is None or self._joined_at != self._place:
-            if self.requires_grad:
-                if self.is_leaf:
-                    self._executor.expect_gradient(self)
-                with torch.enable_grad():
-                    return self._stood_for_by(_Join.apply(self))
-            return self._stood_for_by(self.value())
+            outside: AbstractContextManager[Any] = nullcontext()
+            if is_transformed():  # a transform of torch.func gets a plain tensor from outside of it
+                outside = temporarily_clear_interpreter_stack()
+            with outside, torch.set_grad_enabled(self.requires_grad):
+                return self._stood_for_by(_Join.apply(self) if self.requires_grad else self.value())
         return self._joined
 
     @property
@@ -141,14 +131,14 @@ class LaneTensor(torch.Tensor):
         with torch.enable_grad():
             return shown.apply(plain.detach().requires_grad_())  # type: ignore[no-any-return]
 
-    def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Remembers that this tensor is a view of ``base``, made by ``replay``."""
+    def note_view(self, base: LaneTensor, replay: Callable[[], torch.Tensor]) -> None:
+        """Remembers that this tensor is a view of ``base``; ``replay`` makes it anew of what that joins to."""
         self._base_of_view = base
         self._replay = replay
         base._views.append(weakref.ref(self))
 
     def note_result(self, node: str | None, refused: Callable[[], Exception] | None) -> None:
-        """Remembers that a module made it: by which autograd node, and what to raise if somebody writes into it."""
+        """Remembers by which autograd node it was made, and what to raise if somebody writes into it."""
         self._node, self._refused = node, refused
 
     def join_to_write(self) -> None:
@@ -156,21 +146,23 @@ class LaneTensor(torch.Tensor):
 
         Raises:
             UnforeseenError: Other results of the module have the same memory.
-            UnsupportedModelError: One of them was joined before, on its own.
+            UnsupportedModelError: One of them was joined before, on its own; or a function with a backward of its own
+                writes into a view.
         """
         base = self
         while base._base_of_view is not None:
             base = base._base_of_view
+        if base is not self and self.requires_grad and _is_in_autograd_function():
+            raise UnsupportedModelError(
+                f"an autograd.Function writes into a view of a result of {self._module!r}; give it a copy: "
+                f"x.clone(), or leave the module out: colocate(..., exclude=[{self._module!r}])"
+            )
         if base._refused is not None:
             raise base._refused()
-        if base is self and not any(ref() is not None for ref in self._views):
-            self.join()
-            return
         base.join()
         todo = [base]
         while todo:
-            above = todo.pop()
-            for view in [found for ref in above._views if (found := ref()) is not None]:
+            for view in [view for ref in todo.pop()._views if (view := ref()) is not None]:
                 if view.is_leaf and view.requires_grad:  # detached: it shares memory alone
                     view.join()
                 elif view._joined is not None and not view._joined._is_view():
@@ -180,7 +172,7 @@ class LaneTensor(torch.Tensor):
                     )
                 elif view._joined is None:
                     assert view._replay is not None
-                    view._stood_for_by(view._replay(above.join()))
+                    view._stood_for_by(view._replay())
                 todo.append(view)
 
     @classmethod
@@ -191,54 +183,71 @@ class LaneTensor(torch.Tensor):
         if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = list(lane_tensors((args, kwargs)))
-        _check_thread(found)
+        found = [tensor for tensor in tensors_of((args, kwargs)) if isinstance(tensor, LaneTensor)]
+        if on_lane():
+            # Lanes get plain values; this came by another way and could make lanes wait for each other.
+            name = found[0]._module
+            raise ModuleContractError(
+                f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, "
+                f"or leave one of them out: colocate(..., exclude=[{name!r}])"
+            )
         if does.shows and isinstance(args[0], LaneTensor):
             return func(args[0]._as_shown(), *args[1:], **kwargs)
+        if does.name == "grad":  # of autograd: its arguments are places in the graph
+            with torch._C.DisableTorchFunctionSubclass():
+                return map_tensors(to_plain, func(*args, **kwargs))
         if does.replaces(kwargs):
             found[0]._executor.drain()
-            written = list(lane_tensors((args[0] if args else None, kwargs.get("out"))))
+            written = [
+                tensor
+                for tensor in tensors_of((args[0] if args else None, kwargs.get("out")))
+                if isinstance(tensor, LaneTensor)
+            ]
             for tensor in written:
                 tensor.join_to_write()
             stands_for = {id(tensor.join()): tensor for tensor in written}
             result = func(*join_all(args), **join_all(kwargs))
             return stands_for.get(id(result), result)
-        if does.follows_lane(args, kwargs) and not found[0].is_complex() and _is_one_branch(found):
-            for leaf in _leaves((args, kwargs)):
-                found[0]._executor.expect_gradient(leaf)
-            with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **kwargs)
-            _note_lane(result, found[0]._lane, (args, kwargs))
-            return result
+        if does.follows_lane(args, kwargs) and _is_one_branch(found):
+            with torch._C.DisableTorchFunctionSubclass():  # what it asks of its arguments needs no values
+                result = found[0]._executor.follow(found[0], func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*join_all(args), **join_all(kwargs))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Queues an operator on its lane, or runs it here; see ``Executor.operate``."""
-        first = next(lane_tensors((args, kwargs)))
-        _check_thread([first])
-        return first._executor.operate(first, func, args, kwargs or {})
+        """Adds gradients on their lane, as autograd does between calls; whatever else comes here waits."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.add.Tensor and not kwargs and all(isinstance(one, LaneTensor) for one in args):
+            return args[1]._executor.add(*args)
+        stands_for = {}
+
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, LaneTensor):
+                plain: torch.Tensor = tensor.value()
+                stands_for[id(plain)] = tensor
+                return plain
+            return tensor
+
+        result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
+        return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
 
 class _Join(torch.autograd.Function):
-    """The edge between a branch and the caller's graph: waits forward, hands gradients to the lane backward."""
+    """The edge between a branch and the caller's graph."""
 
     @staticmethod
     def forward(ctx: Any, tensor: LaneTensor) -> torch.Tensor:
-        ctx.branch = (tensor._executor, tensor._lane, tensor._module)
-        return tensor.value().detach()
+        ctx.is_leaf = tensor.is_leaf
+        plain: torch.Tensor = tensor.value().detach()
+        return plain
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        executor, lane, module = ctx.branch
-        if torch.is_grad_enabled() or isinstance(grad, LaneTensor) or executor.closed:
-            return grad
-        grad = grad.resolve_conj().resolve_neg()
-        # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
-        return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
+        return to_plain(grads[0]) if ctx.is_leaf else grads[0]
 
 
 class _Shown(torch.autograd.Function):
@@ -249,56 +258,33 @@ class _Shown(torch.autograd.Function):
         return plain.detach()
 
 
-class ReadyTicket(Generic[T]):
-    """A ticket for what is there already."""
+def to_plain(grad: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient that a lane computes; any other as it is.
 
-    def __init__(self, result: T) -> None:
-        self._result = result
+    Raises:
+        ModuleContractError: The lane computed none.
+    """
+    if not isinstance(grad, LaneTensor):
+        return grad
+    plain = grad.value()
+    if plain is None:
+        raise ModuleContractError(
+            f"the backward of {grad._module!r} returned no gradient for one of its inputs, of which autograd expects "
+            f"one; return zeros, or leave it out: colocate(..., exclude=[{grad._module!r}])"
+        )
+    return plain  # type: ignore[no-any-return]
 
-    @property
-    def done(self) -> bool:
-        """True."""
-        return True
 
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Zeros: it took no time."""
-        return 0, 0
-
-    def wait(self) -> T:
-        """Returns the result."""
-        return self._result
+def waits_for_plain(tensor: torch.Tensor) -> None:
+    """Makes a tensor's gradient plain before the caller's own autograd node gets it."""
+    node = tensor.grad_fn
+    if node is not None and type(node).__name__ not in ("CallFunctionBackward", "_JoinBackward"):
+        tensor.register_hook(to_plain)
 
 
 def lane_tensors(value: Any) -> Iterator[LaneTensor]:
     """Yields the lane tensors in nested lists, tuples and dicts."""
     return (tensor for tensor in tensors_of(value) if isinstance(tensor, LaneTensor))
-
-
-def _note_lane(result: Any, lane: Lane, inputs: Any) -> None:
-    """Marks the autograd nodes of a branch's operation with its lane, so that their backward runs there too."""
-    known = {tensor.grad_fn for tensor in tensors_of(inputs)}
-    todo = [tensor.grad_fn for tensor in lane_tensors(result) if tensor.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        metadata: Any = node.metadata
-        if node not in known and node.next_functions and LANE not in metadata:
-            metadata[LANE] = lane
-            todo.extend(following for following, _ in node.next_functions if following is not None)
-
-
-def lane_of_backward() -> Lane | None:
-    """Returns the lane on which the operation ran whose backward autograd is running now; None for any other."""
-    node: Any = torch._C._current_autograd_node()
-    found: Lane | None = None if node is None else node.metadata.get(LANE)
-    return found
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the leaves that want a gradient in nested lists, tuples and dicts."""
-    for tensor in tensors_of(value):
-        if tensor.requires_grad and tensor.is_leaf:
-            yield tensor
 
 
 def join_all(value: Any) -> Any:
@@ -312,23 +298,20 @@ def join_all(value: Any) -> Any:
     return value
 
 
-def _check_thread(found: list[LaneTensor]) -> None:
-    """Lanes get plain values; a lane tensor among them came by another way and could make lanes wait for each other.
-
-    Raises:
-        ModuleContractError: This is a lane's thread.
-    """
-    if found and on_lane():
-        name = found[0]._module
-        raise ModuleContractError(
-            f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, or "
-            f"leave one of them out: colocate(..., exclude=[{name!r}])"
-        )
-
-
 def _is_one_branch(found: list[LaneTensor]) -> bool:
     lane = found[0]._lane
-    return all(tensor._lane is lane and tensor._joined is None for tensor in found)
+    return all(
+        tensor._lane is lane and tensor._joined is None and not (tensor.requires_grad and tensor.is_leaf)
+        for tensor in found
+    )
+
+
+def _is_in_autograd_function() -> bool:
+    frame: Any = sys._getframe(1)
+    apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+    while frame is not None and frame.f_code is not apply:
+        frame = frame.f_back
+    return frame is not None
 
 
 def join_joined(leaf: Any) -> Any:

@@ -1,26 +1,31 @@
-"""Work on the lanes of one plan: operators that are being collected, work in flight, and the record of both."""
+"""Work on the lanes of one plan: handing it over, waiting for it, and the record of when it ran."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
 
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, on_lane
-from mosaic.engine.host.batch import Batch
-from mosaic.engine.host.forwards import Forwards
-from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket
-from mosaic.engine.host.span_log import SpanLog
+from mosaic.errors import UnforeseenError
+from mosaic.timeline import Span
 
 if TYPE_CHECKING:
-    import torch
-
-    from mosaic.backends.base import Lane, Lanes, Ticket
+    from mosaic.backends.base import Lanes, Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.timeline import Span
+    from mosaic.engine.host.lane_tensor import LaneTensor
 
 T = TypeVar("T")
+_LOG = logging.getLogger("mosaic")
+_MAX_SPANS = 20_000
+_MAX_UNSEEN = 256
+_HOST_ALLOCATOR = ("can't allocate memory", "not enough memory")
+"""What ``c10::alloc_cpu`` says, on POSIX and elsewhere; it raises a plain RuntimeError."""
 
 
 class LaneWork:
@@ -28,67 +33,63 @@ class LaneWork:
 
     Attributes:
         lanes: The lanes.
-        forwards: Those that nobody has seen end.
-        last_write: By lane, its last operator that wrote into one of its tensors.
+        unseen: Work whose end the caller has not seen, and whose errors must not be lost.
         log: When work ran.
+        second_tries: By module and line, calls for which there was no memory beside the others.
         num_backwards: How many of the caller's backwards have ended; those inside of others are not counted.
-        num_launched: How many calls went to lanes.
+        num_launched: How many calls of modules went to lanes.
         closed: Whether the lanes were given back.
+        looks_early: Whether what has failed is raised at the next call already, wherever the program is by then.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
-        self.forwards = Forwards(self.wait)
-        self.last_write: dict[Lane, Ticket[Any]] = {}
+        self.unseen: deque[Ticket[Any]] = deque()
         self.log = SpanLog()
+        self.second_tries: Counter[tuple[str, str]] = Counter()
         self.num_backwards = 0
         self.num_launched = 0
         self.closed = False
-        self._batches: dict[Lane, Batch] = {}
-
-    def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
-        """Returns what work on ``lane`` must wait for to read the tensors ``found``; its own lane is ordered anyway.
-
-        Lanes of another executor cannot be waited for on a lane; their tensors are waited for here.
-        """
-        others = []
-        for tensor in found:
-            home: object = tensor._executor
-            if home is not self:
-                tensor.value()
-            elif tensor._lane is not lane:
-                others.append(tensor)
-        writes = [self.last_write[tensor._lane] for tensor in others if tensor._lane in self.last_write]
-        for other in {tensor._lane for tensor in others}:
-            self._hand_over(other)
-        return [tensor._ticket for tensor in others] + writes
+        self.looks_early = True
 
     def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
-        """Hands a piece of a module's work to its lane, behind what was collected for it."""
-        self._hand_over(site.lane)
-        return self._submit_to(site.lane, site.name, phase, work, after)
+        """Hands a piece of work to a module's lane; once the lanes are closed, does it right away."""
+        if self.closed:
+            for ticket in after:
+                self.wait(ticket)
+            return ReadyTicket(work())
+        lane, step = site.lane, self.num_backwards
+        shown = phase if lane.slots else f"{phase} routing"
 
-    def batch(self, lane: Lane, module: str) -> Batch:
-        """Returns the operators that are being collected for a lane."""
-        found = self._batches.get(lane)
-        if found is None or not found.takes_more:
-            self._hand_over(lane)
-            found = self._batches[lane] = Batch(lambda work, after: self._submit_to(lane, module, "glue", work, after))
-        return found
+        def run() -> T:
+            start = time.perf_counter_ns()
+            try:
+                with as_lane(), ProfilerRange(site.name, shown):
+                    return work()
+            finally:
+                self.log.note(site.name, phase, lane.slots, step, start)
 
-    def hand_over_all(self) -> None:
-        """Hands over everything that was collected."""
-        for lane in list(self._batches):
-            self._hand_over(lane)
+        return lane.submit(run, after=after)
 
-    def has(self, lane: Lane) -> bool:
-        """Whether a lane is one of these."""
-        return self.lanes.has(lane)
+    def inputs_of(self, tensors: Iterable[Any], site: PlacedModule) -> list[Ticket[Any]]:
+        """Returns what work on a module's lane must wait for to read lane tensors among ``tensors``.
 
-    def value(self, tensor: LaneTensor) -> torch.Tensor:
+        Its own lane is ordered anyway. Lanes of another executor cannot be waited for on a lane; their tensors are
+        waited for here.
+        """
+        after = []
+        for tensor in tensors:
+            executor = getattr(tensor, "_executor", None)
+            if executor is None or tensor._lane is site.lane:
+                continue
+            if executor is self:
+                after.append(tensor._ticket)
+            else:
+                tensor.value()
+        return after
+
+    def value(self, tensor: LaneTensor) -> Any:
         """Waits for a tensor's value; if its work failed, lets all lanes come to rest before raising that error."""
-        if not on_lane() and tensor._lane in self.last_write:
-            self.wait(self.last_write[tensor._lane])  # it may have written into this tensor, through a view
         return self.wait(tensor._ticket)[tensor._pick]
 
     def wait(self, ticket: Ticket[T]) -> T:
@@ -98,19 +99,37 @@ class LaneWork:
         except BaseException as error:
             if not on_lane():
                 self.drain()
-                self.forwards.told(error)
+                self.unseen = deque(ticket for ticket in self.unseen if _error_of(ticket) not in (None, error))
             raise
 
     def drain(self) -> None:
         """Waits until the lanes are at rest; a lane itself does not wait."""
         if not on_lane():
-            self.hand_over_all()
             self.lanes.drain()
             forget_cast_weights()
 
-    def check_forwards(self) -> None:
-        """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
-        self.forwards.check()
+    def note_unseen(self, ticket: Ticket[Any]) -> None:
+        """Adds work whose result nobody may ever use, and looks at what has ended."""
+        unseen = self.unseen
+        unseen.append(ticket)
+        while unseen and ((self.looks_early and unseen[0].done) or len(unseen) > _MAX_UNSEEN):
+            self.wait(unseen.popleft())
+
+    def check_unseen(self) -> None:
+        """Waits for all work, and raises what it raised."""
+        while self.unseen:
+            self.wait(self.unseen.popleft())
+
+    def unforeseen(self) -> UnforeseenError | None:
+        """Returns the first ``UnforeseenError`` that the caller has not seen, or None; all work has ended."""
+        errors = map(_error_of, self.unseen)
+        return next((error for error in errors if isinstance(error, UnforeseenError)), None)
+
+    def note_second_try(self, module: str, place: str) -> None:
+        """Notes, from the lane's thread, a call that runs again with all other lanes at rest."""
+        self.second_tries[module, place] += 1
+        if self.second_tries[module, place] == 1:
+            _LOG.warning("%s ran out of memory on its lane (%s); run again with the others at rest", module, place)
 
     def record(self, site: PlacedModule, phase: str, start_ns: int) -> None:
         """Notes work of a module's that ran in the caller's thread and ends now."""
@@ -129,27 +148,66 @@ class LaneWork:
         """Forgets what ran so far."""
         self.log.clear()
 
-    def _hand_over(self, lane: Lane) -> None:
-        batch = self._batches.pop(lane, None)
-        if batch is not None:
-            _ = batch.ticket
 
-    def _submit_to(
-        self, lane: Lane, module: str, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]
-    ) -> Ticket[T]:
-        """Hands work to a lane and records when it runs; once the lanes are closed, does it right away."""
-        if self.closed:
-            for ticket in after:
-                self.wait(ticket)
-            return ReadyTicket(work())
-        step, shown = self.num_backwards, phase if lane.slots else f"{phase} routing"
+class ReadyTicket(Generic[T]):
+    """A ticket for what is there already."""
 
-        def run() -> T:
-            start = time.perf_counter_ns()
-            try:
-                with as_lane(), ProfilerRange(module, shown):
-                    return work()
-            finally:
-                self.log.note(module, phase, lane.slots, step, start)
+    done = True
+    interval_ns = (0, 0)
 
-        return lane.submit(run, after=after)
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def wait(self) -> T:
+        """Returns the result."""
+        return self._result
+
+
+class SpanLog:
+    """The last 20,000 pieces of work, in nanoseconds of ``time.perf_counter_ns``; threads may note at the same time."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
+
+    def note(self, module: str, phase: str, slots: tuple[int, ...], step: int, start_ns: int) -> None:
+        """Notes work that ends now."""
+        self._spans.append((module, phase, slots, step, start_ns, time.perf_counter_ns()))
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, by its start, in milliseconds since ``origin_ns``."""
+        return tuple(
+            Span(
+                module=module,
+                phase=phase,  # type: ignore[arg-type]
+                slots=slots,
+                step=step,
+                start_ms=(start - origin_ns) / 1e6,
+                end_ms=(end - origin_ns) / 1e6,
+            )
+            for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
+        )
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest of them started."""
+        return min((span[4] for span in self._spans), default=0)
+
+    def clear(self) -> None:
+        """Forgets them."""
+        self._spans.clear()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _HOST_ALLOCATOR)
+
+
+def _error_of(ticket: Ticket[Any]) -> BaseException | None:
+    """Returns what finished work raised."""
+    try:
+        ticket.wait()
+    except BaseException as error:
+        return error
+    return None

@@ -60,7 +60,7 @@ class HostPool:
                 if tensor is not None and not failed:
                     tensor.join()
             if not failed:
-                self.executor.check_forwards()
+                self.executor.check_unseen()
         finally:
             self._made.clear()
             self.executor.drain()  # what nobody used may still read parameters and modes

@@ -20,7 +20,7 @@ from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
-from mosaic.engine.graphs import StageBranch, StageGraphs
+from mosaic.engine.graphs import GraphCall, ModuleGraphs
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor, make_dlpack_wait, on_user_stream, tagged
 from mosaic.engine.streams.timeline import StreamTimeline
@@ -57,7 +57,7 @@ class StreamExecutor:
         lanes: StreamLanes,
         *,
         in_order: Mapping[str, str] | None = None,
-        graphs: StageGraphs | None = None,
+        graphs: ModuleGraphs | None = None,
     ) -> None:
         self.lanes = lanes
         self.graphs = graphs
@@ -90,7 +90,7 @@ class StreamExecutor:
             return self.run_alone(site, run, args, kwargs)
         launched = run
         if self.graphs is not None and site.name not in self.in_order:
-            launched = partial(_replayed, self.graphs, site, run)
+            launched = partial(replayed, self.graphs, site, run)
         try:
             return self._launch(site, launched, args, kwargs, self._timeline)
         except torch.OutOfMemoryError:
@@ -278,7 +278,7 @@ class StreamExecutor:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a captured stage waits for its backward; eager calls can end under any plan."""
+        """Whether a captured call waits for its backward; eager calls can end under any plan."""
         return self.graphs is not None and self.graphs.is_in_flight
 
     @property
@@ -410,9 +410,11 @@ def _lane_of(site: PlacedModule) -> StreamLane:
     return site.lane
 
 
-def _replayed(graphs: StageGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    lane = _lane_of(site)
-    return graphs.call(StageBranch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module))
+def replayed(graphs: ModuleGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Makes a module's call by a CUDA graph where that is right; on the lane's stream."""
+    module, lane = site.module, _lane_of(site)
+    assert module is not None
+    return graphs.call(GraphCall(name=site.name, module=module, lane=lane, run=run, args=args, kwargs=kwargs))
 
 
 def _obstacle() -> str | None:

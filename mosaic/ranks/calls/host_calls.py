@@ -26,7 +26,7 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
-from mosaic.engine.host.span_log import SpanLog
+from mosaic.engine.host.lane_work import SpanLog
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
 from mosaic.ranks.calls.agree import error_of
 from mosaic.ranks.calls.in_step import InStep
@@ -63,7 +63,7 @@ class HostCalls(InStep):
         self._lanes = lanes
         self._progress = progress
         self._log = SpanLog()
-        self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
+        self.executor.looks_early = False  # or ranks would stop at different calls, as it comes
         self._sites: dict[str, PlacedModule] = {}
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
@@ -185,7 +185,7 @@ class HostCalls(InStep):
         self.executor.backwards.current()
         for reducer in shared:  # what comes from now on is added up before it is added to what was there
             for parameter in reducer.parameters:
-                self.executor.gradients.set_aside(parameter)
+                self.executor.backwards.set_aside(parameter)
 
     def end_backward(self) -> None:
         """Does nothing: the lanes' work was awaited before."""
@@ -271,8 +271,6 @@ class HostCalls(InStep):
         self.told.add(ranked.name)
         with self.in_step():
             passed = going(leaves).go()
-        site = self._sites[ranked.name]
-        self._expect_gradients(site)
 
         def arrived(grad: torch.Tensor) -> torch.Tensor:
             self.backward_begins()
@@ -283,12 +281,6 @@ class HostCalls(InStep):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrived)
         return passed.nested(passed.made), passed.token
-
-    def _expect_gradients(self, site: PlacedModule) -> None:
-        """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""
-        for parameter in site.parameters:
-            if not parameter.is_meta:
-                self.executor.gradients.expect(parameter)
 
     @staticmethod
     def _after_backward(ranked: Ranked) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.hidden.hidden_state import HiddenState
-from mosaic.engine.calls.signature import Arguments, Layouts, OutputInfo, Signature
+from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
 from mosaic.errors import ModuleContractError, UnsupportedModelError
@@ -66,7 +66,7 @@ class RoutedCall(Call):
         self._calls = calls
         self._ranked = ranked
 
-    def forward(self) -> list[torch.Tensor]:
+    def forward(self) -> list[torch.Tensor | None]:
         """Runs on the module's lane: takes all steps of the forward."""
         with self._calls.in_step():
             try:
@@ -81,11 +81,18 @@ class RoutedCall(Call):
         return self._run_module(run, arguments)
 
     def backward(
-        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool, promised: Layouts | None = None
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
     ) -> list[torch.Tensor | None]:
-        """Runs on the module's lane: takes all steps of the backward."""
+        """Runs on the module's lane: takes all steps of the backward.
+
+        All ranks return every gradient: this one may have none of the rows, and no rank waits for another here.
+        """
         with self._calls.in_step():
-            return super().backward(grads, keep=keep, only_asked=only_asked, promised=promised)
+            found = super().backward(grads, keep=keep, by_caller=by_caller)
+        return [
+            torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
+            for grad, (size, dtype) in zip(found, self._likes, strict=True)
+        ]
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
@@ -101,16 +108,6 @@ class RoutedCall(Call):
         if self._ranked.reduces:
             running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
         return found
-
-    def _promise(self, given: Layouts) -> Layouts:
-        """Returns what this rank can know: it may have none of the rows, and no rank waits for another here."""
-        return tuple(torch.empty(size, device="meta").stride() for size, _ in self._likes)
-
-    def _as_promised(self, found: list[torch.Tensor | None], promised: Layouts) -> list[torch.Tensor | None]:
-        return [
-            torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
-            for grad, (size, dtype) in zip(found, self._likes, strict=True)
-        ]
 
     def _reduce(self) -> None:
         with self._calls.in_step():

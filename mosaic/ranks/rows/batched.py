@@ -92,7 +92,7 @@ class _Runs:
                 stack.enter_context(block)
             if self._subject.settings is not None:
                 stack.enter_context(self._subject.settings())
-            stack.enter_context(uncompiled(module))
+            stack.enter_context(uncompiled())
             before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
             with self._replayed:
                 made = flatten(module(*args, **kwargs))[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
-from stage_graph_cases import one_thread  # noqa: F401
+from graph_cases import one_thread  # noqa: F401
 from stream_cases import FakeBackend
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -45,8 +45,8 @@ def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBacke
     pool = pool_of(backend, graphs)
     if graphs:
         assert pool.graphs.refused == {}
-        assert pool.graphs.num_replays == (5 if how == "run_all" else 10)
-        assert pool.graphs.num_captures == (1 if how == "run_all" else 2)
+        assert pool.graphs.num_replays == 5  # the other piece is a method
+        assert pool.graphs.num_captures == 1
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
@@ -57,7 +57,7 @@ def test_pieces_run_side_by_side(backend: FakeBackend, graphs: bool):
         for _ in range(2):
             with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
                 p.run("left", model.left, x)
-                p.run("right", model.encode, y, scale=0.5)
+                p.run("right", model.right, y)
     lanes = pool_of(backend, graphs).executor.lanes
     name = "graph replay" if graphs else "aten.addmm.default"
     one, other = (
@@ -76,7 +76,9 @@ def test_what_cannot_be_captured_is_launched_on_its_lane(backend: FakeBackend):
     assert torch.equal(found["left"] + 0, x[x > 0].sum())
     assert torch.equal(alone + 0, x[x > 0].sum())
     assert torch.equal(found["right"], model(y))
-    assert "needs a value back" in pool_of(backend, cuda_graphs=True).graphs.refused["left"]
+    graphs = pool_of(backend, cuda_graphs=True).graphs
+    assert graphs.eager_calls["left", "it is a function and no module"] == 2
+    assert graphs.num_replays == 1
 
 
 def test_results_of_lanes_can_go_into_the_next_block(backend: FakeBackend):

@@ -1,4 +1,4 @@
-"""The fake runtime's graphs keep the rules of CUDA's and torch's that stage graphs rely on."""
+"""The fake runtime's graphs keep the rules of CUDA's and torch's that graphs of modules rely on."""
 
 from __future__ import annotations
 

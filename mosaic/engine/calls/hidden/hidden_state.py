@@ -2,7 +2,7 @@
 
 Torch's settings of the thread and Python's context go with the call to its lane (``ThreadState``, ``contextvars``). The
 rest stays where it is, and the lane looks whether it is still what it was: parameters and buffers, plain attributes,
-and torch's settings of the process. ``docs/limits.md`` has the table of kinds.
+and torch's settings of the process. ``docs/limits.md`` has the contract.
 """
 
 from __future__ import annotations

@@ -10,19 +10,26 @@ from torch import nn
 from mosaic.engine.calls.hidden.outside import places_of
 from mosaic.engine.calls.obstacles import Obstacle
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
-def reads_thread_local(module: nn.Module | None) -> Obstacle | None:
-    """Returns an obstacle if an attribute of a module's parts, or what their code names, is a ``threading.local``."""
+
+def reads_of_thread(module: nn.Module | None) -> Obstacle | None:
+    """Returns an obstacle if an attribute of a module's parts, or what their code names, belongs to one thread."""
     parts = [] if module is None else list(module.modules())
     named = [(name, value) for part in parts for name, value in vars(part).items()]
     named += [(place.name, place.value) for place in places_of(parts)]
-    name = next((name for name, value in named if isinstance(value, threading.local)), None)
-    if name is None:
-        return None
-    return Obstacle(
-        f"it reads {name}, a threading.local, whose values a lane's thread does not have",
-        todo="use a contextvars.ContextVar, which goes with the call, or an argument",
-    )
+    for name, value in named:
+        if isinstance(value, threading.local):
+            return Obstacle(
+                f"it reads {name}, a threading.local, whose values a lane's thread does not have",
+                todo="use a contextvars.ContextVar, which goes with the call, or an argument",
+            )
+        if isinstance(value, _LOCKS):
+            return Obstacle(
+                f"it holds {name}, a lock, for which its lane and its caller would wait for each other",
+                todo="take the lock around the model's call",
+            )
+    return None
 
 
 def sets_context(before: Context, after: Context) -> Obstacle | None:

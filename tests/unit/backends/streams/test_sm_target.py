@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import pair_batch, tower
-from stage_graph_cases import bench
+from graph_cases import bench
 
 from mosaic.backends.streams.libraries import (
     Setting,

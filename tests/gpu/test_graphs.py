@@ -1,4 +1,4 @@
-"""Stage graphs on a real GPU: the same numbers as eager calls, and kernels that stay in their partitions."""
+"""Modules as CUDA graphs on a real GPU: the numbers of eager calls, and kernels that stay in their partitions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from bench.gpu.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
-from mosaic.engine.graphs.rehearsal import NUM_TRIALS
+from mosaic.engine.graphs import GraphCall, ModuleGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -34,8 +33,8 @@ def lanes(cuda_backend: CudaBackend) -> Iterator[StreamLanes]:
 
 
 @pytest.fixture
-def graphs(lanes: StreamLanes) -> Iterator[StageGraphs]:
-    made = StageGraphs(lanes.api)
+def graphs(lanes: StreamLanes) -> Iterator[ModuleGraphs]:
+    made = ModuleGraphs(lanes.api)
     yield made
     made.close()
 
@@ -71,34 +70,22 @@ class Pair(nn.Module):
         self.left, self.right, self.head = Block(dropout=dropout), Block(dropout=dropout), nn.Linear(64, 8)
 
 
-Together = Callable[[Pair, torch.Tensor, torch.Tensor], list[Any]]
+Call = Callable[[str, nn.Module, torch.Tensor], Any]
 
 
-def plainly(model: Pair, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
-    return [model.left(x), model.right(y)]
+def plainly(name: str, module: nn.Module, x: torch.Tensor) -> Any:
+    return module(x)
 
 
-def by_graphs(graphs: StageGraphs, lanes: StreamLanes, *, apart: bool = False) -> Together:
+def by_graphs(graphs: ModuleGraphs, lanes: StreamLanes) -> Call:
     one, other = lanes_of(lanes)
 
-    def together(model: Pair, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
-        branches = [
-            StageBranch(name="left", run=model.left, args=(x,), kwargs={}, lane=one, module=model.left),
-            StageBranch(name="right", run=model.right, args=(y,), kwargs={}, lane=other, module=model.right),
-        ]
-        results = (
-            [graphs.run(branch.name, [branch])[0] for branch in branches] if apart else graphs.run("pair", branches)
-        )
-        return [finish(branch, result) for branch, result in zip(branches, results, strict=True)]
+    def made(name: str, module: nn.Module, x: torch.Tensor) -> Any:
+        lane = other if name == "right" else one
+        call = GraphCall(name=name, module=module, lane=lane, run=module, args=(x,), kwargs={})
+        return lane.launch(lambda: graphs.call(call), timed=False).wait()
 
-    return together
-
-
-def finish(branch: StageBranch, result: Any) -> Any:
-    """What graphs leave to their caller runs on its lane."""
-    if not isinstance(result, Eager):
-        return result
-    return branch.lane.launch(lambda: branch.run(*branch.args, **branch.kwargs), timed=False).wait()
+    return made
 
 
 def lanes_of(lanes: StreamLanes) -> list[Any]:
@@ -106,14 +93,14 @@ def lanes_of(lanes: StreamLanes) -> list[Any]:
     return [lanes.lane(slots[0]), lanes.lane(slots[1])]
 
 
-def train(model: Pair, together: Together, steps: int = 5) -> list[torch.Tensor]:
+def train(model: Pair, call: Call, steps: int = 5) -> list[torch.Tensor]:
     torch.manual_seed(11)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     noted = []
     for _ in range(steps):
         x, y = (torch.randn(16, 12, 64, generator=generator).cuda() for _ in range(2))
-        left, right = together(model, x, y)
+        left, right = call("left", model.left, x), call("right", model.right, y)
         loss = (model.head(left["pooled"] * right["pooled"]) * left["hidden"].mean()).square().mean()
         loss.backward()
         noted += [loss.detach().clone(), torch.rand(4, device="cuda")]
@@ -123,42 +110,46 @@ def train(model: Pair, together: Together, steps: int = 5) -> list[torch.Tensor]
     return [value.cpu() for value in (*noted, *model.state_dict().values())]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one graph", "one graph each"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["plain", "dropout"])
-def test_five_steps_by_graphs_equal_five_plain_ones(
-    graphs: StageGraphs, lanes: StreamLanes, dropout: float, apart: bool
-):
+def test_five_steps_by_graphs_equal_five_plain_ones(graphs: ModuleGraphs, lanes: StreamLanes, dropout: float):
     torch.manual_seed(0)
     model = Pair(dropout).cuda()
     twin = copy.deepcopy(model)
     expected = train(model, plainly)
-    found = train(twin, by_graphs(graphs, lanes, apart=apart))
+    found = train(twin, by_graphs(graphs, lanes))
     captured = not dropout or lanes.api.draws_apart
     assert list(graphs.refused) == ([] if captured else ["left", "right"])
     assert all("it draws random numbers" in reason for reason in graphs.refused.values())
-    assert graphs.num_replays == (10 if apart else 5) * captured
+    assert graphs.num_replays == 10 * captured
     assert len(expected) == len(found)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, **TOLERANCE)
 
 
-def test_capturing_leaves_the_random_numbers_where_they_were(graphs: StageGraphs, lanes: StreamLanes):
-    model, lane = nn.Dropout(0.5).cuda(), lanes_of(lanes)[0]
+def test_capturing_leaves_the_random_numbers_where_they_were(graphs: ModuleGraphs, lanes: StreamLanes):
+    model, call = nn.Dropout(0.5).cuda(), by_graphs(graphs, lanes)
     x = torch.ones(4096, device="cuda")
     torch.manual_seed(3)
     expected = [model(x) for _ in range(3)]
     torch.manual_seed(3)
     for one in expected:
-        branch = StageBranch(name="drop", run=model, args=(x,), kwargs={}, lane=lane, module=model)
-        (found,) = graphs.run("drop", [branch])
-        assert isinstance(found, Eager) is not lanes.api.draws_apart
-        assert torch.equal(model(x) if isinstance(found, Eager) else found, one)
+        assert torch.equal(call("drop", model, x), one)
+    assert (graphs.num_replays == 3) is lanes.api.draws_apart
 
 
-def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs: StageGraphs, lanes: StreamLanes):
-    one, other = lanes_of(lanes)
-    model = nn.Linear(64, 64).cuda()
-    x = torch.randn(8, 64, device="cuda")
+class Doing(nn.Module):
+    """Runs a function, and a layer."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(64, 64).cuda(), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.layer(x))
+
+
+def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs: ModuleGraphs, lanes: StreamLanes):
+    call, model, x = by_graphs(graphs, lanes), nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
 
     def waits(value: torch.Tensor) -> torch.Tensor:
         return value * value.sum().item()
@@ -170,37 +161,33 @@ def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs
         torch.cuda.current_stream().synchronize()
         return value * 2
 
-    for function in (waits, copies, synchronizes):
-        name = function.__name__
-        branches = [
-            StageBranch(name=name, run=function, args=(x,), kwargs={}, lane=one, module=None),
-            StageBranch(name="good", run=model, args=(x,), kwargs={}, lane=other, module=model),
-        ]
-        bad, good = graphs.run(name, branches)
-        assert isinstance(bad, Eager)
-        torch.testing.assert_close(good, model(x), **TOLERANCE)
-        assert name in graphs.refused
-        assert torch.dropout(x, 0.5, train=True).shape == x.shape
-        assert _bytes_kept_after_use_on(lanes.api.new_stream()) == 0
+    with torch.no_grad():
+        for number, function in enumerate((waits, copies, synchronizes)):
+            doing, name = Doing(function), function.__name__
+            torch.testing.assert_close(call(name, doing, x), doing(x), **TOLERANCE)
+            assert name in graphs.refused
+            torch.testing.assert_close(call("right", model, x), model(x), **TOLERANCE)
+            assert graphs.num_replays == number + 1
+            assert torch.dropout(x, 0.5, train=True).shape == x.shape
+            assert _bytes_kept_after_use_on(lanes.api.new_stream()) == 0
 
 
 @torch.no_grad()
-def test_other_threads_may_wait_for_the_device_while_a_call_is_tried(graphs: StageGraphs, lanes: StreamLanes):
-    lane, model, x = lanes_of(lanes)[0], nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+def test_other_threads_may_wait_for_the_device_while_a_call_is_tried(graphs: ModuleGraphs, lanes: StreamLanes):
+    x = torch.randn(8, 64, device="cuda")
     asked: list[float] = []
 
     def beside(value: torch.Tensor) -> torch.Tensor:
         thread = threading.Thread(target=lambda: asked.append(torch.ones(4, device="cuda").sum().item()))
         thread.start()
         thread.join()
-        return model(value)
+        return value
 
-    (result,) = graphs.run(
-        "beside", [StageBranch(name="beside", run=beside, args=(x,), kwargs={}, lane=lane, module=model)]
-    )
+    doing = Doing(beside)
+    result = by_graphs(graphs, lanes)("beside", doing, x)
     assert graphs.refused == {}
-    assert asked == [4.0] * (NUM_TRIALS + 1)
-    torch.testing.assert_close(result, model(x), **TOLERANCE)
+    assert asked == [4.0]  # what the trials left behind is undone
+    torch.testing.assert_close(result, doing.layer(x), **TOLERANCE)
 
 
 def _bytes_kept_after_use_on(stream: torch.cuda.Stream) -> int:
@@ -211,41 +198,34 @@ def _bytes_kept_after_use_on(stream: torch.cuda.Stream) -> int:
     return torch.cuda.memory_stats()["active_bytes.all.current"] - before
 
 
-def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: StageGraphs, lanes: StreamLanes):
+@torch.no_grad()
+def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: ModuleGraphs, lanes: StreamLanes):
     probe = SmProbe.of(lanes.api.device)  # torch's own kernels are loaded into the primary context
-    one, other = lanes_of(lanes)
+    call, x = by_graphs(graphs, lanes), torch.zeros(8, 64, device="cuda")
 
-    def note(blank: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(blank)
-        probe.launch(found.data_ptr(), found.numel(), torch.cuda.current_stream().cuda_stream)
-        return found
+    def note(value: torch.Tensor) -> torch.Tensor:
+        seen = torch.zeros(32, dtype=torch.int32, device="cuda")
+        probe.launch(seen.data_ptr(), seen.numel(), torch.cuda.current_stream().cuda_stream)
+        return seen
 
-    blank = torch.zeros(32, dtype=torch.int32, device="cuda")
-    branches = [
-        StageBranch(name=name, run=note, args=(blank,), kwargs={}, lane=lane, module=None)
-        for name, lane in (("one", one), ("other", other))
-    ]
+    modules = {name: Doing(note) for name in ("left", "right")}
     for number in range(1, 3):
-        seen = [set(sm_ids(found.tolist())) for found in graphs.run("probe", branches)]
+        seen = [set(sm_ids(call(name, module, x).tolist())) for name, module in modules.items()]
         assert graphs.refused == {}
-        assert graphs.num_replays == number
-        for lane, found in zip((one, other), seen, strict=True):
-            assert 0 < len(found) <= lane.num_sms + CDP_SMS
+        assert graphs.num_replays == 2 * number
+        for lane, sms in zip(lanes_of(lanes), seen, strict=True):
+            assert 0 < len(sms) <= lane.num_sms + CDP_SMS
         assert len(seen[0] & seen[1]) <= CDP_SMS
 
 
-def test_dropped_graphs_give_their_memory_back(lanes: StreamLanes):
-    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
-    lane = lanes_of(lanes)[0]
-    graphs = StageGraphs(lanes.api, max_graphs=1)
+def test_a_module_s_memory_is_given_back_when_graphs_close(lanes: StreamLanes):
+    model, x = Doing(nn.functional.gelu), torch.randn(512, 64, device="cuda")
     used = []
-    for rows in (512, 256, 512, 256):
-        x = torch.randn(rows, 1024, device="cuda")
-        branch = StageBranch(name="mlp", run=model, args=(x,), kwargs={}, lane=lane, module=model)
-        graphs.run("mlp", [branch])[0].sum().backward()
+    for _ in range(3):
+        graphs = ModuleGraphs(lanes.api)
+        by_graphs(graphs, lanes)("left", model, x).sum().backward()
         model.zero_grad()
+        graphs.close()
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
-    graphs.close()
     assert used[2] <= used[0] * 1.1
-    assert used[3] <= used[1] * 1.1

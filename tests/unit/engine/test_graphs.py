@@ -1,0 +1,491 @@
+"""Modules as CUDA graphs compute what eager calls do: outputs, gradients, buffers, random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import TwoTowers, pair_batch, tower
+from graph_cases import bench, one_thread, train_both  # noqa: F401
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mosaic.engine.graphs import ModuleGraphs
+from mosaic.errors import MosaicError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def contrast(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    left = nn.functional.normalize(left, dim=-1)
+    return (left @ nn.functional.normalize(right, dim=-1).T).square().mean()
+
+
+def two_towers(model: Any, call: Any, number: int) -> torch.Tensor:
+    x, y = pair_batch(number)
+    return contrast(call("left", model.left, x), call("right", model.right, y))
+
+
+# Equal to plain training.
+
+
+@pytest.mark.parametrize("extra", [[], [nn.Dropout(0.3)], [nn.BatchNorm1d(16)]], ids=["plain", "dropout", "batchnorm"])
+def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module]):
+    ours = train_both(lambda: TwoTowers(tower(8, 16, *extra), tower(8, 16, *extra)), two_towers)
+    assert ours.graphs.refused == {}
+    assert (ours.graphs.num_captures, ours.graphs.num_replays) == (2, 10)
+
+
+@pytest.mark.parametrize("none", [False, True], ids=["zeros", "none"])
+@pytest.mark.parametrize("every", [2, 5])
+def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool):
+    assert train_both(TwoTowers, two_towers, every=every, none=none).graphs.num_replays == 10
+
+
+def test_modules_that_share_an_input_pass_their_gradients_back():
+    class Fan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.left, self.right = nn.Linear(8, 8), tower(), tower()
+            self.right[0].requires_grad_(False)
+
+    def step(model: Any, call: Any, number: int) -> torch.Tensor:
+        shared = model.stem(pair_batch(number)[0])
+        return (call("left", model.left, shared) * call("right", model.right, shared)).mean()
+
+    assert train_both(Fan, step).graphs.refused == {}
+
+
+class Many(nn.Module):
+    """Takes and returns nested things; one part of it is used by one result only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.pooler = tower(), nn.Linear(16, 4)
+
+    def forward(self, inputs: dict[str, torch.Tensor], *, scale: float = 0.5, flip: bool = True) -> Any:
+        hidden = self.layers(inputs["x"]) * scale
+        shown = {"hidden": hidden, "again": hidden, "pooled": self.pooler(hidden), "none": None}
+        return shown, (inputs["y"], hidden.argmax(-1), "flipped" if flip else "plain")
+
+
+def test_nested_results_and_keywords_come_through():
+    with bench() as ours:
+        model = Many()
+        x, y = pair_batch()
+        for _ in range(3):
+            shown = None  # or it would still be waiting for its backward
+            shown, (same, best, word) = ours.call("many", model, {"x": x, "y": y}, scale=0.5, flip=True)
+            plain, (_, plain_best, plain_word) = model({"x": x, "y": y}, scale=0.5, flip=True)
+            assert same is y
+            assert shown["again"] is shown["hidden"]
+            assert torch.equal(shown["pooled"], plain["pooled"])
+            assert torch.equal(best, plain_best)
+            assert not best.requires_grad
+            assert word == plain_word
+        assert ours.graphs.num_replays == 3
+
+
+@pytest.mark.parametrize("used", [("hidden",), ("pooled",), ("hidden", "pooled"), ()])
+def test_a_result_without_a_gradient_takes_no_part_in_the_backward(used: tuple[str, ...]):
+    def step(model: Any, call: Any, number: int) -> torch.Tensor:
+        x, y = pair_batch(number)
+        shown, _ = call("many", model.many, {"x": x, "y": y})
+        chosen = ("hidden", "pooled") if number == 0 else used  # an earlier backward had all of them
+        return sum((shown[name].square().sum() for name in chosen), model.other(y).mean())
+
+    ours = train_both(lambda: nn.ModuleDict({"many": Many(), "other": tower()}), lambda m, c, n: step(Named(m), c, n))
+    assert ours.graphs.num_replays == 5
+
+
+class Named:
+    """The entries of a ModuleDict as attributes."""
+
+    def __init__(self, modules: Any) -> None:
+        self.__dict__.update(modules.items())
+
+
+def test_evaluation_equals_plain_evaluation():
+    model = tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)).eval()
+    with bench() as ours, torch.no_grad():
+        results = [ours.call("tower", model, pair_batch(step)[0]) for step in range(3)]
+        assert all(torch.equal(result, model(pair_batch(step)[0])) for step, result in enumerate(results))
+        assert not any(result.requires_grad for result in results)
+        assert ours.graphs.num_replays == 3
+
+
+def test_capturing_leaves_no_trace():
+    model, twin = (tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    x = pair_batch()[0]
+    with bench() as ours:
+        torch.manual_seed(7)
+        result = ours.call("tower", model, x)
+        drawn = torch.rand(3)
+        assert all(parameter.grad is None for parameter in model.parameters())
+    torch.manual_seed(7)
+    assert torch.equal(result, twin(x))
+    assert torch.equal(drawn, torch.rand(3))
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+
+
+def test_hooks_on_parameters_run_once_in_each_backward():
+    model = tower()
+    seen: list[str] = []
+    model[0].weight.register_hook(lambda grad: seen.append("grad") or grad * 2)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
+    accumulator = model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0]  # kept, as DDP does
+    accumulator.register_hook(lambda *_: seen.append("node"))
+    x = pair_batch()[0]
+    with bench() as ours:
+        for step in range(3):
+            model.zero_grad()
+            seen.clear()
+            ours.call("tower", model, x).sum().backward()
+            by_graph = model[0].weight.grad.clone()
+            assert sorted(seen) == ["accumulated", "grad", "node"], step
+        model.zero_grad()
+        model(x).sum().backward()
+        assert torch.equal(by_graph, model[0].weight.grad)
+
+
+def test_gradients_of_inputs_are_returned_by_autograd_grad():
+    model = tower()
+    with bench() as ours:
+        for step in range(3):
+            x = pair_batch(step)[0].requires_grad_()
+            loss = ours.call("tower", model, x).square().sum()
+            grads = torch.autograd.grad(loss, [x, *model.parameters()])
+            expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+            assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+def test_results_may_be_kept_and_written_to():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Sigmoid())
+    x = pair_batch()[0]
+    with bench() as ours:
+        with torch.no_grad():
+            results = [ours.call("tower", model, pair_batch(step)[0]) for step in range(3)]
+            assert all(torch.equal(result, model(pair_batch(step)[0])) for step, result in enumerate(results))
+        for _ in range(2):
+            model.zero_grad()
+            ours.call("tower", model, x).mul_(2).sum().backward()
+        by_graph = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(x).mul(2).sum().backward()
+    assert torch.equal(by_graph, model[0].weight.grad)
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.weight, self.steps, (x * self.weight).T
+
+
+def test_a_parameter_or_buffer_that_is_returned_is_the_module_s_own():
+    table = Table()
+    with bench() as ours:
+        for _ in range(2):
+            weight, steps, product = ours.call("table", table, torch.ones(4, 4))
+            assert weight is table.weight
+            assert steps is table.steps
+            (product * weight).sum().backward()
+        assert ours.graphs.num_replays == 2
+
+
+def test_a_recurrent_module_is_captured_with_its_own_list_of_weights():
+    model = nn.GRU(8, 16, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    with bench() as ours:
+        for _ in range(2):
+            model.zero_grad()
+            sum(result.sum() for result in ours.call("gru", model, x)).backward()
+        by_graph = [parameter.grad.clone() for parameter in model.parameters()]
+        assert ours.graphs.refused == {}
+    model.zero_grad()
+    sum(result.sum() for result in model(x)).backward()
+    assert all(torch.equal(a, b.grad) for a, b in zip(by_graph, model.parameters(), strict=True))
+    assert all(any(w is p for p in model.parameters()) for w in model._flat_weights)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["cast", "left out"])
+def test_under_autocast_a_replay_casts_the_weights_of_its_step(exact: bool):
+    class Exact(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return self.layer(x.float())
+
+    def step(model: Any, call: Any, number: int) -> torch.Tensor:
+        x, y = pair_batch(number)
+        with torch.autocast("cpu", torch.bfloat16):
+            left, right = call("left", model.left, x), call("right", model.right, y)
+        return contrast(left.float(), right.float())
+
+    ours = train_both(lambda: TwoTowers(Exact() if exact else tower(), tower()), step, steps=3)
+    assert ours.graphs.num_replays == 6
+
+
+# What differs is captured apart, or runs eagerly.
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "mode": lambda model: model.eval(),
+    "frozen": lambda model: model[0].weight.requires_grad_(False),
+    "attribute": lambda model: setattr(model[1], "approximate", "tanh"),
+    "list": lambda model: model.sizes.append(3),
+    "object": lambda model: setattr(model.options, "scale", 2),
+    "hook": lambda model: model[0].register_forward_hook(lambda *_: None),
+    "parameter": lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(16, 8))),
+    "memory": lambda model: setattr(model[0].weight, "data", torch.ones(16, 8)),
+    "child": lambda model: setattr(model, "1", nn.Tanh()),
+    "forward": lambda model: setattr(model[1], "forward", torch.sin),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_calls_is_seen(change: str):
+    class Options:
+        scale = 1
+
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5))
+    model.sizes, model.options = [1, 2], Options()
+    model.options.scale = 1
+    x = pair_batch()[0]
+    with bench() as ours:
+        ours.call("model", model, x)
+        CHANGES[change](model)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            result = ours.call("model", model, x)
+            torch.manual_seed(seed)
+            assert torch.equal(result, model(x))
+        assert ours.graphs.num_captures == (1 if change == "hook" else 2)
+
+
+@torch.no_grad()
+def test_shapes_values_and_settings_are_part_of_what_is_captured():
+    model = Many()
+    x, y = pair_batch()
+    with bench() as ours:
+        for rows in (1, 2, 2, 1):
+            shown, _ = ours.call("many", model, {"x": x[:rows], "y": y})
+            assert len(shown["hidden"]) == rows
+        assert ours.graphs.num_captures == 2
+        ours.call("many", model, {"x": x[:1], "y": y}, scale=0.25)
+        with torch.autocast("cpu", torch.bfloat16):
+            shown, _ = ours.call("many", model, {"x": x[:1], "y": y})
+        assert shown["pooled"].dtype == torch.bfloat16
+        assert (ours.graphs.num_captures, ours.graphs.num_replays) == (4, 6)
+
+
+@torch.no_grad()
+def test_ever_new_shapes_are_no_longer_captured():
+    model = tower()
+    with bench() as ours:
+        for rows in range(1, 20):
+            assert len(ours.call("tower", model, torch.randn(rows, 8))) == rows
+        assert ours.graphs.num_captures == 12
+        assert any("12 kinds" in reason for _, reason in ours.graphs.eager_calls)
+
+
+def test_a_call_before_the_backward_of_the_last_one_runs_eagerly():
+    def step(model: Any, call: Any, number: int) -> torch.Tensor:
+        x, y = pair_batch(number)
+        return contrast(call("left", model.left, x), call("left", model.left, y.flip(0)))
+
+    ours = train_both(lambda: TwoTowers(tower(), nn.Identity()), step)
+    assert ours.graphs.num_replays == 5
+    assert any("has not gone backward yet" in reason for _, reason in ours.graphs.eager_calls)
+
+
+def test_gradients_of_gradients_are_right_and_the_module_is_left_alone_from_then_on():
+    model, x = tower(), pair_batch()[0]
+    penalties = []
+    with bench() as ours:
+        for run in (lambda x: ours.call("tower", model, x), model, lambda x: ours.call("tower", model, x)):
+            given_x = x.clone().requires_grad_()
+            (grad,) = torch.autograd.grad(run(given_x).sum(), given_x, create_graph=True)
+            model.zero_grad()
+            grad.square().sum().backward()
+            penalties.append(model[0].weight.grad.clone())
+        assert "create_graph" in ours.graphs.refused["tower"]
+    assert torch.allclose(penalties[0], penalties[1])
+    assert torch.equal(penalties[2], penalties[1])
+
+
+def test_a_second_backward_through_one_forward_needs_retain_graph():
+    with bench() as ours:
+        loss = ours.call("tower", tower(), pair_batch()[0]).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+
+
+class Doing(nn.Module):
+    def __init__(self, does: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+        self.generator = torch.Generator()
+        self.calls = 0
+        self.does = does
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.does(self, self.layer(x))
+
+
+OTHER = torch.ones(16)
+
+
+def counts(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    module.calls += 1
+    return hidden * module.calls
+
+
+REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
+    "a value": (lambda _, h: h if float(h.detach().sum()) < 1e9 else -h, "needs a value back"),
+    "a shape by values": (lambda _, h: h[h.detach() > 0], "needs a value back"),
+    "a generator": (lambda m, h: h + torch.rand(16, generator=m.generator), "a generator of its own"),
+    "Python's numbers": (lambda _, h: h * random.random(), "Python's or numpy's"),
+    "another tensor": (lambda _, h: h * OTHER, "neither an argument nor its module's own"),
+    "another leaf": (lambda _, h: h * nn.Parameter(torch.ones(16)), "neither an argument nor"),
+    "an object": (lambda _, h: (h, object()), "may hide tensors"),
+    "a checkpoint": (lambda _, h: checkpoint(torch.sin, h, use_reentrant=False), "checkpointing"),
+    "a count": (counts, "in the call itself"),
+    "an error": (lambda _, h: h @ torch.ones(3, 3), "trying it failed: RuntimeError"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_graph_cannot_do_runs_eagerly_and_says_why(case: str):
+    does, reason = REFUSED[case]
+    model, twin = Doing(does), Doing(does)
+    twin.load_state_dict(model.state_dict())
+    with bench() as ours:
+        for step in range(4):
+            x = pair_batch(step)[0]
+            if case == "an error":
+                with pytest.raises(RuntimeError):
+                    ours.call("doing", model, x)
+                continue
+            random.seed(step)
+            result = ours.call("doing", model, x)
+            random.seed(step)
+            expected = twin(x)
+            pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
+        assert reason in ours.graphs.refused["doing"]
+        assert ours.graphs.num_replays == 0
+        assert torch.equal(ours.call("tower", twin.layer, x), twin.layer(x))
+        assert ours.graphs.num_replays == 1
+
+
+@pytest.mark.parametrize("kind", ["write", "subclass", "hook", "rnn"])
+def test_modules_and_inputs_of_other_kinds_run_eagerly(kind: str):
+    class Other(torch.Tensor):
+        pass
+
+    model: nn.Module = nn.Sequential(nn.ReLU(inplace=kind == "write"))
+    x = pair_batch()[0]
+    if kind == "hook":
+        model[0].register_forward_hook(lambda *_: None)
+    if kind == "rnn":
+        model, x = nn.LSTM(8, 8, num_layers=2, dropout=0.5), torch.randn(3, 2, 8)
+    with bench() as ours:
+        ours.call("model", model, x.as_subclass(Other) if kind == "subclass" else x)
+        assert ours.graphs.num_captures == 0
+        assert len(ours.graphs.eager_calls) == 1
+
+
+def test_random_numbers_are_refused_where_replays_would_share_their_seed(monkeypatch: pytest.MonkeyPatch):
+    with bench() as ours:
+        monkeypatch.setattr(type(ours.runtime), "draws_apart", False)
+        ours.call("dropout", nn.Dropout(0.5), pair_batch()[0])
+        assert "draws random numbers" in ours.graphs.refused["dropout"]
+
+
+def test_closed_graphs_say_so():
+    with bench() as ours:
+        loss = ours.call("tower", tower(), pair_batch()[0]).sum()
+        ours.graphs.close()
+        with pytest.raises(MosaicError, match="closed"):
+            loss.backward()
+        with pytest.raises(MosaicError, match="closed"):
+            ours.call("tower", tower(), pair_batch()[0])
+
+
+def test_the_stream_of_trial_runs_is_given_back():
+    with bench() as ours:
+        lent = len(ours.runtime.lent)
+        ModuleGraphs(ours.runtime).close()
+        assert len(ours.runtime.lent) == lent
+
+
+# Random modules and loops.
+
+WIDTH = 6
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "deep": lambda: nn.Sequential(nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, WIDTH)),
+    "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.4)),
+    "norm": lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)),
+    "in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
+    "identity": nn.Identity,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    kinds: tuple[str, ...]
+    frozen: tuple[bool, bool, bool]
+    stem: bool
+    rows: tuple[int, ...]
+    every: int
+    none: bool
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    recipe=st.builds(
+        Recipe,
+        kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).map(tuple),
+        frozen=st.tuples(*[st.booleans()] * 3),
+        stem=st.booleans(),
+        rows=st.lists(st.integers(2, 3), min_size=1, max_size=3).map(tuple),
+        every=st.integers(1, 2),
+        none=st.booleans(),
+    )
+)
+def test_random_modules_compute_what_plain_code_does(recipe: Recipe):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(WIDTH, WIDTH)
+            self.parts = nn.ModuleList(KINDS[kind]() for kind in recipe.kinds)
+            for part, frozen in zip(self.parts, recipe.frozen, strict=False):
+                part.requires_grad_(not frozen)
+
+    def step(model: Any, call: Any, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(recipe.rows[number % len(recipe.rows)], WIDTH, generator=generator)
+        shared, product = model.stem(x) if recipe.stem else x, model.stem(x)
+        for index, part in enumerate(model.parts):
+            product = product * call(f"part {index}", part, shared)
+        return product.square().mean()
+
+    assert train_both(Model, step, every=recipe.every, none=recipe.none).graphs.refused == {}
