@@ -143,6 +143,7 @@ class _Arbiter:
 
     def drain(self) -> None:
         with self.lock:
+            self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
             while not self._is_at_rest():
                 self.at_rest.wait()
 

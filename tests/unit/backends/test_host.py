@@ -102,3 +102,19 @@ def test_lanes_refuse_to_be_used_in_a_forked_child():
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert lanes.lane((0,)).submit(lambda: 2).wait() == 2
+
+
+def test_draining_ends_where_a_signal_s_handler_raised_before_a_lane_was_woken(monkeypatch: pytest.MonkeyPatch):
+    with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
+        arbiter = lanes._arbiter
+
+        def raising() -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(arbiter, "_wake_ready", raising)
+        done = []
+        with pytest.raises(KeyboardInterrupt):
+            lanes.lane((0,)).submit(lambda: done.append(1))
+        lanes.drain()
+        assert done == [1]
