@@ -211,6 +211,7 @@ class Executor(LaneWork):
 
         def arrived(grad: torch.Tensor) -> Any:
             self.backwards.current()  # counts this backward
+            self.drain()  # its slots are those of the lanes
             if sees_end and site.name not in self._began:
                 self._began[site.name] = time.perf_counter_ns(), ProfilerRange(site.name, "backward")
             return to_plain(grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -153,6 +154,8 @@ def test_a_forked_child_runs_in_place():
     with colocated(model, pair_batch(), SIDE_BY_SIDE), torch.no_grad():
         expected = [model(*pair_batch()) for _ in range(3)][-1]
         if (child := os.fork()) == 0:
+            signal.alarm(60)
+            torch.set_num_threads(1)  # as in a worker of a DataLoader: threads of OpenMP do not survive a fork
             os._exit(0 if torch.equal(model(*pair_batch()), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
 

@@ -125,7 +125,7 @@ def test_a_write_into_an_input_is_found_out():
     try:
         for step in range(3):
             model(*pair_batch(step))
-        assert "it writes into one of its inputs" in handle.describe()
+        assert "it writes into its arguments" in handle.describe()
     finally:
         handle.remove()
 
