@@ -61,6 +61,9 @@ class Executor(Protocol):
     def is_in_flight(self) -> bool:
         """Whether something that it alone can do has yet to be done for a backward."""
 
+    def forget_calls(self) -> None:
+        """Forgets operations of a model call that raised, though a traceback may keep them alive."""
+
     @property
     def num_failed(self) -> int:
         """How many backwards are known to have failed."""
@@ -139,6 +142,7 @@ class PlacedPlan:
 
     def forget_calls(self) -> None:
         """Waits for no backward any more: the calls were those of a model call that raised."""
+        self.executor.forget_calls()
         for site in self.sites.values():
             site.forget_calls()
 

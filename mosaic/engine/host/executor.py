@@ -422,6 +422,11 @@ class Executor(LaneWork):
         """Whether a function between modules waits for its backward; calls of modules are known to their sites."""
         return any(site.is_in_flight for site in self._glue.values())
 
+    def forget_calls(self) -> None:
+        """Forgets functions whose results nobody got, though a traceback may keep them alive."""
+        for site in self._glue.values():
+            site.forget_calls()
+
     @property
     def num_failed(self) -> int:
         """How many backwards an error cut short."""

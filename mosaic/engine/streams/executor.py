@@ -281,6 +281,9 @@ class StreamExecutor:
         """Whether a captured call waits for its backward; eager calls can end under any plan."""
         return self.graphs is not None and self.graphs.is_in_flight
 
+    def forget_calls(self) -> None:
+        """Does nothing: operations between modules run where they are called."""
+
     @property
     def num_failed(self) -> int:
         """None is known: errors of backward come out of autograd alone."""

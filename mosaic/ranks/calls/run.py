@@ -269,6 +269,10 @@ class RankedRuns:
         """Whether something that it alone can do has yet to be done for a backward."""
         return bool(self._pending) or self._calls.executor.is_in_flight
 
+    def forget_calls(self) -> None:
+        """Forgets operations of a model call that raised, though a traceback may keep them alive."""
+        self._calls.executor.forget_calls()
+
     @property
     def num_failed(self) -> int:
         """How many backwards are known to have failed."""
