@@ -143,22 +143,22 @@ class Saver:
         """Returns who writes what, once it is sure that all ranks save the same."""
         settings = {label: json.dumps([found.kind, *found.settings]) for label, found in share.optimizers.items()}
         beside = [*settings], share.rest["companions"], share.rest["generators"]
-        told = self._ranks.all_gather((job.step, str(job.folder), beside, settings, _hash(share.layout)))
-        for rank, found in enumerate(each[3] for each in told):
-            if bool(found) != bool(told[0][3]):
+        requests = self._ranks.all_gather((job.step, str(job.folder), beside, settings, _hash(share.layout)))
+        for rank, found in enumerate(each[3] for each in requests):
+            if bool(found) != bool(requests[0][3]):
                 without = 0 if found else rank
                 raise ValueError(f"rank {without} gave no optimizer and others did; give it on all ranks")
         for what, index in (("steps", 0), ("folders", 1), ("optimizers, companions or generators", 2)):
-            if any(each[index] != told[0][index] for each in told):
-                each = "; ".join(f"rank {rank}: {found[index]}" for rank, found in enumerate(told))
+            if any(each[index] != requests[0][index] for each in requests):
+                each = "; ".join(f"rank {rank}: {found[index]}" for rank, found in enumerate(requests))
                 raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
-        for rank, found in enumerate(each[3] for each in told):
-            if found != told[0][3]:
+        for rank, found in enumerate(each[3] for each in requests):
+            if found != requests[0][3]:
                 raise ValueError(
-                    f"the settings of rank {rank}'s optimizer are {found} and those of rank 0's {told[0][3]}; they "
+                    f"the settings of rank {rank}'s optimizer are {found} and those of rank 0's {requests[0][3]}; they "
                     "have to be the same on all ranks"
                 )
-        hashes = [each[-1] for each in told]
+        hashes = [each[-1] for each in requests]
         if self._layout is None or self._layout[0] != hashes:
             self._layout = hashes, SharedLayout.of(self._ranks.all_gather(share.layout))
         return self._layout[1]

@@ -1,4 +1,4 @@
-"""Which data-parallel degrees are measured, and which are offered beside them: any whole number of ranks may be one.
+"""Data-parallel degrees that are measured, and those offered beside them: any whole number of ranks may be one.
 
 Measuring or counting every degree takes long, and times between two of them are smooth. So only powers of two and
 the number of devices are. Offered is each whole number between them up to 16, and beyond that four in each

@@ -35,7 +35,7 @@ class DriftWatch:
 
     @property
     def has_other_shapes(self) -> bool:
-        """Whether 20 batches in a row had one same other shape, of which the trial says nothing."""
+        """True after 20 batches in a row of one shape that the trial did not measure."""
         return self._num_others >= _WINDOW
 
     def note_time(self, step_ms: float) -> str | None:

@@ -104,7 +104,7 @@ class Signature:
         return [output for output in self.outputs if output.same_input is None]
 
     def reaches(self, edge: int, picks: frozenset[int]) -> bool:
-        """Whether an edge gets a gradient where the results ``picks`` have one."""
+        """Returns True if an edge gets a gradient when the results ``picks`` have one."""
         return self.reached_from is None or not picks.isdisjoint(self.reached_from[edge])
 
 

@@ -281,7 +281,7 @@ def named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name is among names or patterns."""
+    """Returns True if a name equals one of the names or matches a pattern."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -54,7 +54,7 @@ class Remark:
     todo: str
     """The remedy."""
     matters: bool = False
-    """Whether it costs speed or puts numbers at risk, so that it is logged."""
+    """It costs speed or puts numbers at risk: it is logged."""
 
     def __str__(self) -> str:
         return f"{self.seen}; {self.todo}"
