@@ -191,11 +191,16 @@ def test_other_threads_may_wait_for_the_device_while_a_call_is_tried(graphs: Mod
 
 
 def _bytes_kept_after_use_on(stream: torch.cuda.Stream) -> int:
-    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    before = _active_bytes()
     torch.empty(1 << 20, device="cuda").record_stream(stream)
+    return _active_bytes() - before
+
+
+def _active_bytes() -> int:
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # the allocator looks for what has ended
-    return torch.cuda.memory_stats()["active_bytes.all.current"] - before
+    active: int = torch.cuda.memory_stats()["active_bytes.all.current"]
+    return active
 
 
 @torch.no_grad()
