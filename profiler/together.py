@@ -161,34 +161,36 @@ def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
 
 
 def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mark]]:
-    """Starts all lanes at once; each goes on until every one has its pieces."""
+    """Starts all lanes at once; each goes on until every one has its pieces, counted from where all have begun."""
     started = threading.Barrier(len(parts), timeout=_WAIT_S)
     enough = [threading.Event() for _ in parts]
+    marks: list[list[Mark]] = [[] for _ in parts]
     deadline = time.monotonic() + seconds
 
-    def work(mine: int) -> list[Mark]:
-        part = parts[mine]
+    def work(mine: int) -> None:
+        part, own, counted = parts[mine], marks[mine], 0
         try:
             started.wait()
-            marks = [part.lane.mark()]
-            while not all(event.is_set() for event in enough) and len(marks) < 10 * MAX_PIECES:
+            own.append(part.lane.mark())
+            while not all(event.is_set() for event in enough):
+                all_run = all(marks)
                 for _ in range(part.calls):
                     part.call()
-                marks.append(part.lane.mark())
-                if len(marks) > part.pieces or time.monotonic() > deadline:
+                own.append(part.lane.mark())
+                counted += all_run
+                if counted >= part.pieces or time.monotonic() > deadline:
                     enough[mine].set()
-            return marks
         except BaseException:
             started.abort()
+            for event in enough:  # or the others would go on
+                event.set()
             raise
-        finally:
-            enough[mine].set()  # or the others would go on for ever
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
-    marks, errors = list[list[Mark]](), list[BaseException]()
+    errors = list[BaseException]()
     for ticket in tickets:
         try:
-            marks.append(ticket.wait())
+            ticket.wait()
         except BaseException as error:
             errors.append(error)
     if errors:  # the first that is not about the others having stopped for it
