@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
-from mosaic.engine.calls.hidden.rewind import Rewind
+from mosaic.engine.calls.hidden import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.streams.tensor import on_user_stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +12,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
-from mosaic.engine.calls.hidden.process_settings import SettingsWatch
-from mosaic.engine.calls.hidden.thread_locals import reads_of_thread, sets_context
+from mosaic.engine.calls.hidden import belongs_to_thread, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.random_numbers import (
     DRAW_WITH_TORCH,
-    RandomnessWatch,
+    CallWatch,
     may_draw,
 )
 from mosaic.engine.calls.shapes import on_meta
@@ -145,22 +144,15 @@ class Arguments:
         """How often each tensor was written to."""
         return [version_of(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor], *others: Hashable) -> Hashable:
-        """Returns what two calls must share to be of one kind.
-
-        Args:
-            modes: Training modes of the module's parts.
-            parameters: Those of its parameters that take a gradient.
-            others: What else it is about the module.
-        """
+    def key(self, *of_module: Hashable) -> Hashable:
+        """Returns what two calls must share to be of one kind."""
         first: dict[int, int] = {}
         repeats = tuple(
             first.setdefault(id(leaf), index)
             for index, leaf in enumerate(self.leaves)
             if isinstance(leaf, torch.Tensor)
         )
-        trained = tuple(map(id, parameters))
-        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained, others)
+        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, of_module)
 
 
 def learn(
@@ -181,9 +173,8 @@ def learn(
     before, kept, others = torch_state(CPU), _kept_tensors(module), python_state()
     buffers = buffer_versions(module)
     context = copy_context()
-    with SettingsWatch() as settings, RandomnessWatch(module) as watch:
+    with CallWatch(module) as watch:
         result = run()
-    settings.look()
     draws = count_draws(before, torch_state(CPU))
     leaves, spec = flatten(result)
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
@@ -191,7 +182,7 @@ def learn(
     made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
     found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
     obstacles = [
-        _changes(settings.changed),
+        _changes(watch.setting),
         hides_tensors("returns", hidden) if hidden is not None else None,
         _WRITES if versions != arguments.versions else None,
         watch.obstacle,
@@ -202,7 +193,7 @@ def learn(
         _SHARES if parted & found.leaves.keys() else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
         sets_context(context, copy_context()),
-        reads_of_thread(module),
+        belongs_to_thread(module),
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     drew = [*watch.parts, *(part for part in may_draw(module) if all(part is not known for known in watch.parts))]

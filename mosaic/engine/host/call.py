@@ -12,8 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
-from mosaic.engine.calls.hidden.attributes import same
-from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions, strides_of
@@ -23,6 +22,7 @@ from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors
 from mosaic.engine.host.lane_work import is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
+from mosaic.find.restore import same
 
 T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
@@ -71,20 +71,19 @@ class Call:
         generator: tuple[torch.Generator, torch.Tensor] | None,
         *,
         origin: str,
-        parameters: Sequence[torch.nn.Parameter],
-        hidden: HiddenState | None = None,
+        state: ModuleState | None = None,
         is_glue: bool = False,
     ) -> None:
         self.executor = executor
         self.site = site
         self.signature = signature
-        self.parameters = list(parameters) if arguments.state.grad else []
+        self.parameters = state.trained if state is not None and arguments.state.grad else []
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
         self._versions = arguments.versions
-        self._hidden = hidden
+        self._state = state
         self.is_glue = is_glue
         differentiable = arguments.differentiable
         self._likes = [(tensor.size(), tensor.dtype) for tensor in differentiable]
@@ -253,12 +252,12 @@ class Call:
 
     def _check_hidden(self, arguments: Arguments) -> None:
         """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
-        name, hidden = self.site.name, self._hidden
+        name, state = self.site.name, self._state
         written = "an input" if self._versions != arguments.versions else None
-        if hidden is not None:
-            parts = parts_of(self.site.module)
-            written = written or hidden.written(parts, writes_buffers=self.signature.writes_buffers)
-            changed = hidden.changed(self.site.attributes, parts)
+        if state is not None:
+            now = ModuleState.take(self.site.module)
+            written = written or state.written(now, writes_buffers=self.signature.writes_buffers)
+            changed = state.changed(now)
             if written is None and changed is not None:
                 raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
         if written is not None:
@@ -295,7 +294,7 @@ class Call:
         by_caller = only_asked or any(map(has_hooks, self.parameters))
         running = executor.backwards.current()
         if not by_caller:
-            executor.backwards.reach(site)
+            executor.backwards.reach(site, self.parameters)
         if not keep:
             site.in_flight.discard(self)
         after = executor.inputs_of(grads, site)

@@ -38,10 +38,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.engine.calls.hidden.attributes import Attributes, Written
-from mosaic.engine.calls.hidden.hidden_state import parts_of
+from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.ranks.calls.attributes import Attributes
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import Traffic, Waiting
@@ -107,8 +107,7 @@ class Ranked:
     Attributes:
         batched: For each argument whether it has a row for each sample.
         routes: Whether rows go to its ranks; a module on all ranks runs each rank's own rows.
-        attributes: Reads its attributes, but for those that it writes itself.
-        writes_outside: Whether it was seen to write into globals or variables that it encloses.
+        writes: Whether its forward was seen to write attributes, globals, or variables that it encloses.
         spec: How arguments nest.
         keywords: Names of keyword arguments in the sample's step.
         sample_wants: For each argument whether it took a gradient in the sample's step.
@@ -149,11 +148,9 @@ class Ranked:
         self.traffic = traffic
         self.waiting = waiting
         self.learned = learned
-        self.attributes = Attributes()
         self.awaited = awaited
-        self._parts = parts_of(module).modules
-        self._before = Written(self._parts)
-        self.writes_outside = False
+        self._attributes = Attributes(module)
+        self.writes = False
         self._known: set[tuple[bool, ...]] = set()
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
         self.refused: weakref.ref[BaseException] | None = None
@@ -185,19 +182,18 @@ class Ranked:
         if not self.is_new:
             yield
             return
-        mode, before = self._mode(), Written(self._parts)
+        mode, before, attributes = self._mode(), Surroundings(self.module), self._attributes.read()
         yield
-        self.attributes.note_writes(self._parts, before)
-        self.attributes.look_into(self._parts)
-        self.writes_outside |= before.written_outside() is not None
+        self._attributes.note_own(attributes)
+        self.writes |= before.changed() is not None
         self._known.add(mode)
 
     def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *(part.training for part in self._parts))
+        return (torch.is_grad_enabled(), *(part.training for part in self.module.modules()))
 
     def set_since(self) -> str:
         """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
-        return self._before.since(self._parts, self.attributes.own_writes)
+        return self._attributes.set_since()
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         """Returns a call's leaves as the module nests them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mosaic.engine.calls.caller import caller
-from mosaic.engine.calls.hidden.hidden_state import HiddenState
+from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
@@ -49,7 +49,7 @@ class RoutedCall(Call):
         going: Callable[[list[Any]], ForwardPass],
         arguments: Arguments,
         signature: Signature,
-        hidden: HiddenState | None,
+        state: ModuleState | None,
     ) -> None:
         context = copy_context()
         self._is_passing = False
@@ -60,9 +60,8 @@ class RoutedCall(Call):
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
 
-        super().__init__(
-            calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=(), hidden=hidden
-        )
+        super().__init__(calls.executor, site, passing, arguments, signature, None, origin=caller(), state=state)
+        self.parameters = []
         self._calls = calls
         self._ranked = ranked
 
