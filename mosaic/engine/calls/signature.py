@@ -57,8 +57,6 @@ class OutputInfo:
     """Index of the input leaf that is returned as it came, or None."""
     shares_memory: bool = False
     """Whether another result that requires a gradient has the same memory, as one that is a view of the other."""
-    node: str | None = None
-    """The autograd node that made it, as torch prints it."""
     view_of: int | None = None
     """Index of the input leaf that it is a view of, or None; known of functions alone."""
 
@@ -119,20 +117,19 @@ class Arguments:
     """The caller's thread, as torch keeps it."""
     context: Context = field(default_factory=copy_context)
     """The caller's thread, as Python keeps it; to be entered once."""
+    differentiable: list[torch.Tensor] = field(init=False)
+    """Distinct tensors that want a gradient, in order of appearance."""
+
+    def __post_init__(self) -> None:
+        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+        distinct = {id(tensor): tensor for tensor in tensors} if self.state.grad else {}
+        object.__setattr__(self, "differentiable", list(distinct.values()))
 
     @staticmethod
-    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Takes arguments apart."""
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any], instead: Callable[[Any], Any] | None = None) -> Arguments:
+        """Takes arguments apart, and replaces each leaf by ``instead(leaf)``."""
         leaves, spec = flatten((args, kwargs))
-        return Arguments(leaves, spec, ThreadState.capture())
-
-    @property
-    def differentiable(self) -> list[torch.Tensor]:
-        """Distinct tensors that want a gradient, in order of appearance."""
-        if not self.state.grad:
-            return []
-        found = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
-        return list(found.values())
+        return Arguments(leaves if instead is None else list(map(instead, leaves)), spec, ThreadState.capture())
 
     @property
     def opaque(self) -> str | None:
@@ -326,7 +323,6 @@ def _describe(
             differentiable=tensor.requires_grad,
             same_input=index,
             shares_memory=index is None and tensor.requires_grad and memory[memory_of(tensor)] > 1,
-            node=type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else None,
         )
         for tensor, index in zip(results, returned, strict=True)
     )

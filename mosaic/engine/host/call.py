@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -105,12 +105,14 @@ class Call:
         self._run = self._arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
-        what = f"in {run.__name__}, which follows" if self.is_glue else "in module"
-        with _noting(f"raised {what} {self.site.name!r}, called at {self._origin}"):
+        try:
             try:
                 leaves, spec = self._run_with_memory(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
+        except BaseException as error:
+            _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
+            raise
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         if not self.is_glue:
             self._check(leaves, spec, outputs)
@@ -124,8 +126,8 @@ class Call:
         made = []
         refused = partial(self._unforeseen, _SHARED_IS_WRITTEN, "write to a copy")
         for pick, info in enumerate(self.signature.made):
-            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name))
-            made[-1].note_result(info.node, refused if info.shares_memory and not self.is_glue else None)
+            refuses = refused if info.shares_memory and not self.is_glue else None
+            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name, refuses))
         return made
 
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
@@ -154,18 +156,20 @@ class Call:
             generator.set_state(drawn)
         self.executor.note_second_try(self.site.name, self._origin)
         rest = self.site.lane.alone() if on_lane() else nullcontext()
-        with (
-            rest,
-            _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),
-        ):
-            return self._run_module(run, arguments)
+        try:
+            with rest:
+                return self._run_module(run, arguments)
+        except BaseException as error:
+            error.add_note(
+                "this was its second try, with the other lanes at rest: in the first there was no memory for it"
+            )
+            raise
 
     def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
-        with ExitStack() as stack:
-            stack.enter_context(arguments.state.applied())
-            if self._generator is not None:
-                everywhere = self.signature.drawing is None
-                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
+        drawing: AbstractContextManager[None] = nullcontext()
+        if self._generator is not None:
+            drawing = drawing_from(self._generator[0], everywhere=self.signature.drawing is None)
+        with arguments.state.applied(), drawing:
             self._given = self._alias(arguments)
             args, kwargs = unflatten(self._given, arguments.spec)
             return flatten(arguments.context.run(run, *args, **kwargs))
@@ -335,13 +339,16 @@ class Call:
         roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
         given = [grad for grad in values if grad is not None]
         asked: list[torch.Tensor | None] = []
-        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
+        try:
             if by_caller and roots:
                 wanted = [*self._inputs, *self.parameters]
                 with _without_hooks(self.parameters):
                     asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
             elif roots:
                 torch.autograd.backward(roots, given, retain_graph=keep)
+        except BaseException as error:
+            _add_place(error, "in the backward of module", self)
+            raise
         by_input = asked or self._arrived
         gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
         returned = [*gathered, *asked[len(self._inputs) :]]
@@ -375,16 +382,10 @@ def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-@contextmanager
-def _noting(where: str) -> Iterator[None]:
+def _add_place(error: BaseException, where: str, call: Call) -> None:
     """Adds to an error where it comes from, since it surfaces where the result is needed."""
-    try:
-        yield
-    except BaseException as error:
-        notes = getattr(error, "__notes__", ())
-        if where not in notes and not any(where.startswith("raised") and note.startswith("raised") for note in notes):
-            error.add_note(where)
-        raise
+    if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"raised {where} {call.site.name!r}, called at {call._origin}")
 
 
 class CallFunction(torch.autograd.Function):

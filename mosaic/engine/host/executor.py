@@ -155,8 +155,7 @@ class Executor(LaneWork):
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        arguments = Arguments.take(args, kwargs)
-        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        arguments = Arguments.take(args, kwargs, join_joined)
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
@@ -367,9 +366,6 @@ class Executor(LaneWork):
 
     # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
     #    backward (``Backwards.end``) the lanes are awaited, and the gradients of parameters become whole.
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Does nothing: what lanes compute of other modules' gradients is waited for."""
 
     # 6. Between steps.
 

@@ -125,8 +125,7 @@ class HostCalls(InStep):
             waits: Whether to wait for its forward, so that what it raises comes out here.
             obstacle: Why it has to run where it is made; None: nothing is known of any.
         """
-        arguments = Arguments.take(args, kwargs)
-        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        arguments = Arguments.take(args, kwargs, join_joined)
         error, routes = error_of(ranked, arguments.spec, arguments.leaves), ranked.routes
         site = self._sites[ranked.name]
         attributes = ranked.set_since()

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.structure import map_tensors, tensors_in
@@ -231,10 +230,6 @@ class RankedRuns:
             ranked.routes = True
 
     # The rest of what a handle asks for.
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Prepares parameters that operations between modules use."""
-        self._calls.executor.watch(parameters)
 
     def reach(self, site: PlacedModule) -> None:
         """Orders what the caller does next behind a module's forward."""
