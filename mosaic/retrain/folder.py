@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,19 @@ from mosaic.retrain.records import Outcome
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+@contextmanager
+def named_remedy() -> Iterator[None]:
+    """Adds the remedy to the error of a damaged file."""
+    try:
+        yield
+    except InvalidFileError as error:
+        raise InvalidFileError(
+            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
+            "days/DAY away: the next run begins that day anew. A damaged version is replaced by another one with "
+            "`mosaic retrain promote FOLDER VERSION`"
+        ) from None
 
 
 def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
