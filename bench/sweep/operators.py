@@ -4,7 +4,8 @@
 
 A model calls two towers, applies the operator to their results and gives what it returns to a third module. Inputs are
 the first samples of the database: all from one tower, then from both; with and without gradients. Results and gradients
-are compared with the plain model's, bit for bit. A file that is there is continued.
+are compared with the plain model's, bit for bit. A file that is there is continued. The database needs the package
+``expecttest``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from bench.bounded import PartFailedError, within
 from bench.harness import published, study_of
 from bench.record import Figure, Study, one_line
 from bench.sweep.outcomes import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES
+from bench.sweep.tables import OPERATORS_STUDY
 from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, Options, find_modules
@@ -39,7 +41,6 @@ from mosaic.files import load_as
 from mosaic.plan import plan_from_quotas
 from mosaic.profiler import ForeignLoad
 
-STUDY = "bench_sweep_operators"
 OUTCOMES = (ON_LANES, IN_PLACE, DIFFERENT, CRASHED, NO_PLAIN)
 """From the best to the worst of the samples; ``no plain loop`` where none of them runs plainly."""
 MAX_SAMPLES = 3
@@ -99,7 +100,7 @@ def sweep(names: Sequence[str], *, path: Path | None) -> Study:
     figures = [] if earlier is None else list(earlier.figures)
     left = [name for name in names if name not in {figure.labels["operator"] for figure in figures}]
     while True:
-        made = published(study_of(STUDY, figures, load), (path,))
+        made = published(study_of(OPERATORS_STUDY, figures, load), (path,))
         if path is not None:
             save(made, path)
         if not left:
