@@ -25,7 +25,6 @@ from mosaic.engine.calls.structure import (
     is_opaque,
     leaf_key,
     memory_of,
-    tensors_in,
     tensors_of,
     unflatten,
     version_of,
@@ -167,7 +166,7 @@ def learn(
         parted: Ids of the module's parameters that only others are known to use.
     """
     versions = arguments.versions
-    before, kept, others = torch_state(CPU), _kept_tensors(module), python_state()
+    before, others = torch_state(CPU), python_state()
     buffers = buffer_versions(module)
     context = copy_context()
     with CallWatch(module) as watch:
@@ -185,7 +184,6 @@ def learn(
         watch.obstacle,
         _DRAWS if draws is None else None,
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
-        _keeps(kept, _kept_tensors(module)),
         _foreign(found, module),
         _SHARES if parted & found.leaves.keys() else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
@@ -238,27 +236,6 @@ def _foreign(found: Survey, module: torch.nn.Module | None) -> Obstacle | None:
         f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
         todo="pass it as an argument",
     )
-
-
-def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor]]:
-    """Returns the tensors in plain attributes of a module's parts: results that it leaves lying about."""
-    kept = {}
-    for path, part in [] if module is None else module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) or (type(value) in (list, tuple, dict) and not name.startswith("_")):
-                kept[f"{path}.{name}".lstrip(".")] = tensors_in(value)
-    return kept
-
-
-def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> Obstacle | None:
-    for name, tensors in after.items():
-        known = {id(tensor) for tensor in before.get(name, [])}
-        if any(id(tensor) not in known for tensor in tensors):
-            return Obstacle(
-                f"it keeps a result in its attribute {name!r}, where others would read it too early",
-                todo="let it return that",
-            )
-    return None
 
 
 def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature | None:

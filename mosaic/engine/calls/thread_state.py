@@ -55,17 +55,16 @@ class ThreadState:
         which all threads share, under the feet of the other lanes.
         """
         before = read(_OF_CALL)
-        _set(self.values)
+        _set(self.values, before)
         torch.autocast_increment_nesting()
         try:
             yield
         finally:
             torch.autocast_decrement_nesting()
-            _set(before)
+            _set(before, read(_OF_CALL))
 
 
-def _set(values: tuple[Any, ...]) -> None:
-    now = read(_OF_CALL)
+def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
     if now != values:
         for setting, value in zip(_OF_CALL, values, strict=True):
             put_back(setting, value)
