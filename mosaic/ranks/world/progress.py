@@ -108,14 +108,12 @@ class RankProgress:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
-        refuses: Raises if a rank has failed, so that waiting is of no use.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
-        self.refuses: Callable[[], None] = lambda: None
         self._waiting: dict[int, _Entry] = {}
         self._computing: dict[int, _Entry] = {}
         self._last: _Entry = ("", "", time.perf_counter_ns())
@@ -178,10 +176,6 @@ class _Block:
 
 class _Waiting(_Block):
     __slots__ = ()
-
-    def __enter__(self) -> None:
-        self._progress.refuses()
-        super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -133,10 +133,7 @@ class World:
         self.groups = GroupPool(self._made, self._forget)
         self._watchdog: Watchdog | None = None
         if watch is not None and self.size > 1:
-            agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            self._watchdog = Watchdog(
-                members, self.rank, self.progress, watch, store_rank=None if agent_has_store else 0
-            )
+            self._watchdog = Watchdog(members, self.rank, self.progress, watch)
             self._watchdog.start()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks.nursery import Ended, run_programs
 
-from mosaic.ranks.world.abort import EXIT_CODE
+from mosaic.ranks.world.cancel import EXIT_CODE
 
 BOUND_S = 60.0
 SIZES = {

@@ -9,7 +9,7 @@ import pytest
 from ranks.nursery import Ended, run_programs
 
 from mosaic.rank_trace import RankTrace
-from mosaic.ranks.world.abort import EXIT_CODE
+from mosaic.ranks.world.cancel import EXIT_CODE
 from mosaic.report.slow_ranks import compare_ranks
 
 BOUND_S = 60.0
