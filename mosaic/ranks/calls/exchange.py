@@ -74,16 +74,22 @@ def facts_of(
     return len(cut[0]), _ADDED if added else int(is_there), 0, *digests, *map(int, wants)
 
 
+def failed_facts(ranked: Ranked) -> tuple[int, ...]:
+    """Returns the facts of a call that cannot be routed."""
+    return (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
+
+
 def exchange(
-    ranked: Ranked, leaves: Sequence[Any], facts: tuple[int, ...] | None, attributes: str
+    ranked: Ranked, leaves: Sequence[Any], facts: tuple[int, ...], attributes: str, error: ModuleContractError | None
 ) -> tuple[Agreement, list[Any]]:
     """Agrees on a call with all ranks, and moves the rows of its arguments.
 
     Args:
         ranked: The module.
-        leaves: The arguments; not read where there are no facts.
-        facts: What ``facts_of`` returned; None where this rank's call cannot be routed.
+        leaves: The arguments; not read where there is an error.
+        facts: Of the call; ``failed_facts`` where there is an error.
         attributes: A digest of attributes that were set in the module since it was colocated.
+        error: Why this rank's call cannot be routed.
 
     Returns:
         The agreement, and the arguments with this rank's part of the rows.
@@ -91,22 +97,20 @@ def exchange(
     Raises:
         ModuleContractError: Another rank's call cannot be routed, or calls differ in what has to be the same; on all.
     """
-    is_failed = facts is None
-    own = facts if facts is not None else (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
     riding = [
         index
-        for index, has_rows in enumerate(ranked.batched if not is_failed else ())
+        for index, has_rows in enumerate(ranked.batched if error is None else ())
         if has_rows and carrier_of(leaves[index], ranked.group, ranked.control) is ranked.control
     ]
     tensors = [leaves[index] for index in riding]
     before = ranked.agreement
-    is_as_before = before is not None and own == before.facts[ranked.rank]
-    table, rows = _with_facts(ranked, own, tensors if is_as_before else None)
+    is_as_before = before is not None and facts == before.facts[ranked.rank]
+    table, rows = _with_facts(ranked, facts, tensors if is_as_before else None)
     if before is not None and table == before.facts:
         agreement = before
     else:
-        if is_failed:
-            return Agreement(facts=table, routing=_NO_ROUTING, row_bytes=0), []
+        if error is not None:
+            raise error
         _check(ranked, table, attributes)
         agreement = ranked.agreement = Agreement(
             facts=table,
@@ -116,9 +120,7 @@ def exchange(
         rows = move(ranked, agreement.routing, tensors, "forward")
     moved = dict(zip(riding, rows, strict=True))
     rest = [index for index, has_rows in enumerate(ranked.batched) if has_rows and index not in moved]
-    moved.update(
-        zip(rest, move(ranked, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True)
-    )
+    moved.update(zip(rest, move(ranked, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True))
     return agreement, [moved.get(index, leaf) for index, leaf in enumerate(leaves)]
 
 
@@ -149,9 +151,7 @@ def move(
     found: dict[int, torch.Tensor] = {}
     for group in dict.fromkeys((ranked.control, ranked.group)):
         places = [
-            place
-            for place, tensor in enumerate(tensors)
-            if carrier_of(tensor, ranked.group, ranked.control) is group
+            place for place, tensor in enumerate(tensors) if carrier_of(tensor, ranked.group, ranked.control) is group
         ]
         own = [tensors[place].detach() for place in places]
         if own:
@@ -227,8 +227,6 @@ def digest_of(run: Callable[..., Any]) -> str:
 
 # Parts.
 
-_NO_ROUTING = RowRouting(held=(0,), members=(0,))
-
 
 def _with_facts(
     ranked: Ranked, facts: tuple[int, ...], tensors: Sequence[torch.Tensor] | None
@@ -266,10 +264,6 @@ def _facts_in(piece: torch.Tensor) -> tuple[int, ...]:
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.element_size() * tensor[:1].numel() if len(tensor) else _no_row_bytes(tensor)
-
-
-def _no_row_bytes(tensor: torch.Tensor) -> int:
     return tensor.element_size() * tensor.shape[1:].numel()
 
 
@@ -338,7 +332,11 @@ def _check(ranked: Ranked, table: tuple[tuple[int, ...], ...], attributes: str) 
     running = [facts for rank, facts in enumerate(table) if facts[1] or rank in ranked.members]
     for column, rows, what in (
         (3, calling, "other arguments that are no tensors (numbers, flags, strings), which have to be the same"),
-        (4, running if calling else [], "other shapes (but for the number of rows) or types; pad to one length on all ranks"),
+        (
+            4,
+            running if calling else [],
+            "other shapes (but for the number of rows) or types; pad to one length on all ranks",
+        ),
     ):
         if len({facts[column] for facts in rows}) > 1:
             raise ModuleContractError(f"{name!r} is called on different ranks with {what}")

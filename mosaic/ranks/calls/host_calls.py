@@ -28,7 +28,7 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.lane_work import SpanLog
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
-from mosaic.ranks.calls.agree import error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -57,11 +57,10 @@ class HostCalls(InStep):
         backward_begins: Callable[[], None],
         progress: RankProgress,
     ) -> None:
-        super().__init__()
+        super().__init__(progress)
         self.executor = Executor(lanes)
         self.backward_begins = backward_begins
         self._lanes = lanes
-        self._progress = progress
         self._log = SpanLog()
         self.executor.looks_early = False  # or ranks would stop at different calls, as it comes
         self._sites: dict[str, PlacedModule] = {}
@@ -91,17 +90,17 @@ class HostCalls(InStep):
             def timed() -> Any:
                 nonlocal start
                 start = time.perf_counter_ns()
-                with as_lane(), self._progress.computing(name, phase), ProfilerRange(name, phase):
+                with as_lane(), self.progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
 
             try:
                 if on_lane() and not self.executor.closed:
                     return lane.submit(timed).wait()
                 start = time.perf_counter_ns()
-                with self._progress.computing(name, phase), ProfilerRange(name, phase):
+                with self.progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
             finally:
-                self._log.note(name, phase, slots, self._progress.step, start)
+                self._log.note(name, phase, slots, self.progress.step, start)
 
         return run
 
@@ -152,7 +151,7 @@ class HostCalls(InStep):
                 error=error if is_refused else None,
                 spec=arguments.spec if error is not None and not routes else None,
             )
-            return self._run_here(ranked, going, arguments.leaves, reason, is_refused=is_refused)
+            return self._run_here(ranked, going, [] if is_refused else arguments.leaves, reason)
         hidden = HiddenState.take(site.attributes, parts_of(site.module))
         # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
         waits = (
@@ -227,7 +226,6 @@ class HostCalls(InStep):
         before = torch_state(CPU)
         signature = signature_of(ranked, arguments)
         call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, hidden)
-        self.told.add(ranked.name)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -260,15 +258,11 @@ class HostCalls(InStep):
         going: Callable[[list[Any]], ForwardPass],
         leaves: list[Any],
         reason: str,
-        *,
-        is_refused: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
-        if not is_refused:  # else nobody reads them
-            leaves = join_all(leaves)
-        self.told.add(ranked.name)
+        leaves = join_all(leaves)
         with self.in_step():
             passed = going(leaves).go()
 

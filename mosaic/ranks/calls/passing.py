@@ -6,8 +6,6 @@ module's own graph hangs below ``Here``: its backward runs where its forward ran
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -19,10 +17,9 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import agree, digest_of
-from mosaic.ranks.rows.routing import RowRouting, routing_of
+from mosaic.ranks.calls.exchange import digest_of, exchange, facts_of, failed_facts, move
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
-from mosaic.ranks.world.progress import SentPhase
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -77,7 +74,8 @@ class ForwardPass:
         self._result_spec = ranked.template.spec
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
-        self._exchange: Exchange
+        self._routing: RowRouting | None = None
+        self._moved: list[Any] = self._leaves
         self._num_rows = 0
 
     def go(self) -> ForwardPass:
@@ -90,37 +88,34 @@ class ForwardPass:
         return self
 
     def agree(self) -> None:
-        """Tells all ranks how many rows this one holds, whether it calls, and which arguments want a gradient."""
+        """Exchanges how many rows each rank holds, who calls and which arguments want a gradient, and the rows."""
         ranked, leaves = self._ranked, self._leaves
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        if not self._routes:
-            self._exchange = Exchange(ranked, None)
-            if self._spec is not None:
-                self._wanted, self._num_rows = wants, 1
-            else:
-                self._wanted = [a or (grad and b) for a, b in zip(wants, ranked.sample_wants, strict=True)]
-                self._num_rows = ranked.rows_of(leaves)
+        if not self._routes and self._spec is not None:
+            self._wanted, self._num_rows = wants, 1
             return
-        try:
-            agreed = agree(
-                ranked,
-                leaves,
-                is_there=self._is_there,
-                wants=wants,
-                added=digest_of(self._run),
-                attributes=self._attributes,
-                error=self._error,
+        if self._routes:
+            own = (
+                failed_facts(ranked)
+                if self._error is not None
+                else facts_of(
+                    ranked,
+                    leaves,
+                    is_there=self._is_there,
+                    wants=wants,
+                    added=digest_of(self._run),
+                    attributes=self._attributes,
+                )
             )
-        except ModuleContractError as error:
-            ranked.refused = weakref.ref(error)
-            raise
-        self._there = agreed.there
+            agreed, self._moved = exchange(ranked, leaves, own, self._attributes, self._error)
+            self._there, self._routing = agreed.there, agreed.routing
+            self._num_rows = agreed.routing.parts[ranked.rank]
+            wants = list(agreed.wanted)
+        else:
+            self._num_rows = ranked.rows_of(leaves)
         # What wanted one in the sample's step counts as wanting one, since the results' kind was learnt there.
-        self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]
-        routing = routing_of(agreed.held, ranked.members)
-        self._num_rows = routing.parts[ranked.rank]
-        self._exchange = Exchange(ranked, routing)
+        self._wanted = [a or (grad and b) for a, b in zip(wants, ranked.sample_wants, strict=True)]
 
     def _share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
@@ -139,20 +134,23 @@ class ForwardPass:
                     self._leaves[index] = given
 
     def _to_members(self) -> None:
-        """Routes the arguments: this rank's part of those that are batched, the others as they are."""
-        leaves, scale = self._leaves, self._ranked.scale
+        """Takes this rank's part of the arguments that are batched, and the others as they are, into the graph."""
+        ranked, leaves = self._ranked, self._leaves
         routed = []
-        for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
-            if cut and self._wanted[index]:
+        for index, cut in enumerate(self._batched):
+            if self._wanted[index]:
+                leaf = leaves[index]
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
-                routed.append(index)
+                if cut:
+                    routed.append(index)
+                else:
+                    leaves[index] = Shared.apply(ranked.scale, leaves[index])
             elif cut:
-                leaves[index] = self._exchange.to_members(leaf)
-            elif self._wanted[index]:
-                leaves[index] = Shared.apply(scale, leaf if leaf.requires_grad else leaf.detach().requires_grad_())
+                leaves[index] = self._moved[index]
         if routed:
-            moved = ToMembers.apply(self._exchange, scale, *(leaves[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
+            moved = [self._moved[index] for index in routed]
+            parts = ToMembers.apply(ranked, self._routing, moved, *(leaves[index] for index in routed))
+            for index, tensor in zip(routed, parts, strict=True):
                 leaves[index] = tensor
 
     def _compute(self) -> None:
@@ -176,17 +174,19 @@ class ForwardPass:
 
     def _to_holders(self) -> None:
         """Routes the results back to the ranks whose rows they are."""
-        ranked, made, exchange = self._ranked, self.made, self._exchange
+        ranked, made = self._ranked, self.made
         routed = ranked.template.wanted_now() if self._spec is None else _differentiable(made)
-        home = list(made)
+        places = [index for index, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)]
+        moved = move(ranked, self._routing, [made[index] for index in places], "forward", is_back=True)
+        home = dict(zip(places, moved, strict=True))
         if routed:
-            *moved, self.token = ToHolders.apply(exchange, ranked.scale, *(made[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
-                home[index] = tensor
-        for index, leaf in enumerate(made):
-            if isinstance(leaf, torch.Tensor) and index not in routed:
-                home[index] = exchange.to_holders(leaf).detach()
-        self.made = home
+            results = [home[index] for index in routed]
+            *tensors, self.token = ToHolders.apply(ranked, self._routing, results, *(made[index] for index in routed))
+            home.update(zip(routed, tensors, strict=True))
+        self.made = [
+            leaf if index not in home else home[index] if index in routed else home[index].detach()
+            for index, leaf in enumerate(made)
+        ]
 
     def nested(self, leaves: Sequence[Any]) -> Any:
         """Returns the leaves of the result as the module nests them."""
@@ -303,78 +303,44 @@ class Here(torch.autograd.Function):
         return None, None, None, None, *found
 
 
-class Exchange:
-    """Moves one call's rows over its module's own communicator, so that messages keep their order.
-
-    Args:
-        ranked: The module.
-        routing: The way of its rows; None: each rank keeps its own.
-    """
-
-    def __init__(self, ranked: Ranked, routing: RowRouting | None) -> None:
-        self._ranked = ranked
-        self._routing = routing
-
-    def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
-        """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
-        return self._moved(tensor, phase, is_back=False)
-
-    def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
-        """Returns what became of the rows that this rank holds, for those that it has as a member."""
-        return self._moved(tensor, phase, is_back=True)
-
-    def _moved(self, tensor: torch.Tensor, phase: SentPhase, *, is_back: bool) -> torch.Tensor:
-        ranked, routing = self._ranked, self._routing
-        if routing is None or not routing.num_moved:
-            return tensor
-        sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
-        if is_back:
-            sends, receives = receives, sends
-        made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
-        given = tensor.contiguous()
-        with ranked.waiting(phase):
-            group = carrier_of(given, ranked.group, ranked.control)
-            # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
-            dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True).wait()
-        if num_rows := sum(sends) - sends[ranked.rank]:
-            ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
-        return made
-
-
 class ToMembers(torch.autograd.Function):
-    """Rows of several tensors to the members; their gradients, divided by ``scale``, back."""
+    """Rows of several tensors to the members; their gradients, divided by the module's scale, back."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
-        """Moves the rows to the members."""
-        ctx.exchange, ctx.scale = exchange, scale
-        return tuple(_fresh(tensor, exchange.to_members(tensor)) for tensor in tensors)
+    def forward(
+        ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
+    ) -> Any:
+        """Returns the rows that were moved."""
+        ctx.ranked, ctx.routing = ranked, routing
+        return tuple(map(_fresh, tensors, moved))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves the gradients back to where the rows came from."""
-        moved = (ctx.exchange.to_holders(grad, "backward") for grad in grads)
-        return None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
+        moved = move(ctx.ranked, ctx.routing, grads, "backward", is_back=True)
+        return None, None, None, *(scaled(grad, 1 / ctx.ranked.scale) for grad in moved)
 
 
 class ToHolders(torch.autograd.Function):
-    """Results to the holders; their gradients, times ``scale``, back to the members.
+    """Results to the holders; their gradients, times the module's scale, back to the members.
 
     Besides the results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is
     made of something else.
     """
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
-        """Moves the results to the holders."""
-        ctx.exchange, ctx.scale = exchange, scale
-        return *(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors), tensors[0].new_empty(0)
+    def forward(
+        ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
+    ) -> Any:
+        """Returns the rows that were moved."""
+        ctx.ranked, ctx.routing = ranked, routing
+        return *map(_fresh, tensors, moved), tensors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves their gradients to the members."""
-        moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
-        return None, None, *(scaled(grad, ctx.scale) for grad in moved)
+        moved = move(ctx.ranked, ctx.routing, grads[:-1], "backward")
+        return None, None, None, *(scaled(grad, ctx.ranked.scale) for grad in moved)
 
 
 class Shared(torch.autograd.Function):

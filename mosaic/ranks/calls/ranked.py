@@ -27,7 +27,6 @@ backward's end.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from mosaic.engine.calls.hidden.attributes import Attributes, Written
 from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.ranks.calls.exchange import Agreement
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import Traffic, Waiting
@@ -115,7 +115,7 @@ class Ranked:
         anchor: An empty leaf that makes results differentiable where only its parameters are.
         after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
         on_backward: Called when its backward is reached, in the thread that runs it.
-        refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
+        agreement: The last one of all ranks on a call.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Ranked:
         self.writes_outside = False
         self._known: set[tuple[bool, ...]] = set()
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
-        self.refused: weakref.ref[BaseException] | None = None
+        self.agreement: Agreement | None = None
         self.on_backward: Callable[[], None] = lambda: None
         self._reducer = reducer
         self.plain = partial(nn.Module.__call__, module)
@@ -224,6 +224,11 @@ class Ranked:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
         if self._reducer is not None:
             self._reducer.finish()
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Its communicators that this rank is in."""
+        return [self.group] if self._reducer is None else [self.group, self._reducer.group]
 
     @property
     def is_member(self) -> bool:

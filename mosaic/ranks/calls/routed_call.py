@@ -14,7 +14,7 @@ from mosaic.engine.calls.hidden.hidden_state import HiddenState
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.passing import ForwardPass
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ class RunsRoutedCalls(Protocol):
     def in_step(self) -> AbstractContextManager[None]:
         """Takes the steps of the call in the order of all ranks."""
 
-    def give_up(self, ranked: Ranked) -> None:
-        """Tells the others that a module cannot be called here."""
-
 
 class RoutedCall(Call):
     """State of one call from its launch to the end of its backward."""
@@ -52,10 +49,8 @@ class RoutedCall(Call):
         hidden: HiddenState | None,
     ) -> None:
         context = copy_context()
-        self._is_passing = False
 
         def passing(*args: Any, **kwargs: Any) -> list[Any]:
-            self._is_passing = True
             passed = context.run(going(flatten((args, kwargs))[0]).go)
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
@@ -69,12 +64,7 @@ class RoutedCall(Call):
     def forward(self) -> list[torch.Tensor | None]:
         """Runs on the module's lane: takes all steps of the forward."""
         with self._calls.in_step():
-            try:
-                return super().forward()
-            except ModuleContractError:
-                if not self._is_passing:  # it needs the result of a call that was refused
-                    self._calls.give_up(self._ranked)
-                raise
+            return super().forward()
 
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], Any]:
         """Calls it once: a second try would send its messages twice."""

@@ -22,7 +22,7 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import split_routed_kwargs
+from mosaic.ranks.calls.exchange import split_routed_kwargs
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
@@ -153,28 +153,18 @@ class RankedRuns:
         if self._called is not None:  # a model inside of itself
             return run(*args, **kwargs)
         self._called, self._tokens = set(), []
-        self._calls.begin_whole()
         self.progress.calls += 1
         try:
             with self._calls.whole_call():
                 result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
             return self._with_all_backwards(result)
-        except ModuleContractError as error:
-            first = self._calls.first_refused
-            if first is None or first is error:
-                raise
-            raise first from None  # what came after it says less
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = run(*args, **kwargs)
-            self._take_part(len(self._order))
-        except ModuleContractError:
-            self._calls.give_up_rest()
-            raise
+        result = run(*args, **kwargs)
+        self._take_part(len(self._order))
         return result
 
     def _take_part(self, until: int) -> None:

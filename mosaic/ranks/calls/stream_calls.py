@@ -47,7 +47,7 @@ from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
-from mosaic.ranks.calls.agree import error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -81,11 +81,10 @@ class StreamCalls(InStep):
         *,
         in_order: Mapping[str, str],
     ) -> None:
-        super().__init__()
+        super().__init__(progress)
         self.executor = StreamExecutor(lanes, in_order=in_order)
         self._lanes = lanes
         self._begins = backward_begins
-        self._progress = progress
         self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
         self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
@@ -111,11 +110,11 @@ class StreamCalls(InStep):
         timeline = self.executor.timeline
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-            with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
+            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase):
                 start = timeline.mark()
                 with ProfilerRange(name, phase):
                     result = work()
-            timeline.note_work(site, phase, self._progress.step, start)
+            timeline.note_work(site, phase, self.progress.step, start)
             return result
 
         return run
@@ -164,7 +163,6 @@ class StreamCalls(InStep):
         reason = str(error) if error is not None else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
-        self.told.add(ranked.name)
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)

@@ -128,6 +128,7 @@ class GradientReducer:
 
     Attributes:
         parameters: Those that train.
+        group: The ranks that hold them.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class GradientReducer:
         place: SumPlace | None = None,
         sparse: frozenset[int] = frozenset(),
     ) -> None:
-        self._group = group
+        self.group = group
         self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
@@ -226,7 +227,7 @@ class GradientReducer:
                 for place, parameter in enumerate(self.parameters):
                     if parameter.grad is None:
                         flags[place] = 0
-            self._running.append((bucket, total, dist.all_reduce(total, group=self._group, async_op=True)))
+            self._running.append((bucket, total, dist.all_reduce(total, group=self.group, async_op=True)))
         self._next += 1
 
 

@@ -68,7 +68,7 @@ class CancelToken:
         self._groups = groups
         self._grace_s = grace_s
         self._progress = progress
-        self._explain = progress.explain
+        self._hooks = progress.explain, progress.fail
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._is_aborted = False
@@ -103,11 +103,12 @@ class CancelToken:
     def _explained(self, error: RuntimeError) -> BaseException:
         reason = self._reason() if is_communication_error(error) else None
         if reason is None:
-            return self._explain(error)
+            return self._hooks[0](error)
         return CancelledError(f"rank {reason}", rank=int(reason.partition(" ")[0]))
 
     def __enter__(self) -> Self:
         self._progress.explain = self._explained
+        self._progress.fail = lambda error, groups: None  # whoever failed cancels
         self._thread.start()
         return self
 
@@ -116,7 +117,7 @@ class CancelToken:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._progress.explain = self._explain
+        self._progress.explain, self._progress.fail = self._hooks
 
 
 def abort_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:

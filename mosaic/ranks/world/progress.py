@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
+
+import torch.distributed as dist
 
 SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
@@ -108,12 +110,14 @@ class RankProgress:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
+        fail: Called with an error after which this rank sends no more messages in some communicators.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
+        self.fail: Callable[[BaseException, Sequence[dist.ProcessGroup]], None] = lambda error, groups: None
         self._waiting: dict[int, _Entry] = {}
         self._computing: dict[int, _Entry] = {}
         self._last: _Entry = ("", "", time.perf_counter_ns())

@@ -93,7 +93,7 @@ class Watchdog:
     def start(self) -> None:
         """Begins to write heartbeats."""
         self._write_heartbeat()
-        self._progress.explain = self.explain
+        self._progress.explain, self._progress.fail = self.explain, self.fail
         self._hook_before, sys.excepthook = sys.excepthook, self._on_uncaught
         atexit.register(self.stop)
         self._thread.start()
@@ -109,7 +109,7 @@ class Watchdog:
         atexit.unregister(self.stop)
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._hook_before
-        self._progress.explain = lambda failure: failure
+        self._progress.explain, self._progress.fail = (lambda failure: failure), (lambda failure, groups: None)
         self._write_heartbeat(has_left=True, error="" if error is None else f"{type(error).__name__}: {error}")
 
     def explain(self, error: RuntimeError) -> BaseException:
@@ -123,6 +123,11 @@ class Watchdog:
         if fault is None:
             fault = self._declare(self._guessed(timed_out="time" in str(error).lower()))
         return RankFailedError(fault.text, ranks=fault.ranks)
+
+    def fail(self, error: BaseException, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Declares an error of this rank, and ends its calls and the others' in communicators of no more use."""
+        self._declared(error)
+        abort_within(groups, self._settings.grace_s)
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._settings.beat_s):
@@ -220,20 +225,24 @@ class Watchdog:
         self._hook_before(kind, error, trace)
         if os.getpid() != self._me.pid:  # a forked worker of the loop's
             return
-        cause = error.__cause__
-        is_others = isinstance(error, RankFailedError) or any(
-            is_communication_error(each) for each in (error, cause) if each is not None
-        )
-        if not is_others:
-            what = "was interrupted (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"failed: {kind.__name__}"
-            message = f": {error}" if str(error) else ""
-            self._write_heartbeat()
-            fault = self._declare(self._fault([self._me], f"{what}{message}", self._heartbeats()))
-            sys.stderr.write(f"mosaic: {fault.text}\n")
+        text = self._declared(error)
+        if text:
+            sys.stderr.write(f"mosaic: {text}\n")
         abort_within(self.groups, self._settings.grace_s)
         if self._me.rank == 0:  # which may hold the store that the others read the fault from
             time.sleep(3 * self._settings.beat_s)
         faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)  # teardown may wait for connections
+
+    def _declared(self, error: BaseException) -> str:
+        """Declares the fault of an error of this rank's own; returns its text, or nothing for an error of others."""
+        if isinstance(error, RankFailedError) or any(
+            map(is_communication_error, filter(None, (error, error.__cause__)))
+        ):
+            return ""
+        what = "was interrupted (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"failed: {type(error).__name__}"
+        message = f": {error}" if str(error) else ""
+        self._write_heartbeat()
+        return self._declare(self._fault([self._me], f"{what}{message}", self._heartbeats())).text
 
 
 def _parsed(text: str) -> Fault:

@@ -16,7 +16,7 @@ from torch import nn
 from mosaic.engine.calls.signature import Arguments, learn
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
-from mosaic.ranks.calls.agree import error_of
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
 from mosaic.ranks.parameters.elsewhere import Home, give_up
