@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.rows.routing import RowRouting, routing_of
+from mosaic.ranks.rows.routing import Agreement, RowRouting, routing_of
 from mosaic.ranks.world.groups import carrier_of
 from mosaic.ranks.world.progress import SentPhase
 
@@ -30,28 +30,6 @@ if TYPE_CHECKING:
 _FACTS = 6
 _ADDED = 2
 """Marks a call with arguments that the sample's step had not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """The same on all ranks."""
-
-    facts: tuple[tuple[int, ...], ...]
-    """Of each rank's call."""
-    routing: RowRouting
-    """The ranks that rows go to."""
-    row_bytes: int
-    """Bytes of one row of all arguments that go with the facts."""
-
-    @property
-    def there(self) -> tuple[bool, ...]:
-        """The ranks that call the module; the others take part in the exchange."""
-        return tuple(bool(facts[1]) for facts in self.facts)
-
-    @property
-    def wanted(self) -> tuple[bool, ...]:
-        """For each argument, whether it takes a gradient on any rank."""
-        return tuple(map(any, zip(*(facts[_FACTS:] for facts in self.facts), strict=True)))
 
 
 def facts_of(
@@ -114,6 +92,8 @@ def exchange(
         _check(ranked, table, attributes)
         agreement = ranked.agreement = Agreement(
             facts=table,
+            there=tuple(bool(each[1]) for each in table),
+            wanted=tuple(map(any, zip(*(each[_FACTS:] for each in table), strict=True))),
             routing=routing_of(tuple(each[0] for each in table), ranked.members),
             row_bytes=sum(_row_bytes(tensor) for tensor in tensors),
         )

@@ -172,8 +172,8 @@ def _ranked_modules(
             learned = replace(learned, obstacle=tied_to_others)
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
         ranked[subject.name] = Ranked(
-            subject.name,
-            subject.module,
+            name=subject.name,
+            module=subject.module,
             members=ranks,
             group=group,
             sample=(subject.args, subject.kwargs),

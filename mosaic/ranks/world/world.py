@@ -267,11 +267,11 @@ class World:
             dist.all_gather_object(values, value, group=self._control)
         return values
 
-    def broadcast(self, value: Any) -> Any:
-        """Returns rank 0's value."""
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Returns the value of one rank."""
         values = [value]
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.broadcast_object_list(values, src=0, group=self._control)
+            dist.broadcast_object_list(values, src=source, group=self._control)
         return values[0]
 
     def run_on_all(self, work: Callable[[], _T]) -> _T:

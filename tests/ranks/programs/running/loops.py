@@ -134,8 +134,8 @@ def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: Gra
     made, _, learned = learn(lambda: tower(*args, **kwargs), Arguments.take(args, kwargs), tower)
     group = world.group(range(world.size))
     return Ranked(
-        "tower",
-        tower,
+        name="tower",
+        module=tower,
         members=members,
         group=group,
         sample=SAMPLE,
