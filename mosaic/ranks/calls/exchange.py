@@ -9,9 +9,9 @@ routed sends that instead of rows, so all ranks raise and none waits.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,10 +82,17 @@ def exchange(
     ]
     tensors = [leaves[index] for index in riding]
     before = ranked.agreement
-    is_as_before = before is not None and facts == before.facts[ranked.rank]
-    table, rows = _with_facts(ranked, facts, tensors if is_as_before else None)
+    if before is None or not before.routing.num_moved:
+        sends = receives = (0,) * ranked.size
+        carried = []
+    else:
+        sends, receives = before.routing.sends(ranked.rank), before.routing.receives(ranked.rank)
+        carried = tensors
+        if facts != before.facts[ranked.rank]:  # the others expect as many bytes as before
+            carried = [torch.zeros(sum(sends), before.row_bytes, dtype=torch.uint8)]
+    table, rows = _all_to_all(ranked, ranked.control, carried, sends, receives, "forward", facts)
     if before is not None and table == before.facts:
-        agreement = before
+        agreement, rows = before, rows or tensors
     else:
         if error is not None:
             raise error
@@ -95,7 +102,7 @@ def exchange(
             there=tuple(bool(each[1]) for each in table),
             wanted=tuple(map(any, zip(*(each[_FACTS:] for each in table), strict=True))),
             routing=routing_of(tuple(each[0] for each in table), ranked.members),
-            row_bytes=sum(_row_bytes(tensor) for tensor in tensors),
+            row_bytes=sum(map(_row_bytes, tensors)),
         )
         rows = move(ranked, agreement.routing, tensors, "forward")
     moved = dict(zip(riding, rows, strict=True))
@@ -133,14 +140,9 @@ def move(
         places = [
             place for place, tensor in enumerate(tensors) if carrier_of(tensor, ranked.group, ranked.control) is group
         ]
-        own = [tensors[place].detach() for place in places]
-        if own:
-            packed = [_packed(own, at, sends) for at in range(ranked.size)]
-            each = sum(map(_row_bytes, own))
-            with ranked.waiting(phase):
-                pieces = _all_to_all(group, ranked.rank, packed, [count * each for count in receives])
-            found.update(zip(places, _unpacked(ranked, own, sends, receives, pieces), strict=True))
-            _count(ranked, sends, each, phase)
+        if places:
+            own = [tensors[place] for place in places]
+            found.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase)[1], strict=True))
     return [found[place] for place in range(len(tensors))]
 
 
@@ -208,39 +210,49 @@ def digest_of(run: Callable[..., Any]) -> str:
 # Parts.
 
 
-def _with_facts(
-    ranked: Ranked, facts: tuple[int, ...], tensors: Sequence[torch.Tensor] | None
+def _all_to_all(
+    ranked: Ranked,
+    group: dist.ProcessGroup,
+    tensors: Sequence[torch.Tensor],
+    sends: Sequence[int],
+    receives: Sequence[int],
+    phase: SentPhase,
+    facts: tuple[int, ...] = (),
 ) -> tuple[tuple[tuple[int, ...], ...], list[torch.Tensor]]:
-    """Sends the facts to all ranks, with the rows as last agreed; without tensors the rows are of no use.
-
-    Returns:
-        The facts of all ranks, and the rows, which are of use where all facts are those last agreed on.
-    """
-    rank, size, agreement = ranked.rank, ranked.size, ranked.agreement
-    header = torch.tensor(facts, dtype=torch.int64).view(torch.uint8)
-    sends = receives = (0,) * size
-    each = 0
-    if agreement is not None and agreement.routing.num_moved:
-        sends, receives = agreement.routing.sends(rank), agreement.routing.receives(rank)
-        each = agreement.row_bytes
-    own = [tensor.detach() for tensor in tensors or ()]
-    packed = [
-        [header, *(_packed(own, at, sends) if tensors is not None else [header.new_zeros(sends[at] * each)])]
-        for at in range(size)
+    """Sends facts and rows of some tensors to each rank, as bytes; returns the facts of all ranks and the rows."""
+    rank, ranks = ranked.rank, range(ranked.size)
+    header = [torch.tensor(facts, dtype=torch.int64).view(torch.uint8)] if facts else []
+    ahead, each = 8 * len(facts), sum(map(_row_bytes, tensors))
+    starts = list(accumulate(sends, initial=0))
+    own = [tensor.detach() for tensor in tensors]
+    outgoing = [
+        piece
+        for to in ranks
+        if to != rank
+        for piece in (*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own))
     ]
-    counts = [header.numel() + count * each for count in receives]
-    with ranked.waiting("forward"):
-        pieces = _all_to_all(ranked.control, rank, packed, counts)
-    found = [facts if at == rank else _facts_in(piece[: header.numel()]) for at, piece in enumerate(pieces)]
-    if tensors is None or not each:
-        return tuple(found), list(own)
-    _count(ranked, sends, each, "forward")
-    rows = _unpacked(ranked, own, sends, receives, [piece[header.numel() :] for piece in pieces])
-    return tuple(found), rows
-
-
-def _facts_in(piece: torch.Tensor) -> tuple[int, ...]:
-    return tuple(piece.clone().view(torch.int64).tolist())
+    given = torch.cat(outgoing)
+    sizes = [0 if to == rank else ahead + sends[to] * each for to in ranks]
+    counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
+    made = given.new_empty(sum(counts))
+    with ranked.waiting(phase):
+        # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
+        dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
+    pieces, offsets, rows = made.split(counts), [ahead] * ranked.size, []
+    for tensor in own:
+        parts = []
+        for source in ranks:
+            if source == rank:
+                parts.append(_bytes_of(tensor[starts[rank] : starts[rank + 1]]))
+            else:
+                end = offsets[source] + receives[source] * _row_bytes(tensor)
+                parts.append(pieces[source][offsets[source] : end])
+                offsets[source] = end
+        rows.append(torch.cat(parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:]))
+    if num_bytes := (sum(sends) - sends[rank]) * each:
+        ranked.traffic.add(ranked.name, phase, num_bytes)
+    heads = [facts if at == rank else pieces[at][:ahead].clone().view(torch.int64).tolist() for at in ranks]
+    return tuple(map(tuple, heads)), rows
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -249,53 +261,6 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _packed(tensors: Iterable[torch.Tensor], to: int, sends: Sequence[int]) -> list[torch.Tensor]:
-    """Returns the rows that go to one rank, as bytes."""
-    first = sum(sends[:to])
-    return [_bytes_of(tensor[first : first + sends[to]]) for tensor in tensors]
-
-
-def _unpacked(
-    ranked: Ranked,
-    own: Sequence[torch.Tensor],
-    sends: Sequence[int],
-    receives: Sequence[int],
-    pieces: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Puts tensors together from the bytes that each rank sent, and the rows that stay here."""
-    found, starts = [], [0] * ranked.size
-    first = sum(sends[: ranked.rank])
-    for tensor in own:
-        each, parts = _row_bytes(tensor), []
-        for rank, count in enumerate(receives):
-            if rank == ranked.rank:
-                parts.append(_bytes_of(tensor[first : first + count]))
-            else:
-                parts.append(pieces[rank][starts[rank] : starts[rank] + count * each])
-                starts[rank] += count * each
-        found.append(torch.cat(parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:]))
-    return found
-
-
-def _all_to_all(
-    group: dist.ProcessGroup, rank: int, packed: Sequence[Sequence[torch.Tensor]], receives: Sequence[int]
-) -> list[torch.Tensor]:
-    """Sends bytes to each other rank; returns those of each."""
-    outgoing = [piece for to, pieces in enumerate(packed) if to != rank for piece in pieces]
-    given = torch.cat(outgoing)
-    sizes = [0 if to == rank else sum(piece.numel() for piece in pieces) for to, pieces in enumerate(packed)]
-    counts = [0 if source == rank else count for source, count in enumerate(receives)]
-    made = given.new_empty(sum(counts))
-    # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
-    dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
-    return list(made.split(counts))
-
-
-def _count(ranked: Ranked, sends: Sequence[int], row_bytes: int, phase: SentPhase) -> None:
-    if num_rows := sum(sends) - sends[ranked.rank]:
-        ranked.traffic.add(ranked.name, phase, num_rows * row_bytes)
 
 
 def _check(ranked: Ranked, table: tuple[tuple[int, ...], ...], attributes: str) -> None:
