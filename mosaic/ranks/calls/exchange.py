@@ -53,7 +53,6 @@ def facts_of(
 
 
 def failed_facts(ranked: Ranked) -> tuple[int, ...]:
-    """Returns the facts of a call that cannot be routed."""
     return (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
 
 
@@ -90,7 +89,7 @@ def exchange(
         carried = tensors
         if facts != before.facts[ranked.rank]:  # the others expect as many bytes as before
             carried = [torch.zeros(sum(sends), before.row_bytes, dtype=torch.uint8)]
-    table, rows = _all_to_all(ranked, ranked.control, carried, sends, receives, "forward", facts)
+    table, rows = _all_to_all(ranked, ranked.control, carried, sends, receives, "forward", 0, facts)
     if before is not None and table == before.facts:
         agreement, rows = before, rows or tensors
     else:
@@ -141,8 +140,8 @@ def move(
             place for place, tensor in enumerate(tensors) if carrier_of(tensor, ranked.group, ranked.control) is group
         ]
         if places:
-            own = [tensors[place] for place in places]
-            found.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase)[1], strict=True))
+            own, tag = [tensors[place] for place in places], 1 + 2 * (phase == "backward") + is_back
+            found.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase, tag)[1], strict=True))
     return [found[place] for place in range(len(tensors))]
 
 
@@ -174,7 +173,6 @@ class UnroutedCall:
     """By name; the same on all ranks that call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes it."""
         return self.run(*args, **kwargs, **self.added)
 
 
@@ -217,28 +215,39 @@ def _all_to_all(
     sends: Sequence[int],
     receives: Sequence[int],
     phase: SentPhase,
+    tag: int,
     facts: tuple[int, ...] = (),
 ) -> tuple[tuple[tuple[int, ...], ...], list[torch.Tensor]]:
-    """Sends facts and rows of some tensors to each rank, as bytes; returns the facts of all ranks and the rows."""
+    """Sends facts and rows of some tensors to each rank, as bytes; returns the facts of all ranks and the rows.
+
+    Messages in host memory have tags, so those of ranks in different places of a step never meet.
+    """
     rank, ranks = ranked.rank, range(ranked.size)
     header = [torch.tensor(facts, dtype=torch.int64).view(torch.uint8)] if facts else []
     ahead, each = 8 * len(facts), sum(map(_row_bytes, tensors))
     starts = list(accumulate(sends, initial=0))
     own = [tensor.detach() for tensor in tensors]
-    outgoing = [
-        piece
-        for to in ranks
-        if to != rank
-        for piece in (*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own))
-    ]
-    given = torch.cat(outgoing)
+    given = torch.cat(
+        [
+            piece
+            for to in ranks
+            if to != rank
+            for piece in (*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own))
+        ]
+    )
     sizes = [0 if to == rank else ahead + sends[to] * each for to in ranks]
     counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
     made = given.new_empty(sum(counts))
+    pieces = made.split(counts)
     with ranked.waiting(phase):
-        # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
-        dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
-    pieces, offsets, rows = made.split(counts), [ahead] * ranked.size, []
+        if group is ranked.control:
+            works = [group.recv([piece], source, tag) for source, piece in enumerate(pieces) if piece.numel()]
+            works += [group.send([piece], to, tag) for to, piece in enumerate(given.split(sizes)) if piece.numel()]
+            for work in works:
+                work.wait()
+        else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
+            dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
+    offsets, rows = [ahead] * ranked.size, []
     for tensor in own:
         parts = []
         for source in ranks:

@@ -64,7 +64,6 @@ class HostCalls(RoutedCalls):
         self._modes: dict[str, tuple[bool, ...]] = {}
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
-        """Opens the lanes of modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
             site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"), awaited=one.awaited)
@@ -77,7 +76,6 @@ class HostCalls(RoutedCalls):
                 self.executor.let_draw(one.learned.drawing or ())
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
         lane = self._lanes.lane(slots)
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:

@@ -189,7 +189,6 @@ class ForwardPass:
         ]
 
     def nested(self, leaves: Sequence[Any]) -> Any:
-        """Returns the leaves of the result as the module nests them."""
         return unflatten(list(leaves), self._result_spec)
 
     def _check(self, rows: int) -> None:
@@ -224,13 +223,11 @@ class NoRows(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, results: list[torch.Tensor], _anchor: torch.Tensor, *inputs: torch.Tensor
     ) -> Any:
-        """Returns results of no rows."""
         ctx.ranked, ctx.inputs = ranked, [(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs]
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        """Returns gradients of no rows."""
         ctx.ranked.backward_begins()
         ctx.ranked.backward_ends()  # as the other members do now
         return None, None, None, *(torch.zeros(shape, dtype=dtype, device=on) for shape, dtype, on in ctx.inputs)
@@ -280,13 +277,11 @@ class Here(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, roots: list[torch.Tensor], inputs: list[torch.Tensor], *_outside: torch.Tensor
     ) -> Any:
-        """Returns the results, cut from the graph inside."""
         ctx.ranked, ctx.roots, ctx.inputs = ranked, roots, inputs
         return tuple(root.detach() for root in roots)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Runs the backward inside, and has the parameters' gradients reduced."""
         ranked, inputs = ctx.ranked, ctx.inputs
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -310,13 +305,11 @@ class ToMembers(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
     ) -> Any:
-        """Returns the rows that were moved."""
         ctx.ranked, ctx.routing = ranked, routing
         return tuple(map(_fresh, tensors, moved))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Moves the gradients back to where the rows came from."""
         moved = move(ctx.ranked, ctx.routing, grads, "backward", is_back=True)
         return None, None, None, *(scaled(grad, 1 / ctx.ranked.scale) for grad in moved)
 
@@ -332,13 +325,11 @@ class ToHolders(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
     ) -> Any:
-        """Returns the rows that were moved."""
         ctx.ranked, ctx.routing = ranked, routing
         return *map(_fresh, tensors, moved), tensors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Moves their gradients to the members."""
         moved = move(ctx.ranked, ctx.routing, grads[:-1], "backward")
         return None, None, None, *(scaled(grad, ctx.ranked.scale) for grad in moved)
 
@@ -348,13 +339,11 @@ class Shared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scale: float, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the argument."""
         ctx.scale = scale
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Divides its gradient."""
         return None, scaled(grads[0], 1 / ctx.scale)
 
 

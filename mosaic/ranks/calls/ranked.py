@@ -72,7 +72,6 @@ class Template:
         )
 
     def of_no_rows(self) -> list[Any]:
-        """Returns the leaves of a result of no rows."""
         return [
             torch.empty((0, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device)
             if isinstance(leaf, torch.Tensor)
@@ -193,11 +192,9 @@ class Ranked:
         return self._before.since(self._parts, self.attributes.own_writes)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
-        """Returns a call's leaves as the module nests them."""
         return unflatten(list(leaves), self.template.spec)
 
     def rows_of(self, leaves: Sequence[Any]) -> int:
-        """Returns how many rows arguments have."""
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
     def backward_begins(self) -> None:
@@ -225,16 +222,13 @@ class Ranked:
 
     @property
     def is_member(self) -> bool:
-        """Whether this rank runs it."""
         return self.rank in self.members
 
     @property
     def is_reducing(self) -> bool:
-        """Whether a reduction was started and not ended."""
         return self.reducer is not None and self.reducer.is_running
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
         if self.reducer is not None:
             self.reducer.close()
 

@@ -92,7 +92,6 @@ class StreamCalls(RoutedCalls):
         self._zero_ns = _zero_ns(lanes)
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
-        """Takes the modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
             one.routes = True  # rows that stay on their rank without an agreement were tried on the host only
@@ -120,11 +119,9 @@ class StreamCalls(RoutedCalls):
         return run
 
     def reach(self, site: PlacedModule) -> None:
-        """Orders what the caller does next behind a module's forward, and its next call behind that."""
         self.executor.reach(self._sites.get(site.name, site))
 
     def place(self, slots: tuple[int, ...]) -> LanePlace:
-        """Returns where a module's gradients are summed up."""
         return LanePlace(self._lanes.lane(slots), self._lanes.api.current_stream())
 
     def call(
@@ -222,7 +219,6 @@ class LanePlace(SumPlace):
         self._lane.order_after_caller()
 
     def entered(self) -> AbstractContextManager[Any]:
-        """A block whose work goes to the lane's stream."""
         return self._api.use_stream(self._lane.stream)
 
     def gave(self, grad: torch.Tensor) -> None:

@@ -209,7 +209,6 @@ class GradientReducer:
         self._begin()
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
         for hook in self._hooks:
             hook.remove()
 

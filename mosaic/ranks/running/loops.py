@@ -55,7 +55,6 @@ class _Patches:
         self._undo: list[_Undo] = []
 
     def enter(self, handle: ReducedModel) -> None:
-        """Makes torch's functions know of a model."""
         self._handles.add(handle)
         if self._undo:
             return

@@ -82,7 +82,6 @@ class CancelToken:
         return is_first
 
     def abort(self) -> None:
-        """Aborts this rank's groups, which are of no use afterwards."""
         with self._lock:
             if not self._is_aborted:
                 self._is_aborted = True

@@ -28,7 +28,6 @@ class Traffic:
         self._num_bytes: Counter[tuple[str, SentPhase]] = Counter()
 
     def add(self, module: str, phase: SentPhase, num_bytes: int) -> None:
-        """Counts bytes."""
         with self._lock:
             self._num_bytes[module, phase] += num_bytes
 
@@ -38,7 +37,6 @@ class Traffic:
             return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
 
     def clear(self) -> None:
-        """Starts again from zero."""
         with self._lock:
             self._num_bytes.clear()
 
@@ -146,7 +144,6 @@ class RankProgress:
         return tuple(self._waits)
 
     def clear_waits(self) -> None:
-        """Forgets them."""
         self._waits.clear()
 
     def _whereabouts(self, doing: str, module: str, phase: str, since_ns: int) -> Whereabouts:

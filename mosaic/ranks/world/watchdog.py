@@ -91,7 +91,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._beat, name="mosaic-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begins to write heartbeats."""
         self._write_heartbeat()
         self._progress.explain, self._progress.fail = self.explain, self.fail
         self._hook_before, sys.excepthook = sys.excepthook, self._on_uncaught

@@ -62,7 +62,6 @@ class RankFacts:
 
     @staticmethod
     def of(device: Device, graph: ModuleGraph) -> RankFacts:
-        """Returns those of this process."""
         from mosaic import __version__
 
         has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
@@ -254,7 +253,6 @@ class World:
         return group  # type: ignore[no-any-return]
 
     def _forget(self, group: dist.ProcessGroup) -> None:
-        """Undoes ``_watched``."""
         if self._watchdog is not None:
             self._watchdog.groups = [one for one in self._watchdog.groups if one is not group]
 
@@ -349,7 +347,6 @@ class World:
             )
 
     def check_same_plan(self, fingerprint: str, num_devices: int) -> None:
-        """Raises InvalidPlanError unless all ranks have one plan, for as many devices as there are ranks."""
         plans = self.all_gather((fingerprint, num_devices))
         if len(set(plans)) > 1:
             each = "; ".join(f"rank {rank}: {plan}" for rank, (plan, _) in enumerate(plans))
