@@ -92,6 +92,7 @@ def exchange(
     table, rows = _all_to_all(ranked, ranked.control, carried, sends, receives, "forward", 0, facts)
     if before is not None and table == before.facts:
         agreement, rows = before, rows or tensors
+        _count(ranked, carried, sends, "forward")
     else:
         if error is not None:
             raise error
@@ -142,6 +143,7 @@ def move(
         if places:
             own, tag = [tensors[place] for place in places], 1 + 2 * (phase == "backward") + is_back
             found.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase, tag)[1], strict=True))
+            _count(ranked, own, sends, phase)
     return [found[place] for place in range(len(tensors))]
 
 
@@ -227,26 +229,26 @@ def _all_to_all(
     ahead, each = 8 * len(facts), sum(map(_row_bytes, tensors))
     starts = list(accumulate(sends, initial=0))
     own = [tensor.detach() for tensor in tensors]
-    given = torch.cat(
-        [
-            piece
-            for to in ranks
-            if to != rank
-            for piece in (*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own))
-        ]
-    )
-    sizes = [0 if to == rank else ahead + sends[to] * each for to in ranks]
+    outgoing = [
+        [*header, *(_bytes_of(tensor[starts[to] : starts[to + 1]]) for tensor in own)] if to != rank else []
+        for to in ranks
+    ]
     counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
-    made = given.new_empty(sum(counts))
-    pieces = made.split(counts)
     with ranked.waiting(phase):
         if group is ranked.control:
-            works = [group.recv([piece], source, tag) for source, piece in enumerate(pieces) if piece.numel()]
-            works += [group.send([piece], to, tag) for to, piece in enumerate(given.split(sizes)) if piece.numel()]
+            pieces = [torch.empty(count, dtype=torch.uint8) for count in counts]
+            works = [group.recv([piece], source, tag) for source, piece in enumerate(pieces) if counts[source]]
+            for to, parts in enumerate(outgoing):
+                if sum(part.numel() for part in parts):
+                    works.append(group.send([parts[0] if len(parts) == 1 else torch.cat(parts)], to, tag))
             for work in works:
                 work.wait()
         else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
+            given = torch.cat([part for parts in outgoing for part in parts])
+            sizes = [sum(part.numel() for part in parts) for parts in outgoing]
+            made = given.new_empty(sum(counts))
             dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
+            pieces = list(made.split(counts))
     offsets, rows = [ahead] * ranked.size, []
     for tensor in own:
         parts = []
@@ -258,10 +260,13 @@ def _all_to_all(
                 parts.append(pieces[source][offsets[source] : end])
                 offsets[source] = end
         rows.append(torch.cat(parts).view(tensor.dtype).view(sum(receives), *tensor.shape[1:]))
-    if num_bytes := (sum(sends) - sends[rank]) * each:
-        ranked.traffic.add(ranked.name, phase, num_bytes)
-    heads = [facts if at == rank else pieces[at][:ahead].clone().view(torch.int64).tolist() for at in ranks]
+    heads = [facts if at == rank else pieces[at][:ahead].view(torch.int64).tolist() for at in ranks]
     return tuple(map(tuple, heads)), rows
+
+
+def _count(ranked: Ranked, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
+    if num_bytes := (sum(sends) - sends[ranked.rank]) * sum(map(_row_bytes, tensors)):
+        ranked.traffic.add(ranked.name, phase, num_bytes)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
