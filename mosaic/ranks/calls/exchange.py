@@ -32,39 +32,24 @@ _ADDED = 2
 """Marks a call with arguments that the sample's step had not."""
 
 
-def facts_of(
-    ranked: Ranked, leaves: Sequence[Any], *, is_there: bool, wants: Sequence[bool], added: str, attributes: str
-) -> tuple[int, ...]:
-    """Returns the facts of a call that can be routed.
-
-    Args:
-        ranked: The module.
-        leaves: The arguments.
-        is_there: Whether this rank calls the module.
-        wants: For each argument, whether it takes a gradient here.
-        added: A digest of arguments that the sample's step had not.
-        attributes: A digest of attributes that were set in the module since it was colocated.
-    """
-    cut = list(compress(leaves, ranked.batched))
-    values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + added
-    shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
-    digests = [zlib.crc32(text.encode()) for text in (values, shapes, attributes)]
-    return len(cut[0]), _ADDED if added else int(is_there), 0, *digests, *map(int, wants)
-
-
-def failed_facts(ranked: Ranked) -> tuple[int, ...]:
-    return (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
-
-
 def exchange(
-    ranked: Ranked, leaves: Sequence[Any], facts: tuple[int, ...], attributes: str, error: ModuleContractError | None
+    ranked: Ranked,
+    leaves: Sequence[Any],
+    *,
+    is_there: bool,
+    wants: Sequence[bool],
+    added: str,
+    attributes: str,
+    error: ModuleContractError | None,
 ) -> tuple[Agreement, list[Any]]:
     """Agrees on a call with all ranks, and moves the rows of its arguments.
 
     Args:
         ranked: The module.
         leaves: The arguments; not read where there is an error.
-        facts: Of the call; ``failed_facts`` where there is an error.
+        is_there: Whether this rank calls the module.
+        wants: For each argument, whether it takes a gradient here.
+        added: A digest of arguments that the sample's step had not.
         attributes: A digest of attributes that were set in the module since it was colocated.
         error: Why this rank's call cannot be routed.
 
@@ -72,8 +57,16 @@ def exchange(
         The agreement, and the arguments with this rank's part of the rows.
 
     Raises:
-        ModuleContractError: Another rank's call cannot be routed, or calls differ in what has to be the same; on all.
+        ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
+    if error is None:
+        cut = list(compress(leaves, ranked.batched))
+        values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + added
+        shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
+        digests = [zlib.crc32(text.encode()) for text in (values, shapes, attributes)]
+        facts = (len(cut[0]), _ADDED if added else int(is_there), 0, *digests, *map(int, wants))
+    else:
+        facts = (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
     riding = [
         index
         for index, has_rows in enumerate(ranked.batched if error is None else ())

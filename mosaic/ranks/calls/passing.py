@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.exchange import digest_of, exchange, facts_of, failed_facts, move
+from mosaic.ranks.calls.exchange import digest_of, exchange, move
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
 
@@ -25,58 +26,44 @@ if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
 
 
+@dataclass(slots=True)
 class ForwardPass:
-    """The forward of one call.
+    """The forward of one call."""
 
-    Args:
-        ranked: The module.
-        run: Makes the module's own call.
-        leaves: Its arguments.
-        is_there: Whether this rank calls it, rather than taking part without rows.
-        attributes: What was set in the module since it was colocated.
-        routes: Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed.
-        error: Why the call cannot be routed: all ranks are told and raise.
-        spec: How arguments nest that are not those of the sample's step; for calls that are not routed.
-        anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
-            call's; by default a leaf.
+    ranked: Ranked
+    run: Callable[..., Any]
+    """Makes the module's own call."""
+    leaves: list[Any]
+    """Its arguments."""
+    _: KW_ONLY
+    is_there: bool
+    """Whether this rank calls it, rather than taking part without rows."""
+    attributes: str
+    """Attributes that were set in the module since it was colocated."""
+    routes: bool = True
+    """Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed."""
+    error: ModuleContractError | None = None
+    """Why the call cannot be routed: all ranks are told and raise."""
+    spec: pytree.TreeSpec | None = None
+    """How arguments nest that are not those of the sample's step; for calls that are not routed."""
+    anchor: torch.Tensor | None = None
+    """An empty tensor that hangs below the call in the graph, whose backward is reached after the call's."""
+    made: list[Any] = field(init=False, default_factory=list)
+    """The leaves of the result: each tensor one that nobody else has."""
+    token: torch.Tensor | None = field(init=False, default=None)
+    """An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no result takes
+    a gradient."""
+    _there: tuple[bool, ...] = field(init=False, default=())
+    _wanted: list[bool] = field(init=False, default_factory=list)
+    _routing: RowRouting | None = field(init=False, default=None)
+    _moved: list[Any] = field(init=False)
+    _num_rows: int = field(init=False, default=0)
+    _result_spec: pytree.TreeSpec = field(init=False)
 
-    Attributes:
-        made: The leaves of the result: each tensor one that nobody else has.
-        token: An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no
-            result takes a gradient.
-    """
-
-    def __init__(
-        self,
-        ranked: Ranked,
-        run: Callable[..., Any],
-        leaves: list[Any],
-        *,
-        is_there: bool,
-        attributes: str,
-        routes: bool = True,
-        error: ModuleContractError | None = None,
-        spec: pytree.TreeSpec | None = None,
-        anchor: torch.Tensor | None = None,
-    ) -> None:
-        self._anchor = ranked.anchor if anchor is None else anchor
-        self.made: list[Any] = []
-        self.token: torch.Tensor | None = None
-        self._ranked = ranked
-        self._run = run
-        self._leaves = list(leaves)
-        self._is_there = is_there
-        self._attributes = attributes
-        self._routes = routes
-        self._error = error
-        self._spec = spec
-        self._batched = ranked.batched if spec is None else (False,) * len(leaves)
-        self._result_spec = ranked.template.spec
-        self._there: tuple[bool, ...] = ()
-        self._wanted: list[bool] = []
-        self._routing: RowRouting | None = None
-        self._moved: list[Any] = self._leaves
-        self._num_rows = 0
+    def __post_init__(self) -> None:
+        self.leaves = list(self.leaves)
+        self.anchor = self.ranked.anchor if self.anchor is None else self.anchor
+        self._moved, self._result_spec = self.leaves, self.ranked.template.spec
 
     def go(self) -> ForwardPass:
         """Takes all steps; returns itself."""
@@ -89,26 +76,22 @@ class ForwardPass:
 
     def agree(self) -> None:
         """Exchanges how many rows each rank holds, who calls and which arguments want a gradient, and the rows."""
-        ranked, leaves = self._ranked, self._leaves
+        ranked, leaves = self.ranked, self.leaves
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        if not self._routes and self._spec is not None:
+        if not self.routes and self.spec is not None:
             self._wanted, self._num_rows = wants, 1
             return
-        if self._routes:
-            own = (
-                failed_facts(ranked)
-                if self._error is not None
-                else facts_of(
-                    ranked,
-                    leaves,
-                    is_there=self._is_there,
-                    wants=wants,
-                    added=digest_of(self._run),
-                    attributes=self._attributes,
-                )
+        if self.routes:
+            agreed, self._moved = exchange(
+                ranked,
+                leaves,
+                is_there=self.is_there,
+                wants=wants,
+                added=digest_of(self.run),
+                attributes=self.attributes,
+                error=self.error,
             )
-            agreed, self._moved = exchange(ranked, leaves, own, self._attributes, self._error)
             self._there, self._routing = agreed.there, agreed.routing
             self._num_rows = agreed.routing.parts[ranked.rank]
             wants = list(agreed.wanted)
@@ -119,11 +102,11 @@ class ForwardPass:
 
     def _share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
-        ranked = self._ranked
-        if not self._routes or all(self._there) or not any(self._there):
+        ranked = self.ranked
+        if not self.routes or all(self._there) or not any(self._there):
             return
         source = self._there.index(True)
-        for index, (leaf, cut) in enumerate(zip(self._leaves, ranked.batched, strict=True)):
+        for index, (leaf, cut) in enumerate(zip(self.leaves, ranked.batched, strict=True)):
             if isinstance(leaf, torch.Tensor) and not cut:
                 given = leaf.detach().clone()
                 with ranked.waiting("forward"):
@@ -131,13 +114,14 @@ class ForwardPass:
                     source_rank = dist.get_global_rank(group, source)
                     dist.broadcast(given, src=source_rank, group=group, async_op=True).wait()
                 if ranked.rank != source and not leaf.requires_grad:
-                    self._leaves[index] = given
+                    self.leaves[index] = given
 
     def _to_members(self) -> None:
         """Takes this rank's part of the arguments that are batched, and the others as they are, into the graph."""
-        ranked, leaves = self._ranked, self._leaves
+        ranked, leaves = self.ranked, self.leaves
         routed = []
-        for index, cut in enumerate(self._batched):
+        batched = ranked.batched if self.spec is None else (False,) * len(leaves)
+        for index, cut in enumerate(batched):
             if self._wanted[index]:
                 leaf = leaves[index]
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
@@ -155,12 +139,12 @@ class ForwardPass:
 
     def _compute(self) -> None:
         """Runs the module on this rank's part, or makes results of no rows."""
-        ranked = self._ranked
-        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        ranked = self.ranked
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if self._num_rows:
-            spec = self._spec or ranked.spec
-            self.made, made_spec = Here.run(ranked, self._run, self._leaves, spec, [self._anchor, *tensors])
-            if self._spec is None:
+            spec = self.spec or ranked.spec
+            self.made, made_spec = Here.run(ranked, self.run, self.leaves, spec, [self.anchor, *tensors])
+            if self.spec is None:
                 self._check(self._num_rows)
             else:
                 self._result_spec = made_spec
@@ -168,14 +152,14 @@ class ForwardPass:
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
+            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self.anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
     def _to_holders(self) -> None:
         """Routes the results back to the ranks whose rows they are."""
-        ranked, made = self._ranked, self.made
-        routed = ranked.template.wanted_now() if self._spec is None else _differentiable(made)
+        ranked, made = self.ranked, self.made
+        routed = ranked.template.wanted_now() if self.spec is None else _differentiable(made)
         places = [index for index, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)]
         moved = move(ranked, self._routing, [made[index] for index in places], "forward", is_back=True)
         home = dict(zip(places, moved, strict=True))
@@ -193,7 +177,7 @@ class ForwardPass:
 
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""
-        ranked, template = self._ranked, self._ranked.template
+        ranked, template = self.ranked, self.ranked.template
         found = [
             (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in self.made

@@ -41,6 +41,13 @@ class Home:
         return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
 
 
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def method(self: Elsewhere, *_: Any, **__: Any) -> NoReturn:
+        self.refuse(name)
+
+    return method
+
+
 class Elsewhere(torch.Tensor):
     """A tensor whose values are on other ranks.
 
@@ -120,9 +127,6 @@ class Elsewhere(torch.Tensor):
         copied: Elsewhere = memo[id(self)]
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self.refuse("pickle")
-
     @property
     def data(self) -> torch.Tensor:
         return self.detach()
@@ -140,14 +144,7 @@ class Elsewhere(torch.Tensor):
         """Returns the name of its type as of any tensor in host memory, for those who want all parameters alike."""
         return torch.empty(0, dtype=self.dtype).type() if dtype is None else super().type(dtype, **more)
 
-    def numpy(self, **_: Any) -> NoReturn:
-        self.refuse("numpy")
-
-    def tolist(self) -> NoReturn:
-        self.refuse("tolist")
-
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        self.refuse("numpy")
+    __reduce_ex__, numpy, __array__, tolist = map(_refusing, ("pickle", "numpy", "numpy", "tolist"))  # type: ignore[assignment]
 
     def __format__(self, text: str) -> str:
         return self.refuse("format") if text else repr(self)

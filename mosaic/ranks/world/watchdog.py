@@ -233,11 +233,12 @@ class Watchdog:
         faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)  # teardown may wait for connections
 
     def _declared(self, error: BaseException) -> str:
-        """Declares the fault of an error of this rank's own; returns its text, or nothing for an error of others."""
-        if isinstance(error, RankFailedError) or any(
-            map(is_communication_error, filter(None, (error, error.__cause__)))
-        ):
+        """Returns the text of the fault behind an error, declared if it is this rank's; empty where the error has it."""
+        if isinstance(error, RankFailedError):
             return ""
+        for each in (error, error.__cause__):
+            if isinstance(each, RuntimeError) and is_communication_error(each):
+                return str(self.explain(each))
         what = "was interrupted (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"failed: {type(error).__name__}"
         message = f": {error}" if str(error) else ""
         self._write_heartbeat()
