@@ -62,7 +62,6 @@ class ForwardPass:
 
     def __post_init__(self) -> None:
         self.leaves = list(self.leaves)
-        self.anchor = self.ranked.anchor if self.anchor is None else self.anchor
         self._moved, self._result_spec = self.leaves, self.ranked.template.spec
 
     def go(self) -> ForwardPass:
@@ -140,10 +139,11 @@ class ForwardPass:
     def _compute(self) -> None:
         """Runs the module on this rank's part, or makes results of no rows."""
         ranked = self.ranked
+        anchor = ranked.anchor if self.anchor is None else self.anchor
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if self._num_rows:
             spec = self.spec or ranked.spec
-            self.made, made_spec = Here.run(ranked, self.run, self.leaves, spec, [self.anchor, *tensors])
+            self.made, made_spec = Here.run(ranked, self.run, self.leaves, spec, [anchor, *tensors])
             if self.spec is None:
                 self._check(self._num_rows)
             else:
@@ -152,7 +152,7 @@ class ForwardPass:
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self.anchor, *tensors)
+            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 

@@ -233,7 +233,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)  # teardown may wait for connections
 
     def _declared(self, error: BaseException) -> str:
-        """Returns the text of the fault behind an error, declared if it is this rank's; empty where the error has it."""
+        """Declares the fault behind an error if it is this rank's; returns its text, or nothing if the error has it."""
         if isinstance(error, RankFailedError):
             return ""
         for each in (error, error.__cause__):
