@@ -139,7 +139,6 @@ def cost_of_ranks(
 
 
 def link_of(measured: Ring | Route) -> Link:
-    """Returns a link as it was measured."""
     return Link(gb_per_s=measured.gb_per_s, latency_us=measured.latency_us)
 
 
