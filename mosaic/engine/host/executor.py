@@ -158,6 +158,8 @@ class Executor(LaneWork):
         arguments = Arguments.take(args, kwargs, join_joined)
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
+        if any(tensor.layout != torch.strided for tensor in arguments.differentiable):
+            return self._run_here(site, run, args, kwargs, "it takes a sparse tensor that wants a gradient")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
             return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
         state = ModuleState.take(site.module)

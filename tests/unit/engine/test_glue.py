@@ -317,6 +317,7 @@ CASES: list[Case] = [
     lambda a, b: (torch.cat([a[:0], a, b]), torch.cat([a, a], dim=1), torch.stack([a, b, a]).mean(0)),
     lambda a, b: (torch.einsum("ij,kj->ik", a, b), functional.linear(a, torch.ones(4, 16))),
     lambda a, b: a.view(6, 4, 4).permute(2, 0, 1).reshape(4, -1).T @ b.unflatten(1, (4, 4))[:, 0].T,
+    lambda a, b: torch.linalg.norm(a.flatten(), 0) + b.mean(),
     lambda a, b: functional.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None]),
     lambda a, b: (functional.cross_entropy(a, b.argmax(1)), functional.mse_loss(a, b)),
     lambda a, b: functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T,
