@@ -76,6 +76,8 @@ class Plan:
     """Predicted time of the best plan that runs one module at a time, in milliseconds."""
     search: SearchRecord
     """How it was found."""
+    foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
+    """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
     communication_slots: Annotated[int, Ge(0)] = 0
     """The last slots of each device that no module has, left to communication."""
     communication_sms: Annotated[int, Ge(0)] = 0

@@ -29,7 +29,7 @@ from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord
-from mosaic.profile import Profile, note_of_others
+from mosaic.profile import Profile
 from mosaic.report.plan_picture import draw_plan
 from mosaic.report.table import plan_bars, plan_table
 from mosaic.solver.methods import method_of
@@ -124,7 +124,7 @@ class PlanCommand:
             search=search,
             communication_slots=self.communication_slots,
         )
-        return plan, search
+        return replace(plan, foreign_cpu_share=basis.foreign_cpu_share), search
 
     def _show(self, plan: Plan, basis: Basis, search: SearchOptions, *, is_stopped: bool) -> None:
         console = console_beside(self.json)
@@ -169,6 +169,8 @@ class Basis:
     """How many of them."""
     notes: tuple[str, ...] = ()
     """Remarks about the times, one sentence each."""
+    foreign_cpu_share: float = 0.0
+    """As in the profile."""
     dtype: str = ""
     """Number format that was counted in; empty where nothing was counted."""
 
@@ -208,7 +210,7 @@ def find_basis(given: PlanCommand) -> Basis:
         cost=cost,
         device=measured.device,
         num_devices=given.gpus or 1,
-        notes=tuple(filter(None, [note_of_others(measured.environment.foreign_cpu_share, measured.device)])),
+        foreign_cpu_share=measured.environment.foreign_cpu_share,
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,19 +12,7 @@ import tyro
 from tyro.conf import arg, subcommand
 
 from mosaic.cli.options import DayArgument, FolderArgument, Json, write_json
-from mosaic.errors import InvalidFileError, MosaicError
-
-
-@contextmanager
-def _named_remedy() -> Iterator[None]:
-    """Adds to the error of a damaged file what to do."""
-    try:
-        yield
-    except InvalidFileError as error:
-        raise InvalidFileError(
-            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
-            "days/DAY away: the next run begins that day anew"
-        ) from None
+from mosaic.errors import MosaicError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +63,13 @@ class RunDay:
 
     def execute(self) -> int:
         """Runs; returns the exit code."""
+        from mosaic.retrain.folder import named_remedy
         from mosaic.retrain.run import Clock, run
 
         clock = Clock()
         if self.now is not None:
             clock = Clock(_time(self.now) - datetime.now(UTC))
-        with _named_remedy():
+        with named_remedy():
             return run(self.folder, lambda line: print(line, flush=True), clock)
 
 
@@ -93,9 +81,10 @@ class Status:
 
     def execute(self) -> None:
         """Prints it."""
+        from mosaic.retrain.folder import named_remedy
         from mosaic.retrain.steering import status_of
 
-        with _named_remedy():
+        with named_remedy():
             print(*status_of(self.folder), sep="\n")
 
 

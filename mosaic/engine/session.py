@@ -196,10 +196,12 @@ class Session:
         assert self.profile is not None
         cost = CostModel.from_profile(self.profile)
         plan = plan_to_run(options.method, graph, cost, device)
-        self.plans = (plan,)
+        plans: Sequence[Plan] = (plan,)
         if trial is not None and plan.predicted_speedup >= MIN_GAIN:
             gain = min(MIN_GAIN, trial.smallest_gain)
-            self.plans = plans_to_try(plan, graph, cost, count=trial.max_plans, smallest_gain=gain)
+            plans = plans_to_try(plan, graph, cost, count=trial.max_plans, smallest_gain=gain)
+        share = self.profile.environment.foreign_cpu_share
+        self.plans = tuple(replace(one, foreign_cpu_share=share) for one in plans)
 
     @property
     def trial_settings(self) -> TrialSettings | None:

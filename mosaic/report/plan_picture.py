@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.plan import Plan
+from mosaic.profile import note_of_others
 from mosaic.report.bars import PlanBars, bars_of_plan, ms_text, slot_runs
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
 from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter
@@ -38,6 +39,8 @@ def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitl
 
 def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "") -> Canvas:
     """Returns the page that ``draw_plan`` writes, one axes for each plan."""
+    if note := note_of_others(plan.foreign_cpu_share, plan.device):
+        subtitle = "; ".join(filter(None, [subtitle, f"while its modules were measured, {note}"]))
     shown = [(_name(plan), plan, bars_of_plan(plan))]
     if sequential is not None:
         shown.insert(0, (_name(sequential), sequential, bars_of_plan(sequential)))

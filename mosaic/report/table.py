@@ -89,6 +89,8 @@ def _plan_caption(plan: Plan) -> str:
         lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
         lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
     lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
+    if note := note_of_others(plan.foreign_cpu_share, plan.device):
+        lines.append(f"while its modules were measured, {note}")
     return "\n".join(lines)
 
 

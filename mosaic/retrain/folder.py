@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from mosaic.artifact import load, save
+from mosaic.errors import InvalidFileError
 from mosaic.lines import append_line
 from mosaic.retrain.recipe import RECIPE
 from mosaic.retrain.records import Outcome
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@contextmanager
+def named_remedy() -> Iterator[None]:
+    """Adds the remedy to the error of a damaged file."""
+    try:
+        yield
+    except InvalidFileError as error:
+        raise InvalidFileError(
+            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
+            "days/DAY away: the next run begins that day anew. A damaged version is replaced by another one with "
+            "`mosaic retrain promote FOLDER VERSION`"
+        ) from None
+
+
+def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
+    """Returns a record of an earlier day; None, with a warning, where the file is damaged.
+
+    A day goes on without the figures, scores and plans of the days before it.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return load(kind, path)
+    except InvalidFileError as error:
+        _LOG.warning("%s; this day goes on without it", error)
+        return None
+
 
 Phase = Literal["prepared", "training", "trained", "evaluated", "decided", "promoted"]
 """How far a day has come; each is written once all before it is on the disk."""

@@ -12,7 +12,7 @@ from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
-from mosaic.retrain.folder import DayFolder, DayState, Folder
+from mosaic.retrain.folder import DayFolder, DayState, Folder, load_of_earlier_day
 from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.page import write_page
@@ -155,11 +155,10 @@ def _history(folder: Folder, today: str) -> Iterator[DaySquare]:
     days = [day for day in folder.days() if day.path.name <= today][-DAYS_SHOWN:]
     for day in days:
         fresh = None
-        if day.gate.is_file():
-            found = [one for one in load(GateResult, day.gate).comparisons if one.name == "fresh"]
-            fresh = found[0].old if found else None
-        if fresh is None and day.figures.is_file():
-            fresh = load(DayFigures, day.figures).champion
+        if (gate := load_of_earlier_day(GateResult, day.gate)) is not None:
+            fresh = next((each.old for each in gate.comparisons if each.name == "fresh"), None)
+        if fresh is None and (figures := load_of_earlier_day(DayFigures, day.figures)) is not None:
+            fresh = figures.champion
         yield DaySquare(day=day.path.name, outcome=day.state.outcome or "interrupted", fresh=fresh)
 
 

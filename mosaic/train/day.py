@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -328,15 +327,17 @@ class Day:
         if settings.weights is None:
             return NEW_WEIGHTS
         if settings.start is not None and checkpoints_in(settings.start):
-            with suppress(InvalidCheckpointError):
+            try:  # an earlier checkpoint of its day would not be the champion
                 found = self.handle.load(
                     settings.start,
                     optimizer=trainee.optimizers,
                     companions=trainee.companions,
                     partial=True,
                     new_run=True,
-                    fall_back=True,
                 )
+            except InvalidCheckpointError as error:
+                _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
+            else:
                 assert found is not None
                 return _said("weights and the optimizers' state of the champion", found.new, found.gone, found.changed)
         overlap = self.handle.load_weights(settings.weights, partial=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from mosaic.artifact import load, save
+from mosaic.artifact import save
 from mosaic.errors import MosaicError
+from mosaic.retrain.folder import load_of_earlier_day
 from mosaic.retrain.working.work import Work
 from mosaic.train.data.positions import CYCLE, shares_of
 from mosaic.train.data.samples import is_iterable
@@ -91,7 +92,7 @@ def _known(work: Work) -> dict[str, SourceRecord]:
     """Returns what earlier days noted of their folders, by path."""
     known: dict[str, SourceRecord] = {}
     for day in work.folder.days():
-        if day.sources.is_file() and day.path != work.day.path:
-            sources = load(Sources, day.sources)
+        sources = load_of_earlier_day(Sources, day.sources) if day.path != work.day.path else None
+        if sources is not None:
             known |= {record.path: record for record in (*sources.sources, sources.frozen)}
     return known

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.artifact import load, save
+from mosaic.artifact import save
+from mosaic.retrain.folder import load_of_earlier_day
 from mosaic.retrain.frozen import frozen_rows
 from mosaic.retrain.gate import Scores, joined
 from mosaic.retrain.intake.data_check import check_data
@@ -32,11 +33,9 @@ MAX_LOOKED = 5000
 
 def look(work: Work, crew: Crew) -> None:
     """Writes ``figures.json`` and ``data_check.json``."""
-    before = tuple(
-        load(DayFigures, day.figures)
-        for day in work.folder.days()
-        if day.path != work.day.path and day.figures.is_file() and day.state.outcome in ("promoted", "held", "refused")
-    )
+    judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
+    earlier = [load_of_earlier_day(DayFigures, day.figures) for day in judged if day.path != work.day.path]
+    before = tuple(figures for figures in earlier if figures is not None)
     seen = _Seen()
     paths = [work.folder.path / record.path for record in work.sources.of_kind("new")]
     columns = joined(_scored(work, crew, seen.rows_of(work, paths)))

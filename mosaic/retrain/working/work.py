@@ -13,7 +13,7 @@ from typing import Any
 from mosaic.artifact import load
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.retrain import versions
-from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.folder import DayFolder, Folder, load_of_earlier_day
 from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.recipe import Recipe, seconds_of
 from mosaic.train.choice import drift_of
@@ -110,8 +110,8 @@ class Work:
             champion = versions.find(self.folder, state.parent)
         start = self.folder.day(champion.card.day).checkpoints if champion is not None else None
         before = [day for day in self.folder.days() if day.plan.is_file() and day.path.name < state.day]
-        stored = load(StoredPlan, before[-1].plan) if before else None
-        last = load(Trained, before[-1].trained) if before and before[-1].trained.is_file() else None
+        stored = load_of_earlier_day(StoredPlan, before[-1].plan) if before else None
+        last = load_of_earlier_day(Trained, before[-1].trained) if before else None
         return DaySettings(
             loop=LoopSettings(
                 seed=self.sources.seed,
@@ -136,7 +136,7 @@ class Work:
             weights=champion.weights if champion is not None else None,
             plan=self.day.plan,
             profile=self.day.profile,
-            plan_before=before[-1].plan if before else None,
+            plan_before=before[-1].plan if stored is not None else None,
             drift=drift_of(stored, last.step_ms if last is not None else None),
             modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
             environment=self.day.environment,

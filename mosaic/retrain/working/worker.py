@@ -19,7 +19,7 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
-from mosaic.retrain.folder import Folder
+from mosaic.retrain.folder import Folder, named_remedy
 from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.workers import PARTS, LastWords
@@ -64,7 +64,8 @@ def main() -> None:
     work = Work(folder, folder.day(given.day), read_recipe(folder.recipe))
     code, reason = exits.DONE, ""
     try:
-        _run(work, given)
+        with named_remedy():
+            _run(work, given)
     except _StopError as stop:
         code, reason = stop.code, str(stop)
     except (torch.OutOfMemoryError, MemoryError) as error:

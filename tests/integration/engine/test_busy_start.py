@@ -49,6 +49,7 @@ def test_a_loop_that_starts_on_a_busy_machine_is_planned_and_says_so(
         handle = begin(model)
     assert handle.profile is not None
     assert handle.profile.environment.foreign_cpu_share == 0.61
+    assert handle.plan.foreign_cpu_share == 0.61
     assert f"while the modules were profiled, {NOTE}" in [record.getMessage() for record in caplog.records]
     assert f"while the modules were profiled, {NOTE}" in handle.describe().splitlines()
     handle.remove()

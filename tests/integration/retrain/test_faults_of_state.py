@@ -83,6 +83,20 @@ def test_where_no_checkpoint_is_whole_the_day_begins_anew_with_the_same_bits(mak
     assert report.run.identical
 
 
+def test_a_champion_whose_checkpoint_is_damaged_lends_its_weights_and_no_earlier_checkpoint(make_node: Make):
+    node = make_node(FIRST)
+    assert node.run() == 0
+    first = day_of(node)
+    damage(checkpoints_in(first.checkpoints)[0].path / "rank-00000.safetensors")
+    assert len(checkpoints_in(first.checkpoints)) > 1
+    for path in (first.figures, first.gate, first.plan, first.trained):  # nor is anything else of an earlier day needed
+        path.write_text(path.read_text()[:40])
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    assert node.report.run is not None
+    assert node.report.run.loaded == "weights of the champion"
+
+
 def test_a_day_goes_on_with_other_loader_workers_and_the_same_bits(make_node: Make, quiet: dict[str, object]):
     node = stopped(make_node)
     write_recipe(node.folder.path, budget={"workers": 2})

@@ -2,17 +2,20 @@
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mosaic.artifact import load, save
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.plan_picture import draw_plan, plan_canvas
 from mosaic.report.steps import choose_steps
+from mosaic.report.table import plan_table
 from mosaic.report.timeline import draw_timelines, timeline_canvas
 from mosaic.timeline import Span, Timeline
 
@@ -167,6 +170,15 @@ def test_a_planned_module_is_as_tall_as_its_quota_on_each_of_its_devices() -> No
     text = texts(canvas)
     assert "(predicted)" in text
     assert "predicted speed-up 2.00×" in text
+
+
+def test_a_plan_of_a_busy_machine_says_so_in_its_file_its_picture_and_its_table(tmp_path: Path) -> None:
+    note = "while its modules were measured, other processes used 61% of the CPU; times are not comparable"
+    save(replace(PLAN, foreign_cpu_share=0.61, device=replace(PLAN.device, kind="host")), tmp_path / "plan.json")
+    plan = load(Plan, tmp_path / "plan.json")
+    assert note in texts(plan_canvas(plan))
+    assert note in str(plan_table(plan).caption)
+    assert "while its modules" not in texts(plan_canvas(PLAN)) + str(plan_table(PLAN).caption)
 
 
 def test_the_sequential_plan_is_drawn_above_on_the_same_axis(tmp_path: Path) -> None:
