@@ -129,9 +129,8 @@ def count_modules(
             autocast=low,
             layers=layers,
         )
-        cast = dataclasses.replace(subject, settings=_casting(subject.settings, low))
         try:
-            traffic[subject.name] = _traffic_of(cast, workload.batch)
+            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1], low)
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
@@ -148,13 +147,16 @@ def count_modules(
     )
 
 
-def _traffic_of(subject: Subject, batch: int | None) -> ModuleTraffic:
+def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts, low: torch.dtype | None) -> ModuleTraffic:
+    results = (counted.result_bytes, counted.result_gradient_bytes) if counted.result_bytes else None
+    if results is None:  # in objects that counting does not see through
+        subject = dataclasses.replace(subject, settings=_casting(subject.settings, low))
     try:
-        return traffic_of(subject)
+        return traffic_of(subject, results=results)
     except UnsupportedModelError:  # a mask for all samples, say, is wider than the batch
         if batch is None:
             raise
-        return traffic_of(subject, batch=batch)
+        return traffic_of(subject, batch=batch, results=results)
 
 
 def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:

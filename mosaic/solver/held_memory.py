@@ -504,43 +504,14 @@ def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] |
 
 
 def _prune(options: Options, machine: Machine) -> Options | None:
-    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none.
-
-    Two modules with more devices together than there are share one, and both fit there.
-    """
-    by_memory = {name: list({_memory_of(o): o for o in own}.values()) for name, own in options.items()}
-    while True:
-        least = {name: min(map(_total_bytes, own)) for name, own in by_memory.items()}
-        room = machine.num_devices * machine.memory_bytes - sum(least.values())
-
-        def fits_beside(option: DeploymentOption, others: Sequence[DeploymentOption]) -> bool:
-            return any(
-                option.degree + other.degree <= machine.num_devices
-                or option.kept_bytes + other.kept_bytes + max(option.working_bytes, other.working_bytes)
-                <= machine.memory_bytes
-                for other in others
-            )
-
-        left = {
-            name: [
-                option
-                for option in own
-                if option.degree * option.memory_bytes - least[name] <= room
-                and all(fits_beside(option, others) for beside, others in by_memory.items() if beside != name)
-            ]
-            for name, own in by_memory.items()
-        }
-        if not all(left.values()):
-            return None
-        if left == by_memory:
-            break
-        by_memory = left
-    possible = {name: set(map(_memory_of, own)) for name, own in by_memory.items()}
-    return {name: tuple(o for o in own if _memory_of(o) in possible[name]) for name, own in options.items()}
-
-
-def _memory_of(option: DeploymentOption) -> tuple[int, int, int]:
-    return option.degree, option.kept_bytes, option.memory_bytes
+    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none."""
+    least = {name: min(map(_total_bytes, own)) for name, own in options.items()}
+    room = machine.num_devices * machine.memory_bytes - sum(least.values())
+    left = {
+        name: tuple(option for option in own if option.degree * option.memory_bytes - least[name] <= room)
+        for name, own in options.items()
+    }
+    return left if all(left.values()) else None
 
 
 def _least_quota(
@@ -553,20 +524,6 @@ def _least_quota(
         o for o in options if o.degree == chosen.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
     ]
     return min(enough, key=lambda o: (o.quota, o.latency_ns))
-
-
-def _worthwhile(options: Sequence[DeploymentOption]) -> list[DeploymentOption]:
-    """The options of each degree without those that a smaller quota matches in both phases."""
-    left: list[DeploymentOption] = []
-    for option in sorted(options, key=lambda o: (o.degree, o.quota, o.latency_ns)):
-        if not any(
-            smaller.degree == option.degree
-            and smaller.forward_ns <= option.forward_ns
-            and smaller.backward_ns <= option.backward_ns
-            for smaller in left
-        ):
-            left.append(option)
-    return left
 
 
 def solve_stages(
@@ -587,7 +544,6 @@ def solve_stages(
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
     model, devices = cp_model.CpModel(), range(machine.num_devices)
-    options = {name: _worthwhile(options[name]) for names in partition for name in names}
     if most_ns is None:
         most_ns = sum(max(option.latency_ns for option in own) for own in options.values())
     pick = {name: [model.new_bool_var("") for _ in own] for name, own in options.items()}
