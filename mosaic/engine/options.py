@@ -28,9 +28,9 @@ class RankSettings:
     timeout_s: float = 60.0
     """How long a rank waits for the others in a step, and for them to come at the start, in seconds."""
     beat_s: float = 1.0
-    """How often a rank says where it is and looks after the others, in seconds."""
+    """How often a rank writes where it is, in seconds."""
     grace_s: float = 10.0
-    """How long a rank has to end by itself once another one has failed, before its process is ended, in seconds."""
+    """How long the end of a rank with an error may take before its process is ended, in seconds."""
     communication_slots: int = 0
     """Where Mosaic solves the plan: slots of each device that no module gets, left to collectives. NCCL is held to as
     many CTAs as they have SMs; a plan that is given has its own number."""

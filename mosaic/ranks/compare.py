@@ -302,7 +302,6 @@ class _DataParallel:
 
 
 def called(model: nn.Module, sample: Any) -> Any:
-    """Calls a model on a batch: keywords, positions or a tensor."""
     if isinstance(sample, Mapping):
         return model(**sample)
     return model(sample) if isinstance(sample, torch.Tensor) else model(*sample)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mosaic.errors import ModuleContractError
+from mosaic.errors import MosaicError
 
 ROWS = (3, 2)
 MEMBERS = {"image": (0,), "text": (0, 1), "audio": (1,), "head": (0, 1)}
@@ -55,7 +55,7 @@ def mean_loss(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return out["logits"].square().mean() + (out["image"] * out["text"]).sum(-1).mean() * out["scale"]
 
 
-def told(attempt: Callable[[], object], kind: type[Exception] = ModuleContractError) -> str:
+def told(attempt: Callable[[], object], kind: type[Exception] = MosaicError) -> str:
     try:
         attempt()
     except kind as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -16,30 +16,31 @@ import torch
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.attach import guard_attributes
-from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
-from mosaic.engine.calls.signature import Arguments
+from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.lane_work import SpanLog
+from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
-from mosaic.ranks.calls.agree import error_of
-from mosaic.ranks.calls.in_step import InStep
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
-from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
+from mosaic.ranks.calls.routed_calls import RoutedCalls
+from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
 
-class HostCalls(InStep):
+class HostCalls(RoutedCalls):
     """Runs routed calls over an ``Executor``.
 
     Args:
@@ -51,25 +52,18 @@ class HostCalls(InStep):
         executor: The engine of one rank.
     """
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        backward_begins: Callable[[], None],
-        progress: RankProgress,
-    ) -> None:
-        super().__init__()
+    executor: Executor
+
+    def __init__(self, lanes: Lanes, backward_begins: Callable[[], None], progress: RankProgress) -> None:
+        super().__init__(backward_begins, progress)
         self.executor = Executor(lanes)
-        self.backward_begins = backward_begins
         self._lanes = lanes
-        self._progress = progress
         self._log = SpanLog()
         self.executor.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._sites: dict[str, PlacedModule] = {}
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
-        """Opens the lanes of modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
             site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"), awaited=one.awaited)
@@ -82,7 +76,6 @@ class HostCalls(InStep):
                 self.executor.let_draw(one.learned.drawing or ())
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
         lane = self._lanes.lane(slots)
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:
@@ -91,17 +84,17 @@ class HostCalls(InStep):
             def timed() -> Any:
                 nonlocal start
                 start = time.perf_counter_ns()
-                with as_lane(), self._progress.computing(name, phase), ProfilerRange(name, phase):
+                with as_lane(), self.progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
 
             try:
                 if on_lane() and not self.executor.closed:
                     return lane.submit(timed).wait()
                 start = time.perf_counter_ns()
-                with self._progress.computing(name, phase), ProfilerRange(name, phase):
+                with self.progress.computing(name, phase), ProfilerRange(name, phase):
                     return work()
             finally:
-                self._log.note(name, phase, slots, self._progress.step, start)
+                self._log.note(name, phase, slots, self.progress.step, start)
 
         return run
 
@@ -116,17 +109,6 @@ class HostCalls(InStep):
         waits: bool,
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call; returns its result and the token of its backward.
-
-        Args:
-            ranked: The module.
-            run: Makes the module's own call.
-            args: Its arguments.
-            kwargs: Its named arguments.
-            is_there: Whether this rank calls it, rather than taking part without rows.
-            waits: Whether to wait for its forward, so that what it raises comes out here.
-            obstacle: Why it has to run where it is made; None: nothing is known of any.
-        """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
         error, routes = error_of(ranked, arguments.spec, arguments.leaves), ranked.routes
@@ -152,7 +134,7 @@ class HostCalls(InStep):
                 error=error if is_refused else None,
                 spec=arguments.spec if error is not None and not routes else None,
             )
-            return self._run_here(ranked, going, arguments.leaves, reason, is_refused=is_refused)
+            return self._run_here(ranked, going, [] if is_refused else arguments.leaves, reason)
         hidden = HiddenState.take(site.attributes, parts_of(site.module))
         # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
         waits = (
@@ -172,14 +154,6 @@ class HostCalls(InStep):
         if own is not None and self.ranked[site.name].is_member:
             self.executor.reach(own)
 
-    def place(self, slots: tuple[int, ...]) -> SumPlace:
-        """Returns where a module's gradients are summed up: on the lane that does it."""
-        return SumPlace()
-
-    def whole_call(self) -> AbstractContextManager[None]:
-        """Around the model's own call; of no effect: one thread runs all of a backward's nodes, the last ones first."""
-        return nullcontext()
-
     def begin_backward(self, shared: Sequence[GradientReducer]) -> None:
         """Sees to it that the lanes' work of this backward is awaited at its end, before anything is reduced there."""
         self.executor.backwards.current()
@@ -187,11 +161,7 @@ class HostCalls(InStep):
             for parameter in reducer.parameters:
                 self.executor.backwards.set_aside(parameter)
 
-    def end_backward(self) -> None:
-        """Does nothing: the lanes' work was awaited before."""
-
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
         return self._record.spans(origin_ns)
 
     @property
@@ -200,11 +170,9 @@ class HostCalls(InStep):
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
         return self._record.origin_ns
 
     def clear_spans(self) -> None:
-        """Forgets what ran so far."""
         self._record.clear()
 
     # Parts.
@@ -227,7 +195,6 @@ class HostCalls(InStep):
         before = torch_state(CPU)
         signature = signature_of(ranked, arguments)
         call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, hidden)
-        self.told.add(ranked.name)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -260,15 +227,11 @@ class HostCalls(InStep):
         going: Callable[[list[Any]], ForwardPass],
         leaves: list[Any],
         reason: str,
-        *,
-        is_refused: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
-        if not is_refused:  # else nobody reads them
-            leaves = join_all(leaves)
-        self.told.add(ranked.name)
+        leaves = join_all(leaves)
         with self.in_step():
             passed = going(leaves).go()
 
@@ -291,3 +254,105 @@ class HostCalls(InStep):
 def _drawing(run: Callable[..., Any], generator: torch.Generator, everywhere: bool, *args: Any, **kwargs: Any) -> Any:
     with drawing_from(generator, everywhere=everywhere):
         return run(*args, **kwargs)
+
+
+class RoutedCall(Call):
+    """State of one call from its launch to the end of its backward."""
+
+    def __init__(
+        self,
+        calls: HostCalls,
+        ranked: Ranked,
+        site: PlacedModule,
+        going: Callable[[list[Any]], ForwardPass],
+        arguments: Arguments,
+        signature: Signature,
+        hidden: HiddenState | None,
+    ) -> None:
+        context = copy_context()
+
+        def passing(*args: Any, **kwargs: Any) -> list[Any]:
+            passed = context.run(going(flatten((args, kwargs))[0]).go)
+            made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
+            return made if passed.token is None else [*made, passed.token]
+
+        super().__init__(
+            calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=(), hidden=hidden
+        )
+        self._calls = calls
+        self._ranked = ranked
+
+    def forward(self) -> list[torch.Tensor | None]:
+        """Runs on the module's lane: takes all steps of the forward."""
+        with self._calls.in_step():
+            return super().forward()
+
+    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], Any]:
+        """Calls it once: a second try would send its messages twice."""
+        return self._run_module(run, arguments)
+
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
+    ) -> list[torch.Tensor | None]:
+        """Runs on the module's lane: takes all steps of the backward.
+
+        All ranks return every gradient: this one may have none of the rows, and no rank waits for another here.
+        """
+        with self._calls.in_step():
+            found = super().backward(grads, keep=keep, by_caller=by_caller)
+        return [
+            torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
+            for grad, (size, dtype) in zip(found, self._likes, strict=True)
+        ]
+
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
+        if not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(self.site.anchor).node):
+            raise UnsupportedModelError(
+                f"torch.autograd.grad or backward(inputs=...) through {self.site.name!r} on several ranks: all ranks "
+                "take part in a whole backward; call backward() and read .grad"
+            )
+        self._calls.backward_begins()
+        executor, site = self.executor, self.site
+        found = super().launch_backward(grads)
+        running = executor.backwards.current()
+        if self._ranked.reducer is not None:
+            running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
+        return found
+
+    def _reduce(self) -> None:
+        with self._calls.in_step():
+            self._ranked.reduce()
+
+
+def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
+    """Returns what a call returns on this rank: the leaves of its result in a list, and its token behind them."""
+    rows = ranked.rows_of(arguments.leaves)
+    edges = tuple(range(len(arguments.differentiable)))
+    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and arguments.state.grad]
+    outputs: list[OutputInfo] = []
+    leaves: list[Any] = []
+
+    def add(like: torch.Tensor, differentiable: bool) -> None:
+        leaves.append(len(outputs))
+        outputs.append(OutputInfo(like=like, differentiable=differentiable, same_input=None))
+
+    for index, leaf in enumerate(ranked.template.leaves):
+        if isinstance(leaf, torch.Tensor):
+            add(torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device="meta"), index in wanted)
+        else:
+            leaves.append((leaf,))
+    if wanted:
+        add(torch.empty(0, dtype=ranked.template.leaves[wanted[0]].dtype, device="meta"), True)
+    return Signature(
+        outputs=tuple(outputs),
+        spec=flatten([None] * len(leaves))[1],
+        leaves=tuple(leaves),
+        edges=edges,
+        draws=0,
+        drawing=None,
+        obstacle=None,
+        alone=None,
+        recasts=False,
+        writes_buffers=ranked.learned.writes_buffers,
+    )

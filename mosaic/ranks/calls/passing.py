@@ -6,10 +6,9 @@ module's own graph hangs below ``Here``: its backward runs where its forward ran
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,66 +18,51 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import agree, digest_of
-from mosaic.ranks.rows.routing import RowRouting, routing_of
+from mosaic.ranks.calls.exchange import digest_of, exchange, move
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
-from mosaic.ranks.world.progress import SentPhase
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
 
 
+@dataclass(slots=True)
 class ForwardPass:
-    """The forward of one call.
+    """The forward of one call."""
 
-    Args:
-        ranked: The module.
-        run: Makes the module's own call.
-        leaves: Its arguments.
-        is_there: Whether this rank calls it, rather than taking part without rows.
-        attributes: What was set in the module since it was colocated.
-        routes: Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed.
-        error: Why the call cannot be routed: all ranks are told and raise.
-        spec: How arguments nest that are not those of the sample's step; for calls that are not routed.
-        anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
-            call's; by default a leaf.
+    ranked: Ranked
+    run: Callable[..., Any]
+    """Makes the module's own call."""
+    leaves: list[Any]
+    """Its arguments."""
+    _: KW_ONLY
+    is_there: bool
+    """Whether this rank calls it, rather than taking part without rows."""
+    attributes: str
+    """Attributes that were set in the module since it was colocated."""
+    routes: bool = True
+    """Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed."""
+    error: ModuleContractError | None = None
+    """Why the call cannot be routed: all ranks are told and raise."""
+    spec: pytree.TreeSpec | None = None
+    """How arguments nest that are not those of the sample's step; for calls that are not routed."""
+    anchor: torch.Tensor | None = None
+    """An empty tensor that hangs below the call in the graph, whose backward is reached after the call's."""
+    made: list[Any] = field(init=False, default_factory=list)
+    """The leaves of the result: each tensor one that nobody else has."""
+    token: torch.Tensor | None = field(init=False, default=None)
+    """An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no result takes
+    a gradient."""
+    _there: tuple[bool, ...] = field(init=False, default=())
+    _wanted: list[bool] = field(init=False, default_factory=list)
+    _routing: RowRouting | None = field(init=False, default=None)
+    _moved: list[Any] = field(init=False)
+    _num_rows: int = field(init=False, default=0)
+    _result_spec: pytree.TreeSpec = field(init=False)
 
-    Attributes:
-        made: The leaves of the result: each tensor one that nobody else has.
-        token: An empty tensor through which a backward reaches the call, whatever a loss is made of; None where no
-            result takes a gradient.
-    """
-
-    def __init__(
-        self,
-        ranked: Ranked,
-        run: Callable[..., Any],
-        leaves: list[Any],
-        *,
-        is_there: bool,
-        attributes: str,
-        routes: bool = True,
-        error: ModuleContractError | None = None,
-        spec: pytree.TreeSpec | None = None,
-        anchor: torch.Tensor | None = None,
-    ) -> None:
-        self._anchor = ranked.anchor if anchor is None else anchor
-        self.made: list[Any] = []
-        self.token: torch.Tensor | None = None
-        self._ranked = ranked
-        self._run = run
-        self._leaves = list(leaves)
-        self._is_there = is_there
-        self._attributes = attributes
-        self._routes = routes
-        self._error = error
-        self._spec = spec
-        self._batched = ranked.batched if spec is None else (False,) * len(leaves)
-        self._result_spec = ranked.template.spec
-        self._there: tuple[bool, ...] = ()
-        self._wanted: list[bool] = []
-        self._exchange: Exchange
-        self._num_rows = 0
+    def __post_init__(self) -> None:
+        self.leaves = list(self.leaves)
+        self._moved, self._result_spec = self.leaves, self.ranked.template.spec
 
     def go(self) -> ForwardPass:
         """Takes all steps; returns itself."""
@@ -90,45 +74,38 @@ class ForwardPass:
         return self
 
     def agree(self) -> None:
-        """Tells all ranks how many rows this one holds, whether it calls, and which arguments want a gradient."""
-        ranked, leaves = self._ranked, self._leaves
+        """Exchanges how many rows each rank holds, who calls and which arguments want a gradient, and the rows."""
+        ranked, leaves = self.ranked, self.leaves
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        if not self._routes:
-            self._exchange = Exchange(ranked, None)
-            if self._spec is not None:
-                self._wanted, self._num_rows = wants, 1
-            else:
-                self._wanted = [a or (grad and b) for a, b in zip(wants, ranked.sample_wants, strict=True)]
-                self._num_rows = ranked.rows_of(leaves)
+        if not self.routes and self.spec is not None:
+            self._wanted, self._num_rows = wants, 1
             return
-        try:
-            agreed = agree(
+        if self.routes:
+            agreed, self._moved = exchange(
                 ranked,
                 leaves,
-                is_there=self._is_there,
+                is_there=self.is_there,
                 wants=wants,
-                added=digest_of(self._run),
-                attributes=self._attributes,
-                error=self._error,
+                added=digest_of(self.run),
+                attributes=self.attributes,
+                error=self.error,
             )
-        except ModuleContractError as error:
-            ranked.refused = weakref.ref(error)
-            raise
-        self._there = agreed.there
+            self._there, self._routing = agreed.there, agreed.routing
+            self._num_rows = agreed.routing.parts[ranked.rank]
+            wants = list(agreed.wanted)
+        else:
+            self._num_rows = ranked.rows_of(leaves)
         # What wanted one in the sample's step counts as wanting one, since the results' kind was learnt there.
-        self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]
-        routing = routing_of(agreed.held, ranked.members)
-        self._num_rows = routing.parts[ranked.rank]
-        self._exchange = Exchange(ranked, routing)
+        self._wanted = [a or (grad and b) for a, b in zip(wants, ranked.sample_wants, strict=True)]
 
     def _share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
-        ranked = self._ranked
-        if not self._routes or all(self._there) or not any(self._there):
+        ranked = self.ranked
+        if not self.routes or all(self._there) or not any(self._there):
             return
         source = self._there.index(True)
-        for index, (leaf, cut) in enumerate(zip(self._leaves, ranked.batched, strict=True)):
+        for index, (leaf, cut) in enumerate(zip(self.leaves, ranked.batched, strict=True)):
             if isinstance(leaf, torch.Tensor) and not cut:
                 given = leaf.detach().clone()
                 with ranked.waiting("forward"):
@@ -136,33 +113,38 @@ class ForwardPass:
                     source_rank = dist.get_global_rank(group, source)
                     dist.broadcast(given, src=source_rank, group=group, async_op=True).wait()
                 if ranked.rank != source and not leaf.requires_grad:
-                    self._leaves[index] = given
+                    self.leaves[index] = given
 
     def _to_members(self) -> None:
-        """Routes the arguments: this rank's part of those that are batched, the others as they are."""
-        leaves, scale = self._leaves, self._ranked.scale
+        """Takes this rank's part of the arguments that are batched, and the others as they are, into the graph."""
+        ranked, leaves = self.ranked, self.leaves
         routed = []
-        for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
-            if cut and self._wanted[index]:
+        batched = ranked.batched if self.spec is None else (False,) * len(leaves)
+        for index, cut in enumerate(batched):
+            if self._wanted[index]:
+                leaf = leaves[index]
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
-                routed.append(index)
+                if cut:
+                    routed.append(index)
+                else:
+                    leaves[index] = Shared.apply(ranked.scale, leaves[index])
             elif cut:
-                leaves[index] = self._exchange.to_members(leaf)
-            elif self._wanted[index]:
-                leaves[index] = Shared.apply(scale, leaf if leaf.requires_grad else leaf.detach().requires_grad_())
+                leaves[index] = self._moved[index]
         if routed:
-            moved = ToMembers.apply(self._exchange, scale, *(leaves[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
+            moved = [self._moved[index] for index in routed]
+            parts = ToMembers.apply(ranked, self._routing, moved, *(leaves[index] for index in routed))
+            for index, tensor in zip(routed, parts, strict=True):
                 leaves[index] = tensor
 
     def _compute(self) -> None:
         """Runs the module on this rank's part, or makes results of no rows."""
-        ranked = self._ranked
-        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        ranked = self.ranked
+        anchor = ranked.anchor if self.anchor is None else self.anchor
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if self._num_rows:
-            spec = self._spec or ranked.spec
-            self.made, made_spec = Here.run(ranked, self._run, self._leaves, spec, [self._anchor, *tensors])
-            if self._spec is None:
+            spec = self.spec or ranked.spec
+            self.made, made_spec = Here.run(ranked, self.run, self.leaves, spec, [anchor, *tensors])
+            if self.spec is None:
                 self._check(self._num_rows)
             else:
                 self._result_spec = made_spec
@@ -170,31 +152,32 @@ class ForwardPass:
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
+            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
     def _to_holders(self) -> None:
         """Routes the results back to the ranks whose rows they are."""
-        ranked, made, exchange = self._ranked, self.made, self._exchange
-        routed = ranked.template.wanted_now() if self._spec is None else _differentiable(made)
-        home = list(made)
+        ranked, made = self.ranked, self.made
+        routed = ranked.template.wanted_now() if self.spec is None else _differentiable(made)
+        places = [index for index, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)]
+        moved = move(ranked, self._routing, [made[index] for index in places], "forward", is_back=True)
+        home = dict(zip(places, moved, strict=True))
         if routed:
-            *moved, self.token = ToHolders.apply(exchange, ranked.scale, *(made[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
-                home[index] = tensor
-        for index, leaf in enumerate(made):
-            if isinstance(leaf, torch.Tensor) and index not in routed:
-                home[index] = exchange.to_holders(leaf).detach()
-        self.made = home
+            results = [home[index] for index in routed]
+            *tensors, self.token = ToHolders.apply(ranked, self._routing, results, *(made[index] for index in routed))
+            home.update(zip(routed, tensors, strict=True))
+        self.made = [
+            leaf if index not in home else home[index] if index in routed else home[index].detach()
+            for index, leaf in enumerate(made)
+        ]
 
     def nested(self, leaves: Sequence[Any]) -> Any:
-        """Returns the leaves of the result as the module nests them."""
         return unflatten(list(leaves), self._result_spec)
 
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""
-        ranked, template = self._ranked, self._ranked.template
+        ranked, template = self.ranked, self.ranked.template
         found = [
             (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in self.made
@@ -224,13 +207,11 @@ class NoRows(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, results: list[torch.Tensor], _anchor: torch.Tensor, *inputs: torch.Tensor
     ) -> Any:
-        """Returns results of no rows."""
         ctx.ranked, ctx.inputs = ranked, [(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs]
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
-        """Returns gradients of no rows."""
         ctx.ranked.backward_begins()
         ctx.ranked.backward_ends()  # as the other members do now
         return None, None, None, *(torch.zeros(shape, dtype=dtype, device=on) for shape, dtype, on in ctx.inputs)
@@ -280,13 +261,11 @@ class Here(torch.autograd.Function):
     def forward(
         ctx: Any, ranked: Ranked, roots: list[torch.Tensor], inputs: list[torch.Tensor], *_outside: torch.Tensor
     ) -> Any:
-        """Returns the results, cut from the graph inside."""
         ctx.ranked, ctx.roots, ctx.inputs = ranked, roots, inputs
         return tuple(root.detach() for root in roots)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Runs the backward inside, and has the parameters' gradients reduced."""
         ranked, inputs = ctx.ranked, ctx.inputs
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -303,78 +282,40 @@ class Here(torch.autograd.Function):
         return None, None, None, None, *found
 
 
-class Exchange:
-    """Moves one call's rows over its module's own communicator, so that messages keep their order.
-
-    Args:
-        ranked: The module.
-        routing: The way of its rows; None: each rank keeps its own.
-    """
-
-    def __init__(self, ranked: Ranked, routing: RowRouting | None) -> None:
-        self._ranked = ranked
-        self._routing = routing
-
-    def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
-        """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
-        return self._moved(tensor, phase, is_back=False)
-
-    def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
-        """Returns what became of the rows that this rank holds, for those that it has as a member."""
-        return self._moved(tensor, phase, is_back=True)
-
-    def _moved(self, tensor: torch.Tensor, phase: SentPhase, *, is_back: bool) -> torch.Tensor:
-        ranked, routing = self._ranked, self._routing
-        if routing is None or not routing.num_moved:
-            return tensor
-        sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
-        if is_back:
-            sends, receives = receives, sends
-        made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
-        given = tensor.contiguous()
-        with ranked.waiting(phase):
-            group = carrier_of(given, ranked.group, ranked.control)
-            # NCCL's own stream has the whole device, whatever SMs the current stream is confined to.
-            dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True).wait()
-        if num_rows := sum(sends) - sends[ranked.rank]:
-            ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
-        return made
-
-
 class ToMembers(torch.autograd.Function):
-    """Rows of several tensors to the members; their gradients, divided by ``scale``, back."""
+    """Rows of several tensors to the members; their gradients, divided by the module's scale, back."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
-        """Moves the rows to the members."""
-        ctx.exchange, ctx.scale = exchange, scale
-        return tuple(_fresh(tensor, exchange.to_members(tensor)) for tensor in tensors)
+    def forward(
+        ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
+    ) -> Any:
+        ctx.ranked, ctx.routing = ranked, routing
+        return tuple(map(_fresh, tensors, moved))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Moves the gradients back to where the rows came from."""
-        moved = (ctx.exchange.to_holders(grad, "backward") for grad in grads)
-        return None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
+        moved = move(ctx.ranked, ctx.routing, grads, "backward", is_back=True)
+        return None, None, None, *(scaled(grad, 1 / ctx.ranked.scale) for grad in moved)
 
 
 class ToHolders(torch.autograd.Function):
-    """Results to the holders; their gradients, times ``scale``, back to the members.
+    """Results to the holders; their gradients, times the module's scale, back to the members.
 
     Besides the results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is
     made of something else.
     """
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
-        """Moves the results to the holders."""
-        ctx.exchange, ctx.scale = exchange, scale
-        return *(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors), tensors[0].new_empty(0)
+    def forward(
+        ctx: Any, ranked: Ranked, routing: RowRouting | None, moved: list[torch.Tensor], *tensors: torch.Tensor
+    ) -> Any:
+        ctx.ranked, ctx.routing = ranked, routing
+        return *map(_fresh, tensors, moved), tensors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Moves their gradients to the members."""
-        moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
-        return None, None, *(scaled(grad, ctx.scale) for grad in moved)
+        moved = move(ctx.ranked, ctx.routing, grads[:-1], "backward")
+        return None, None, None, *(scaled(grad, ctx.ranked.scale) for grad in moved)
 
 
 class Shared(torch.autograd.Function):
@@ -382,13 +323,11 @@ class Shared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scale: float, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the argument."""
         ctx.scale = scale
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Divides its gradient."""
         return None, scaled(grads[0], 1 / ctx.scale)
 
 

@@ -27,10 +27,9 @@ backward's end.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,6 +43,7 @@ from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
+from mosaic.ranks.rows.routing import Agreement
 from mosaic.ranks.world.progress import Traffic, Waiting
 
 
@@ -72,7 +72,6 @@ class Template:
         )
 
     def of_no_rows(self) -> list[Any]:
-        """Returns the leaves of a result of no rows."""
         return [
             torch.empty((0, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device)
             if isinstance(leaf, torch.Tensor)
@@ -85,89 +84,82 @@ class Template:
         return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Ranked:
-    """A module on ``members`` of the ranks.
+    """A module on ``members`` of the ranks."""
 
-    Args:
-        name: Its name in the graph.
-        module: The module; its parameters may have been given up on ranks that are no members.
-        members: Ranks that run it.
-        group: All ranks; its own communicator.
-        sample: The arguments of a call, with the batch in their leading dimensions.
-        template: What it returns.
-        compute: Runs its forward and its backward.
-        reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
-        traffic: Where to count what is sent.
-        waiting: Notes that a thread waits for other ranks.
-        control: All ranks, for what is agreed on in host memory; perhaps ``group``.
-        learned: What its call in the sample's step showed.
-        awaited: Why a thread's forward is waited for where it is called, or None.
-        batched: For each argument whether it has a row for each sample.
+    name: str
+    """In the graph."""
+    module: nn.Module
+    """Its parameters may have been given up on ranks that are no members."""
+    members: tuple[int, ...]
+    """Ranks that run it."""
+    group: dist.ProcessGroup
+    """All ranks; its own communicator."""
+    control: dist.ProcessGroup
+    """All ranks, for what is in host memory; perhaps ``group``."""
+    sample: InitVar[tuple[tuple[Any, ...], dict[str, Any]]]
+    """The arguments of a call, with the batch in their leading dimensions."""
+    batched: tuple[bool, ...]
+    """For each argument, whether it has a row for each sample."""
+    template: Template
+    """Its result."""
+    learned: Signature
+    """Its call in the sample's step."""
+    awaited: str | None
+    """Why a thread's forward is waited for where it is called, or None."""
+    compute: Compute
+    """Runs its forward and its backward."""
+    reducer: GradientReducer | None
+    """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
+    traffic: Traffic
+    """Counts what is sent."""
+    waiting: Waiting
+    """Notes that a thread waits for other ranks."""
 
-    Attributes:
-        batched: For each argument whether it has a row for each sample.
-        routes: Whether rows go to its ranks; a module on all ranks runs each rank's own rows.
-        attributes: Reads its attributes, but for those that it writes itself.
-        writes_outside: Whether it was seen to write into globals or variables that it encloses.
-        spec: How arguments nest.
-        keywords: Names of keyword arguments in the sample's step.
-        sample_wants: For each argument whether it took a gradient in the sample's step.
-        anchor: An empty leaf that makes results differentiable where only its parameters are.
-        after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
-        on_backward: Called when its backward is reached, in the thread that runs it.
-        refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
-    """
+    routes: bool = field(init=False)
+    """Whether rows go to its ranks; a module on all ranks runs each rank's own rows."""
+    agreement: Agreement | None = field(init=False, default=None)
+    """The last one of all ranks on a call."""
+    attributes: Attributes = field(init=False, default_factory=Attributes)
+    """Reads its attributes, but for those that it writes itself."""
+    writes_outside: bool = field(init=False, default=False)
+    """Whether it was seen to write into globals or variables that it encloses."""
+    spec: Any = field(init=False)
+    """How arguments nest."""
+    keywords: frozenset[str] = field(init=False)
+    """Of arguments in the sample's step."""
+    sample_wants: list[bool] = field(init=False)
+    """For each argument, whether it took a gradient in the sample's step."""
+    anchor: torch.Tensor = field(init=False)
+    """An empty leaf that makes results differentiable where only its parameters are."""
+    plain: Callable[..., Any] = field(init=False)
+    """Makes its own call."""
+    rank: int = field(init=False)
+    size: int = field(init=False)
+    after_backward: Callable[[Ranked], None] = field(init=False)
+    """Called once a backward has started all of its reduction; by default waits for it right there."""
+    on_backward: Callable[[], None] = field(init=False, default=lambda: None)
+    """Called when its backward is reached, in the thread that runs it."""
+    _parts: Any = field(init=False)
+    _before: Written = field(init=False)
+    _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
+    _sample: list[Any] = field(init=False)
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        *,
-        members: tuple[int, ...],
-        group: dist.ProcessGroup,
-        sample: tuple[tuple[Any, ...], dict[str, Any]],
-        template: Template,
-        compute: Compute,
-        reducer: GradientReducer | None,
-        traffic: Traffic,
-        waiting: Waiting,
-        control: dist.ProcessGroup,
-        learned: Signature,
-        awaited: str | None,
-        batched: tuple[bool, ...],
-    ) -> None:
-        self.name = name
-        self.module = module
-        self.routes = len(members) < dist.get_world_size(group)
-        self.members = members
-        self.group = group
-        self.control = control
-        self.template = template
-        self.compute = compute
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.traffic = traffic
-        self.waiting = waiting
-        self.learned = learned
-        self.attributes = Attributes()
-        self.awaited = awaited
-        self._parts = parts_of(module).modules
-        self._before = Written(self._parts)
-        self.writes_outside = False
-        self._known: set[tuple[bool, ...]] = set()
-        self.after_backward: Callable[[Ranked], None] = Ranked.reduce
-        self.refused: weakref.ref[BaseException] | None = None
-        self.on_backward: Callable[[], None] = lambda: None
-        self._reducer = reducer
-        self.plain = partial(nn.Module.__call__, module)
+    def __post_init__(self, sample: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.routes = len(self.members) < self.size
+        self.after_backward = Ranked.reduce
+        self.plain = partial(nn.Module.__call__, self.module)
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
-        self.batched = batched
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
         self._sample = [
             leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
         ]
-        self.anchor = torch.zeros(0, requires_grad=True, device=template.device)
+        self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
+        self._parts = parts_of(self.module).modules
+        self._before = Written(self._parts)
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
@@ -200,11 +192,9 @@ class Ranked:
         return self._before.since(self._parts, self.attributes.own_writes)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
-        """Returns a call's leaves as the module nests them."""
         return unflatten(list(leaves), self.template.spec)
 
     def rows_of(self, leaves: Sequence[Any]) -> int:
-        """Returns how many rows arguments have."""
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
     def backward_begins(self) -> None:
@@ -215,35 +205,32 @@ class Ranked:
 
     def backward_ends(self) -> None:
         """Starts the reduction of what the backward has not started itself; on members."""
-        if self._reducer is not None:
-            self._reducer.start_rest()
-            self.traffic.add(self.name, "reduce", self._reducer.num_bytes)
+        if self.reducer is not None:
+            self.reducer.start_rest()
+            self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
         self.after_backward(self)
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
-        if self._reducer is not None:
-            self._reducer.finish()
+        if self.reducer is not None:
+            self.reducer.finish()
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Its communicators that this rank is in."""
+        return [self.group] if self.reducer is None else [self.group, self.reducer.group]
 
     @property
     def is_member(self) -> bool:
-        """Whether this rank runs it."""
         return self.rank in self.members
 
     @property
     def is_reducing(self) -> bool:
-        """Whether a reduction was started and not ended."""
-        return self._reducer is not None and self._reducer.is_running
-
-    @property
-    def reduces(self) -> bool:
-        """Whether there are gradients to be reduced on this rank."""
-        return self._reducer is not None
+        return self.reducer is not None and self.reducer.is_running
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
-        if self._reducer is not None:
-            self._reducer.close()
+        if self.reducer is not None:
+            self.reducer.close()
 
     @property
     def scale(self) -> float:

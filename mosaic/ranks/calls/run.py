@@ -22,7 +22,7 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.calls.agree import split_routed_kwargs
+from mosaic.ranks.calls.exchange import split_routed_kwargs
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
@@ -141,11 +141,9 @@ class RankedRuns:
         return StreamCalls(lanes.streams, self.backward_begins, self.progress, in_order=in_order)
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
-        """Returns where the gradients of a module with these slots are summed up."""
         return self._calls.place(slots)
 
     def compute(self, site_name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what runs a module's own work on the lane of its quota."""
         return self._calls.compute(site_name, slots)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,28 +151,18 @@ class RankedRuns:
         if self._called is not None:  # a model inside of itself
             return run(*args, **kwargs)
         self._called, self._tokens = set(), []
-        self._calls.begin_whole()
         self.progress.calls += 1
         try:
             with self._calls.whole_call():
                 result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
             return self._with_all_backwards(result)
-        except ModuleContractError as error:
-            first = self._calls.first_refused
-            if first is None or first is error:
-                raise
-            raise first from None  # what came after it says less
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = run(*args, **kwargs)
-            self._take_part(len(self._order))
-        except ModuleContractError:
-            self._calls.give_up_rest()
-            raise
+        result = run(*args, **kwargs)
+        self._take_part(len(self._order))
         return result
 
     def _take_part(self, until: int) -> None:
@@ -233,15 +221,12 @@ class RankedRuns:
     # The rest of what a handle asks for.
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Prepares parameters that operations between modules use."""
         self._calls.executor.watch(parameters)
 
     def reach(self, site: PlacedModule) -> None:
-        """Orders what the caller does next behind a module's forward."""
         self._calls.reach(site)
 
     def settle(self) -> None:
-        """Orders what the caller does next behind all that the lanes were given."""
         self._calls.executor.settle()
 
     def pause(self) -> None:
@@ -249,11 +234,9 @@ class RankedRuns:
         self._calls.executor.pause()
 
     def resume(self) -> None:
-        """Undoes ``pause``."""
         self._calls.executor.resume()
 
     def close(self) -> None:
-        """Ends the lanes and takes the hooks off the parameters."""
         if not self.closed:
             self.closed = True
             self._calls.executor.close()
@@ -270,31 +253,25 @@ class RankedRuns:
         return bool(self._pending) or self._calls.executor.is_in_flight
 
     def forget_calls(self) -> None:
-        """Forgets operations of a model call that raised, though a traceback may keep them alive."""
         self._calls.executor.forget_calls()
 
     @property
     def num_failed(self) -> int:
-        """How many backwards are known to have failed."""
         return self._calls.executor.num_failed
 
     @property
     def num_learned(self) -> int:
-        """How many calls were the first of their kind and ran where they were made, on another number of threads."""
         return self._calls.executor.num_learned
 
     @property
     def num_backwards(self) -> int:
-        """How many backwards have run."""
         return self.progress.step
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
         return self._calls.origin_ns
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
         return self._calls.spans(origin_ns)
 
     def clear_spans(self) -> None:
@@ -305,7 +282,6 @@ class RankedRuns:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which modules run here, and what else is to be known."""
         here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members] or list(self._reduced)
         return (f"this rank runs {', '.join(here) or 'no placed module'}", *self._calls.executor.notes)
 
@@ -315,7 +291,6 @@ class Tied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, runs: RankedRuns, num_tokens: int, *tensors: torch.Tensor) -> Any:
-        """Returns the results."""
         ctx.runs = runs
         ctx.tokens = [(tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
         ctx.set_materialize_grads(False)
@@ -323,7 +298,6 @@ class Tied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Hands gradients on, and empty ones to the calls."""
         ctx.runs.backward_begins()
         empty = (torch.zeros(0, dtype=dtype, device=device) for dtype, device in ctx.tokens)
         return None, None, *empty, *grads

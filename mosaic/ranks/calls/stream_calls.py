@@ -32,7 +32,7 @@ It has not run on several GPUs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,11 @@ from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
-from mosaic.ranks.calls.agree import error_of
-from mosaic.ranks.calls.in_step import InStep
+from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
+from mosaic.ranks.calls.routed_calls import RoutedCalls
+from mosaic.ranks.parameters.gradients import SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
 
 
-class StreamCalls(InStep):
+class StreamCalls(RoutedCalls):
     """Runs routed calls over a ``StreamExecutor``.
 
     Args:
@@ -73,6 +73,8 @@ class StreamCalls(InStep):
         executor: The engine of one rank.
     """
 
+    executor: StreamExecutor
+
     def __init__(
         self,
         lanes: StreamLanes,
@@ -81,19 +83,15 @@ class StreamCalls(InStep):
         *,
         in_order: Mapping[str, str],
     ) -> None:
-        super().__init__()
+        super().__init__(backward_begins, progress)
         self.executor = StreamExecutor(lanes, in_order=in_order)
         self._lanes = lanes
-        self._begins = backward_begins
-        self._progress = progress
-        self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
         self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
         self._is_whole = False
         self._zero_ns = _zero_ns(lanes)
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
-        """Takes the modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
             one.routes = True  # rows that stay on their rank without an agreement were tried on the host only
@@ -111,21 +109,19 @@ class StreamCalls(InStep):
         timeline = self.executor.timeline
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-            with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
+            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase):
                 start = timeline.mark()
                 with ProfilerRange(name, phase):
                     result = work()
-            timeline.note_work(site, phase, self._progress.step, start)
+            timeline.note_work(site, phase, self.progress.step, start)
             return result
 
         return run
 
     def reach(self, site: PlacedModule) -> None:
-        """Orders what the caller does next behind a module's forward, and its next call behind that."""
         self.executor.reach(self._sites.get(site.name, site))
 
     def place(self, slots: tuple[int, ...]) -> LanePlace:
-        """Returns where a module's gradients are summed up."""
         return LanePlace(self._lanes.lane(slots), self._lanes.api.current_stream())
 
     def call(
@@ -139,17 +135,6 @@ class StreamCalls(InStep):
         waits: bool,
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call; returns its result and the token of its backward.
-
-        Args:
-            ranked: The module.
-            run: Makes the module's own call.
-            args: Its arguments.
-            kwargs: Its named arguments.
-            is_there: Whether this rank calls it, rather than taking part without rows.
-            waits: Of no use here: what a call raises comes out of it anyway.
-            obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
-        """
         leaves, spec = flatten((args, kwargs))
         error = error_of(ranked, spec, leaves)
         attributes = ranked.set_since()
@@ -164,7 +149,6 @@ class StreamCalls(InStep):
         reason = str(error) if error is not None else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
-        self.told.add(ranked.name)
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)
@@ -186,9 +170,6 @@ class StreamCalls(InStep):
         finally:
             self._is_whole, self._before = False, None
 
-    def begin_backward(self, shared: Sequence[GradientReducer]) -> None:
-        """Does nothing: autograd adds up what modules share, in an order of its own."""
-
     def end_backward(self) -> None:
         """Ends the reductions, each on its lane's stream, and makes the loop's stream wait for the lanes."""
         for ranked in self.ranked.values():
@@ -205,10 +186,6 @@ class StreamCalls(InStep):
         """When the oldest recorded piece of work started, on ``time.perf_counter_ns``."""
         return self._zero_ns + self.executor.origin_ns
 
-    def clear_spans(self) -> None:
-        """Forgets what ran so far."""
-        self.executor.clear_spans()
-
     def _reached(self) -> None:
         """Called within each call's backward, before its module's own."""
         assert self._anchor is not None
@@ -218,7 +195,7 @@ class StreamCalls(InStep):
                 "torch.autograd.grad or backward(inputs=...) through a placed module on several ranks: all ranks take "
                 "part in a whole backward; call backward() and read .grad"
             )
-        self._begins()
+        self.backward_begins()
 
 
 class LanePlace(SumPlace):
@@ -242,7 +219,6 @@ class LanePlace(SumPlace):
         self._lane.order_after_caller()
 
     def entered(self) -> AbstractContextManager[Any]:
-        """A block whose work goes to the lane's stream."""
         return self._api.use_stream(self._lane.stream)
 
     def gave(self, grad: torch.Tensor) -> None:

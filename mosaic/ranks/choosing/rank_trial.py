@@ -64,7 +64,6 @@ class _Trying:
         self._num_turns = 0
 
     def take(self, visit: Visit, turns: Turns) -> None:
-        """Runs a plan for one turn; records its times, or that it failed."""
         world, plan = self._on.world, self._plans[visit.candidate]
         self._num_turns += 1
         opened, error = None, None
@@ -121,7 +120,6 @@ class _Trying:
             attachment.end()
 
     def _step(self, found: Activated) -> float:
-        """Runs the sample's step; returns how long it took, in milliseconds."""
         start = self._clock.mark()
         sample_step(self._run)
         found.placed.executor.settle()

@@ -41,6 +41,13 @@ class Home:
         return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
 
 
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def method(self: Elsewhere, *_: Any, **__: Any) -> NoReturn:
+        self.refuse(name)
+
+    return method
+
+
 class Elsewhere(torch.Tensor):
     """A tensor whose values are on other ranks.
 
@@ -114,20 +121,14 @@ class Elsewhere(torch.Tensor):
         return f"Elsewhere({tuple(self.shape)}, {self.dtype}, {self.home.name!r} on {self.home})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Elsewhere:
-        """Returns a copy that stands for a copy of the values."""
         if id(self) not in memo:
             is_parameter = getattr(self, "_is_param", False)
             memo[id(self)] = Elsewhere.of(self, self.home, is_parameter=is_parameter)
         copied: Elsewhere = memo[id(self)]
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raises ModuleContractError: there is nothing to write."""
-        self.refuse("pickle")
-
     @property
     def data(self) -> torch.Tensor:
-        """The same without autograd."""
         return self.detach()
 
     @data.setter
@@ -137,23 +138,13 @@ class Elsewhere(torch.Tensor):
         torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
 
     def new(self, *size: Any, **_: Any) -> Any:
-        """Returns a stand-in of another size."""
         return self.new_empty(*size)
 
     def type(self, dtype: Any = None, **more: Any) -> Any:  # type: ignore[override]
         """Returns the name of its type as of any tensor in host memory, for those who want all parameters alike."""
         return torch.empty(0, dtype=self.dtype).type() if dtype is None else super().type(dtype, **more)
 
-    def numpy(self, **_: Any) -> NoReturn:
-        """Raises ModuleContractError."""
-        self.refuse("numpy")
-
-    def tolist(self) -> NoReturn:
-        """Raises ModuleContractError."""
-        self.refuse("tolist")
-
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        self.refuse("numpy")
+    __reduce_ex__, numpy, __array__, tolist = map(_refusing, ("pickle", "numpy", "numpy", "tolist"))  # type: ignore[assignment]
 
     def __format__(self, text: str) -> str:
         return self.refuse("format") if text else repr(self)
@@ -259,7 +250,6 @@ class GivenUp:
     """Where they are."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Raises ModuleContractError, always."""
         raise ModuleContractError(
             f"the parameters of {self.home.name!r} are on {self.home} only, so that it cannot run here: neither a part "
             "of it alone, nor a copy of the model, nor the model within handle.disabled(). A copy that runs, on every "

@@ -13,6 +13,9 @@ from torch import nn
 from mosaic.cost.communication import BUCKET_BYTES
 from mosaic.ranks.world.progress import Waiting
 
+_LARGE = 1 << 16
+"""Elements of a gradient that is copied to its bucket as it comes, while it is in the cache."""
+
 
 class SumPlace:
     """Where gradients are summed: in the calling thread's place; on streams a lane's."""
@@ -41,20 +44,24 @@ class _Bucket:
         self._places: dict[int, torch.Tensor] = {}
 
     def take(self, parameter: torch.Tensor) -> None:
-        """Copies a gradient, divided by the number of ranks, to its place."""
-        assert parameter.grad is not None
-        torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
-        self._taken.add(id(parameter))
+        """Copies a large gradient, divided by the number of ranks, to its place; small ones wait for the others."""
+        if parameter.grad is not None and parameter.numel() >= _LARGE:
+            torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
+            self._taken.add(id(parameter))
 
     def gather(self) -> torch.Tensor:
         """Returns the memory with all gradients; one that is not there counts as zeros."""
+        memory, places, grads = self._memory(), [], []
         for parameter in self.parameters:
             if parameter.grad is None:
-                self._place(parameter).zero_()
+                self._places[id(parameter)].zero_()
             elif id(parameter) not in self._taken:
-                self.take(parameter)
+                places.append(self._places[id(parameter)])
+                grads.append(parameter.grad.detach())
+        if grads:
+            torch._foreach_copy_(places, torch._foreach_div(grads, self._num_ranks))
         self._taken.clear()
-        return self._memory()
+        return memory
 
     def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
         """Copies the sums into the gradients.
@@ -66,13 +73,16 @@ class _Bucket:
         Returns:
             Gradients that were not there before.
         """
-        made = []
+        made, places, grads = [], [], []
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.grad.detach().copy_(self._place(parameter))
+                places.append(self._places[id(parameter)])
+                grads.append(parameter.grad.detach())
             elif id(parameter) in there:
-                parameter.grad = self._place(parameter).clone()
+                parameter.grad = self._places[id(parameter)].clone()
                 made.append(parameter.grad)
+        if grads:
+            torch._foreach_copy_(grads, places)
         return made
 
     def _memory(self) -> torch.Tensor:
@@ -128,6 +138,7 @@ class GradientReducer:
 
     Attributes:
         parameters: Those that train.
+        group: The ranks that hold them.
     """
 
     def __init__(
@@ -141,7 +152,7 @@ class GradientReducer:
         place: SumPlace | None = None,
         sparse: frozenset[int] = frozenset(),
     ) -> None:
-        self._group = group
+        self.group = group
         self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
@@ -198,7 +209,6 @@ class GradientReducer:
         self._begin()
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -211,9 +221,8 @@ class GradientReducer:
         self._place.follow()
         index = self._bucket_of[id(parameter)]
         self._missing[index].discard(id(parameter))
-        if parameter.grad is not None:  # autograd calls hooks for a gradient that is undefined, too
-            with self._place.entered():
-                self._buckets[index].take(parameter)
+        with self._place.entered():
+            self._buckets[index].take(parameter)  # autograd calls hooks for a gradient that is undefined, too
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._start_next()
 
@@ -226,7 +235,7 @@ class GradientReducer:
                 for place, parameter in enumerate(self.parameters):
                     if parameter.grad is None:
                         flags[place] = 0
-            self._running.append((bucket, total, dist.all_reduce(total, group=self._group, async_op=True)))
+            self._running.append((bucket, total, dist.all_reduce(total, group=self.group, async_op=True)))
         self._next += 1
 
 

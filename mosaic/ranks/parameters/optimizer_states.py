@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.plain_data import from_plain, to_plain
-from mosaic.checkpoint.tensor_file import TensorSpec, dtype_of
 from mosaic.errors import MosaicError
 from mosaic.ranks.parameters.tied import Members
-from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import World
 
 
@@ -22,8 +19,8 @@ def move_states(
 ) -> int:
     """Gives ranks the state of parameters that are new to them, and drops that of parameters that they gave up.
 
-    Every rank calls it, with optimizers of the same parameters in the same order. One tensor at a time goes from the
-    first rank that has it to all of them.
+    Every rank calls it, with optimizers of the same parameters in the same order. One parameter's state at a time goes
+    from the first rank that has it to all of them, through host memory.
 
     Args:
         optimizers: Those that step the model's parameters.
@@ -32,11 +29,10 @@ def move_states(
         world: The ranks.
 
     Returns:
-        How many parameters' states were moved.
+        The number of parameters whose states were moved.
 
     Raises:
         MosaicError: The ranks' optimizers have different numbers of parameters.
-        TypeError: An optimizer keeps something that is no plain data; names it.
     """
     own = [
         (optimizer, parameter)
@@ -44,65 +40,32 @@ def move_states(
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
-    moves = {
-        place: before[id(parameter)][0]
-        for place, (_, parameter) in enumerate(own)
-        if id(parameter) in before and not set(after.get(id(parameter), ())) <= set(before[id(parameter)])
-    }
-    tensors: dict[str, torch.Tensor] = {}
-    described = world.run_on_all(lambda: _described(own, [p for p in moves if moves[p] == world.rank], tensors))
-    told = world.all_gather((len(own), described))
-    if len({count for count, _ in told}) > 1:
-        each = ", ".join(f"rank {rank}: {count}" for rank, (count, _) in enumerate(told))
+    counts = world.all_gather(len(own))
+    if len(set(counts)) > 1:
+        each = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
         raise MosaicError(f"the ranks' optimizers have different numbers of parameters ({each}); make them alike")
     num_moved = 0
-    for place, source in moves.items():
-        optimizer, parameter = own[place]
-        state, specs = told[source][1].get(place, (None, {}))
-        if state is None:
-            continue
-        num_moved += 1
-        found = {key: _brought(tensors.get(key), spec, source, world) for key, spec in specs.items()}
-        if world.rank in after[id(parameter)] and world.rank not in before[id(parameter)]:
-            optimizer.state[parameter] = from_plain(state, found.__getitem__)
     for optimizer, parameter in own:
-        if world.rank not in after.get(id(parameter), (world.rank,)):
+        had, holds = before.get(id(parameter), ()), after.get(id(parameter), ())
+        if had and not set(holds) <= set(had):
+            state = world.broadcast(_on_host(optimizer.state.get(parameter)) if world.rank == had[0] else None, had[0])
+            num_moved += state is not None
+            if state is not None and world.rank in holds and world.rank not in had:
+                optimizer.state[parameter] = pytree.tree_map_only(_Moved, lambda moved: moved.on(world.device), state)
+        if id(parameter) in after and world.rank not in holds:
             optimizer.state.pop(parameter, None)
     return num_moved
 
 
-_Spec = tuple[str, tuple[int, ...], bool]
-"""A tensor's dtype, shape, and whether it is in host memory."""
+class _Moved:
+    """A tensor on its way, which was in host memory or on its rank's device."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.is_on_device = tensor.detach().cpu(), tensor.device.type != "cpu"
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        return self.tensor.to(device) if self.is_on_device else self.tensor
 
 
-def _described(
-    own: Sequence[tuple[Optimizer, torch.Tensor]], places: Sequence[int], tensors: dict[str, torch.Tensor]
-) -> dict[int, tuple[Any, dict[str, _Spec]]]:
-    """Returns what this rank has to give, with keys in the place of tensors, which go into ``tensors``."""
-    found = {}
-    for place in places:
-        optimizer, parameter = own[place]
-        if parameter not in optimizer.state:
-            continue
-        specs: dict[str, _Spec] = {}
-
-        def keep(tensor: torch.Tensor, where: str, specs: dict[str, _Spec] = specs) -> str:
-            tensors[where] = tensor.detach()
-            spec = TensorSpec.of(where, tensor)
-            specs[where] = spec.dtype, spec.shape, tensor.device.type == "cpu"
-            return where
-
-        state = to_plain(dict(optimizer.state[parameter]), f"the optimizer's state of parameter {place}", keep)
-        found[place] = state, specs
-    return found
-
-
-def _brought(tensor: torch.Tensor | None, spec: _Spec, source: int, world: World) -> torch.Tensor:
-    dtype, shape, on_cpu = spec
-    if tensor is None:
-        device = torch.device("cpu") if on_cpu else world.device
-        tensor = torch.empty(shape, dtype=dtype_of(dtype), device=device)
-    tensor = tensor.contiguous()
-    with world.progress.waiting(THE_LOOP, "agreement"):
-        dist.broadcast(tensor, src=source, group=world.carrier_of(tensor))
-    return tensor
+def _on_host(state: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, _Moved, state)

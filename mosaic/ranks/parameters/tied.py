@@ -65,7 +65,6 @@ class Holdings:
     """For each name of a parameter or buffer, where it is on ranks that hold it."""
 
     def held_by(self, rank: int) -> frozenset[int]:
-        """Returns the ids of what a rank holds."""
         return frozenset(key for key, members in self.by_id.items() if rank in members)
 
 

@@ -37,8 +37,8 @@ def backend_of(world: World) -> Backend | None:
         except BackendUnavailableError as problem:
             _LOG.warning("ranks of the pipeline have no lanes: %s", problem)
             return None
-    homes = world.all_gather(world.me.machine)
-    beside = [rank for rank, home in enumerate(homes) if home == world.me.machine]
+    homes = world.all_gather(world.me.host)
+    beside = [rank for rank, home in enumerate(homes) if home == world.me.host]
     return HostBackend(cores=cores_of_rank(beside.index(world.rank), len(beside)))
 
 

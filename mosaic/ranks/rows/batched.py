@@ -80,7 +80,6 @@ class _Runs:
         self.kept: list[torch.Tensor] = []
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """Returns the leaves of its result."""
         args, kwargs = unflatten(list(leaves), self._spec)
         module = self._subject.module
         with ExitStack() as stack:

@@ -29,13 +29,11 @@ class Replayed(TorchDispatchMode):
         self._place = 0
 
     def __enter__(self) -> Replayed:
-        """Begins a run."""
         self._place = 0
         super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Ends it."""
         super().__exit__(*raised)
         self._is_first = False
 

@@ -39,7 +39,6 @@ class Opened:
 
     @property
     def on_streams(self) -> bool:
-        """Whether its lanes are a GPU's."""
         return self.runs.lanes.streams is not None
 
 
@@ -91,10 +90,10 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
         opened: This rank's lanes for the plan.
         gives_up: Whether to free what this rank does not need; not where the plan is only tried.
     """
-    finding, examined, world = on.finding, on.examined, on.world
+    finding, world = on.finding, on.world
     rank, runs = world.rank, opened.runs
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
-    holdings = holdings_of(on.model, finding.subjects, members, examined.users, world.size)
+    holdings = holdings_of(on.model, finding.subjects, members, finding.users, world.size)
     notes = _notes(holdings, on_streams=opened.on_streams)
     if is_data_parallel(plan):
         _begin_alike(on, runs)
@@ -156,7 +155,7 @@ def _ranked_modules(
     gives_up: bool,
 ) -> dict[str, Ranked]:
     """Returns the modules with their communicators, and gives up what this rank does not run."""
-    world, examined = on.world, on.examined
+    world = on.world
     rank, everyone = world.rank, range(world.size)
     held = holdings.held_by(rank)
     tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
@@ -166,14 +165,14 @@ def _ranked_modules(
         ranks = members[subject.name]
         group, own = world.group(everyone), world.group(ranks)
         waiting = partial(runs.progress.waiting, subject.name)
-        template, learned = examined.learned[subject.name]
+        template, learned = on.learned[subject.name]
         if learned.obstacle is None and any(id(p) in tied for p in subject.module.parameters()):
             tied_to_others = Obstacle("it has parameters in common with others, which add to one gradient")
             learned = replace(learned, obstacle=tied_to_others)
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
         ranked[subject.name] = Ranked(
-            subject.name,
-            subject.module,
+            name=subject.name,
+            module=subject.module,
             members=ranks,
             group=group,
             sample=(subject.args, subject.kwargs),
@@ -189,7 +188,7 @@ def _ranked_modules(
             traffic=runs.traffic,
             waiting=waiting,
             control=world.agreements if runs.lanes.streams is not None else group,
-            batched=examined.batched[subject.name],
+            batched=on.batched[subject.name],
         )
         if rank not in ranks and gives_up:
             give_up(subject.module, Home(subject.name, ranks), keep=held)

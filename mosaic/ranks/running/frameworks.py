@@ -80,14 +80,12 @@ class PassThroughDDP(DistributedDataParallel):
         yield
 
     def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises UnsupportedModelError."""
         raise UnsupportedModelError(
             "join() lets ranks have fewer batches; a model that is colocated over ranks is called equally often on "
             "all of them: a rank that has nothing left calls it with a batch of no rows"
         )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Raises UnsupportedModelError."""
         raise UnsupportedModelError(
             "a communication hook changes how DistributedDataParallel reduces gradients, and Mosaic reduces those of "
             "a model that is colocated over ranks; leave the hook out"
@@ -99,7 +97,6 @@ class PassThroughDDP(DistributedDataParallel):
         return {}
 
     def train(self, mode: bool = True) -> PassThroughDDP:
-        """Sets the mode of the model, as any module does."""
         nn.Module.train(self, mode)
         return self
 

@@ -99,11 +99,7 @@ class RankHandle(Handle):
     def _replan(self, request: Request, optimizers: Sequence[Optimizer]) -> None:
         world, model, old = self.world, self._model, self._session
         world.run_on_all(lambda: self._check_can_move(optimizers))
-        held = world.all_gather(_makeup(model))
-        _check_same_makeup(held)
-        first: dict[str, Members] = {
-            name: tuple(rank for rank, of in enumerate(held) if of[name][-1]) for name in held[0]
-        }
+        first = _holders_of(world.all_gather(_held_tensors(model)))
         before = {id(parameter): first[name] for name, parameter in model.named_parameters()}
         steps, calls, stepped = world.progress.step, world.progress.calls, set(self._attachment.stepped)
         with world.opening():
@@ -269,7 +265,6 @@ class RankHandle(Handle):
 
     @property
     def _divided(self) -> frozenset[int]:
-        """Ids of the parameters that some rank does not hold."""
         return frozenset(key for key, ranks in self._session.holdings.by_id.items() if len(ranks) < self.world.size)
 
     @property
@@ -290,7 +285,6 @@ class RankHandle(Handle):
             )
 
     def _source_of(self, name: str) -> int:
-        """Returns the first rank that holds a tensor of the model."""
         return self._session.holdings.by_name.get(name, (0,))[0]
 
     def _whole(self, name: str, tensor: torch.Tensor, source: int | None = None) -> torch.Tensor:
@@ -303,27 +297,27 @@ class RankHandle(Handle):
         return whole
 
 
-_Makeup = Mapping[str, tuple[tuple[int, ...], str, bool]]
-"""Of each tensor of a model its shape and dtype, and whether this rank has its values."""
-
-
-def _makeup(model: nn.Module) -> _Makeup:
+def _held_tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str, bool]]:
     return {name: (tuple(tensor.shape), str(tensor.dtype), not tensor.is_meta) for name, tensor in tensors_of(model)}
 
 
-def _check_same_makeup(told: Sequence[_Makeup]) -> None:
-    """Raises ModuleContractError, on all ranks, where the model was not changed alike on all of them."""
-    for rank, found in enumerate(told):
-        differing = [
-            name
-            for name in {**told[0], **found}
-            if name not in found or name not in told[0] or found[name][:2] != told[0][name][:2]
-        ]
-        if differing or list(found) != list(told[0]):
+def _holders_of(told: Sequence[Mapping[str, tuple[tuple[int, ...], str, bool]]]) -> dict[str, Members]:
+    """Returns the ranks that hold each tensor.
+
+    Raises:
+        ModuleContractError: The model was not changed alike on all ranks, or a tensor has no values anywhere.
+    """
+    for rank, theirs in enumerate(told):
+        if [(name, *of[:2]) for name, of in theirs.items()] != [(name, *of[:2]) for name, of in told[0].items()]:
+            differing = [
+                name for name in {**told[0], **theirs} if theirs.get(name, ())[:2] != told[0].get(name, ())[:2]
+            ]
             which = f"{differing[0]} is another one, or on one of them only" if differing else "in another order"
             raise ModuleContractError(
                 f"the model of rank {rank} is not that of rank 0: {which}; make the same changes on all ranks"
             )
-    lost = [name for name in told[0] if not any(found[name][-1] for found in told)]
-    if lost:
-        raise ModuleContractError(f"no rank has the values of {lost[0]}; put a module there that is whole on some rank")
+    holders = {name: tuple(rank for rank, of in enumerate(told) if of[name][-1]) for name in told[0]}
+    lost = next((name for name, ranks in holders.items() if not ranks), None)
+    if lost is not None:
+        raise ModuleContractError(f"no rank has the values of {lost}; put a module there that is whole on some rank")
+    return holders

@@ -55,7 +55,6 @@ class _Patches:
         self._undo: list[_Undo] = []
 
     def enter(self, handle: ReducedModel) -> None:
-        """Makes torch's functions know of a model."""
         self._handles.add(handle)
         if self._undo:
             return
@@ -187,7 +186,9 @@ class _Patches:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         reasons = [_JOINT[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _JOINT]
-        own = _parameters_of(optimizer) if reasons else []
+        if not reasons:
+            return
+        own = _parameters_of(optimizer)
         handle = self._handle_of(own)
         if handle is not None and any(id(parameter) in handle._divided for parameter in own):
             raise ModuleContractError(

@@ -28,18 +28,6 @@ from mosaic.ranks.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """What a model's own runs on the sample showed, beyond its modules."""
-
-    users: Mapping[int, frozenset[str | None]]
-    """Who uses which parameter or buffer."""
-    batched: Mapping[str, tuple[bool, ...]]
-    """For each module, which of its arguments have a row for each sample."""
-    learned: Mapping[str, tuple[Template, Signature]]
-    """What each module returns, and what its call showed of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A model on this rank, before there is a plan."""
 
@@ -49,8 +37,10 @@ class Prepared:
     """This rank's batch."""
     finding: Finding
     """Its modules."""
-    examined: Examined
-    """What the sample showed beyond them."""
+    batched: Mapping[str, tuple[bool, ...]]
+    """For each module, which of its arguments have a row for each sample."""
+    learned: Mapping[str, tuple[Template, Signature]]
+    """For each module its result, and what its call showed."""
     world: World
     """The ranks."""
     backend: Backend
@@ -74,7 +64,8 @@ def prepare(
         model=model,
         sample=sample,
         finding=finding,
-        examined=Examined(users=finding.users, batched=batched, learned=learned),
+        batched=batched,
+        learned=learned,
         world=world,
         backend=backend,
     )

@@ -1,19 +1,29 @@
-"""Cancelling what all ranks do together, such as the trial of a plan, when one rank cannot go on."""
+"""Cancelling what all ranks do together, such as the trial of a plan, and aborting the communicators of it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import MosaicError
-from mosaic.ranks.world.abort import abort_within, is_communication_error
 from mosaic.ranks.world.progress import RankProgress
 
+EXIT_CODE = 75
+"""The exit code of a process whose communicators cannot be aborted: sysexits.h's temporary failure."""
+
+_COMMUNICATION = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
 _POLL_S = 0.1
+_TAG = 0x6D6F73  # of messages that no rank sends
 
 
 class CancelledError(MosaicError):
@@ -31,12 +41,12 @@ class CancelledError(MosaicError):
 class CancelToken:
     """A block of work that any rank may cancel: the others' calls in its groups then raise.
 
-    A rank that is killed cancels nothing: the watchdog names it, as anywhere else.
+    A rank that is killed cancels nothing; the watchdog names it.
 
     Args:
         store: Shared by the ranks.
         rank: This one.
-        progress: Where this rank is; cancelling explains errors that end its waits.
+        progress: Its ``explain`` names the rank that cancelled for errors that end waits.
         grace_s: How long aborting may take before this process is ended.
         name: Of the work; no other token of the run has it.
         groups: The communicators of the work that this rank is in.
@@ -58,7 +68,7 @@ class CancelToken:
         self._groups = groups
         self._grace_s = grace_s
         self._progress = progress
-        self._explain = progress.explain
+        self._hooks = progress.explain, progress.fail
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._is_aborted = False
@@ -72,7 +82,6 @@ class CancelToken:
         return is_first
 
     def abort(self) -> None:
-        """Aborts this rank's groups, which are of no use afterwards."""
         with self._lock:
             if not self._is_aborted:
                 self._is_aborted = True
@@ -93,19 +102,96 @@ class CancelToken:
     def _explained(self, error: RuntimeError) -> BaseException:
         reason = self._reason() if is_communication_error(error) else None
         if reason is None:
-            return self._explain(error)
+            return self._hooks[0](error)
         return CancelledError(f"rank {reason}", rank=int(reason.partition(" ")[0]))
 
     def __enter__(self) -> Self:
-        """Begins to poll the store."""
         self._progress.explain = self._explained
+        self._progress.fail = lambda error, groups: None  # whoever failed cancels
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Polls no more."""
         self._over.set()
         self._thread.join()
-        self._progress.explain = self._explain
+        self._progress.explain, self._progress.fail = self._hooks
+
+
+def abort_within(groups: Sequence[dist.ProcessGroup], limit_s: float) -> None:
+    """Makes calls that are blocked in some groups raise; ends the process if that takes longer than ``limit_s``."""
+    thread = threading.Thread(target=abort_groups, args=(groups,), name="mosaic-abort", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        sys.stderr.write(
+            f"mosaic: {len(groups)} communicators were not aborted within {limit_s:g} s; this process is ended now, "
+            f"with exit code {EXIT_CODE}\n"
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+
+def abort_groups(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Makes every call that is blocked in some groups raise an error; the groups are of no use afterwards.
+
+    NCCL's groups, and NCCL's part of mixed groups, are aborted in one NCCL group call: kernels of one communicator may
+    wait for another's, and aborts one by one then wait forever (pytorch#119797).
+    """
+    backends: list[tuple[dist.ProcessGroup, str]] = []
+    for group in groups:
+        with contextlib.suppress(RuntimeError, ValueError):  # destroyed by the loop
+            backends.append((group, dist.get_backend(group)))
+    nccl = [group for group, backend in backends if "nccl" in backend]
+    with _one_abort(nccl):
+        for group in nccl:
+            with contextlib.suppress(RuntimeError, ValueError):  # closed already
+                group.abort()
+    for group, backend in backends:
+        if "gloo" in backend or "nccl" not in backend:
+            with contextlib.suppress(RuntimeError, ValueError):
+                _close_connections(group)
+
+
+@contextlib.contextmanager
+def _one_abort(groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
+    """A block whose aborts NCCL begins together."""
+    backend: Any = None
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # this group has no NCCL communicator
+            backend = group._get_backend(torch.device("cuda"))
+            break
+    start = getattr(backend, "_group_start", None) or getattr(backend, "_start_coalescing", None)
+    if start is None:
+        yield
+        return
+    start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # nccl2 ends its group on a communicator that is aborted by then
+            (getattr(backend, "_group_end", None) or backend._end_coalescing)()
+
+
+def _close_connections(group: dist.ProcessGroup) -> None:
+    """Ends the calls of a gloo group, whose ``abort`` does not reach those that are blocked (torch 2.13).
+
+    A receive that times out closes all connections of its group at once.
+    """
+    for peer in range(group.size()):
+        if peer == group.rank():
+            continue
+        try:
+            group.recv([torch.zeros(1)], peer, _TAG).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                return
+            # This connection is closed already: nothing timed out, and others may still be open.
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Returns whether an error comes from torch.distributed's connections, rather than from a computation."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION)

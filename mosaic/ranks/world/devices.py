@@ -37,7 +37,6 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def gpu_bytes(device: torch.device) -> int:
-    """Returns the memory of a GPU; 0 for the CPU."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 

@@ -33,7 +33,6 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
-        """Those that this rank is in."""
         return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
 
 

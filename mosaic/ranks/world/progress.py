@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
+
+import torch.distributed as dist
 
 SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
@@ -26,7 +28,6 @@ class Traffic:
         self._num_bytes: Counter[tuple[str, SentPhase]] = Counter()
 
     def add(self, module: str, phase: SentPhase, num_bytes: int) -> None:
-        """Counts bytes."""
         with self._lock:
             self._num_bytes[module, phase] += num_bytes
 
@@ -36,7 +37,6 @@ class Traffic:
             return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
 
     def clear(self) -> None:
-        """Starts again from zero."""
         with self._lock:
             self._num_bytes.clear()
 
@@ -108,14 +108,14 @@ class RankProgress:
         step: Backwards that have ended.
         calls: Calls of the model that have begun.
         explain: Returns an error that names the rank at fault for an error of torch.distributed.
-        refuses: Raises if a rank has failed, so that waiting is of no use.
+        fail: Called with an error after which this rank sends no more messages in some communicators.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
-        self.refuses: Callable[[], None] = lambda: None
+        self.fail: Callable[[BaseException, Sequence[dist.ProcessGroup]], None] = lambda error, groups: None
         self._waiting: dict[int, _Entry] = {}
         self._computing: dict[int, _Entry] = {}
         self._last: _Entry = ("", "", time.perf_counter_ns())
@@ -144,7 +144,6 @@ class RankProgress:
         return tuple(self._waits)
 
     def clear_waits(self) -> None:
-        """Forgets them."""
         self._waits.clear()
 
     def _whereabouts(self, doing: str, module: str, phase: str, since_ns: int) -> Whereabouts:
@@ -178,10 +177,6 @@ class _Block:
 
 class _Waiting(_Block):
     __slots__ = ()
-
-    def __enter__(self) -> None:
-        self._progress.refuses()
-        super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

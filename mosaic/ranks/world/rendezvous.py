@@ -7,10 +7,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -30,31 +28,9 @@ class Member:
     rank: int
     host: str
     pid: int
-    """Its number in its own namespace."""
-    machine: str
-    """The same text for processes on one machine that can look up each other's ``pid``."""
-
-    @staticmethod
-    def of_this_process(rank: int) -> Member:
-        """Returns this process."""
-        host = socket.gethostname()
-        machine = host
-        with suppress(OSError):  # not on Linux
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # two machines may have one name
-            machine = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
-        return Member(rank=rank, host=host, pid=os.getpid(), machine=machine)
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended; for processes on the same machine."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return Path("/proc/self").exists()
-        return state in "ZX"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +58,7 @@ class Members:
             number = (PrefixStore(attempt, store).add("arrivals", 1) - 1) // size
             name = f"{attempt}/{number}"
             own = PrefixStore(name, store)
-            own.set(f"member/{rank}", json.dumps(asdict(Member.of_this_process(rank))))
+            own.set(f"member/{rank}", json.dumps(asdict(Member(rank=rank, host=socket.gethostname(), pid=os.getpid()))))
             keys = [f"member/{other}" for other in range(size)]
             deadline = time.monotonic() + timeout_s
             while not own.check(keys):

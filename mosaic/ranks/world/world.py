@@ -62,7 +62,6 @@ class RankFacts:
 
     @staticmethod
     def of(device: Device, graph: ModuleGraph) -> RankFacts:
-        """Returns those of this process."""
         from mosaic import __version__
 
         has_nccl = device.kind == "cuda" and dist.is_nccl_available() and torch.cuda.is_available()
@@ -133,10 +132,7 @@ class World:
         self.groups = GroupPool(self._made, self._forget)
         self._watchdog: Watchdog | None = None
         if watch is not None and self.size > 1:
-            agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            self._watchdog = Watchdog(
-                members, self.rank, self.progress, watch, store_rank=None if agent_has_store else 0
-            )
+            self._watchdog = Watchdog(members, self.rank, self.progress, watch)
             self._watchdog.start()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.
@@ -257,7 +253,6 @@ class World:
         return group  # type: ignore[no-any-return]
 
     def _forget(self, group: dist.ProcessGroup) -> None:
-        """Undoes ``_watched``."""
         if self._watchdog is not None:
             self._watchdog.groups = [one for one in self._watchdog.groups if one is not group]
 
@@ -270,11 +265,11 @@ class World:
             dist.all_gather_object(values, value, group=self._control)
         return values
 
-    def broadcast(self, value: Any) -> Any:
-        """Returns rank 0's value."""
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Returns the value of one rank."""
         values = [value]
         with self.progress.waiting(THE_LOOP, "agreement"):
-            dist.broadcast_object_list(values, src=0, group=self._control)
+            dist.broadcast_object_list(values, src=source, group=self._control)
         return values[0]
 
     def run_on_all(self, work: Callable[[], _T]) -> _T:
@@ -352,7 +347,6 @@ class World:
             )
 
     def check_same_plan(self, fingerprint: str, num_devices: int) -> None:
-        """Raises InvalidPlanError unless all ranks have one plan, for as many devices as there are ranks."""
         plans = self.all_gather((fingerprint, num_devices))
         if len(set(plans)) > 1:
             each = "; ".join(f"rank {rank}: {plan}" for rank, (plan, _) in enumerate(plans))

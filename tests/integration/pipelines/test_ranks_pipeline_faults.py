@@ -9,7 +9,7 @@ import pytest
 from ranks.nursery import Ended, run_programs
 
 from mosaic.rank_trace import RankTrace
-from mosaic.ranks.world.abort import EXIT_CODE
+from mosaic.ranks.world.cancel import EXIT_CODE
 from mosaic.report.slow_ranks import compare_ranks
 
 BOUND_S = 60.0
@@ -48,7 +48,7 @@ def test_a_killed_rank_ends_the_other_which_names_it_and_where_it_was(outcomes: 
     other, killed = outcomes[name]
     assert killed.code == -9
     assert other.code in (1, EXIT_CODE), other
-    assert re.search(r"cannot go on: rank 1 \(\S+, process \d+\) has ended without a word", other.said), other.said
+    assert re.search(r"rank 1 \(\S+, process \d+\) is not heard of after", other.said), other.said
     assert "Last seen: " in other.said
 
 

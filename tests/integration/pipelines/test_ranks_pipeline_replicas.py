@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks.nursery import run_program
 
-from mosaic.ranks.world.abort import EXIT_CODE
+from mosaic.ranks.world.cancel import EXIT_CODE
 
 BOUND_S = 120.0
 PROGRAMS = "ranks.programs.pipeline.replicated"

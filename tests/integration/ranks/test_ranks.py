@@ -11,22 +11,6 @@ from torch import nn
 from mosaic.ranks.parameters.elsewhere import Home, give_up
 
 
-def test_gradients_of_random_layouts_are_those_of_the_whole_model(tmp_path: Path):
-    told = run_ranks("ranks.programs.running.loops:random_layouts", 3, tmp_path)
-    assert told[0] == told[1] == told[2]
-    layouts = {tuple(members) for members in told[0]}
-    assert {(0, 1, 2), (0, 2)} <= layouts
-    assert len(layouts) >= 6
-
-
-def test_slices_that_stay_where_they_are_compute_the_same_bits(tmp_path: Path):
-    assert run_ranks("ranks.programs.running.loops:all_ranks_bit_for_bit", 2, tmp_path) == [True, True]
-
-
-def test_an_error_of_one_rank_is_raised_on_all_of_them(tmp_path: Path):
-    assert run_ranks("ranks.programs.running.loops:agreeing", 2, tmp_path) == ["rank 1: ValueError: no data", "no data"]
-
-
 def test_a_module_that_was_given_up_keeps_its_parameters_as_objects_and_no_memory():
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     weight = module[0].weight

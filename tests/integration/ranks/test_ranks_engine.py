@@ -38,7 +38,9 @@ def test_modules_side_by_side_draw_the_random_numbers_of_a_plain_loop(observed: 
 def test_modules_on_all_ranks_agree_on_nothing_and_run_rows_and_arguments_of_each_rank_s_own(
     observed: list[dict[str, Any]],
 ):
-    assert [found["own rows"] for found in observed] == [(True, 2), (True, 2)], "one for each call of the third module"
+    assert [found["own rows"] for found in observed] == [(True, 7), (True, 7)], (
+        "of the third module: facts, rows, results and their gradients; then facts with rows, results, gradients"
+    )
 
 
 def test_a_modality_that_no_rank_has_leaves_its_module_as_it_is(observed: list[dict[str, Any]]):

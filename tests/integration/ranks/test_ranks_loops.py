@@ -98,16 +98,6 @@ def test_calls_that_differ_between_ranks_raise_on_all_of_them(told: list[dict[st
     assert second["one rank"] == "'image' could not be called on rank 0, which says why"
 
 
-def test_a_call_that_one_rank_finds_wrong_ends_on_all_of_them_and_the_next_step_is_right(tmp_path: Path):
-    first, second = run_ranks("ranks.programs.calls.refused:refused_in_the_middle", 2, tmp_path)
-    assert "'image' is called with str" in first["first"]
-    assert second["first"] == "'image' could not be called on rank 0, which says why"
-    assert "pad to one length on all ranks" in first["second"]
-    assert first["second"] == second["second"]
-    assert first["same"]
-    assert second["same"]
-
-
 def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: list[dict[str, Any]]):
     for rank in told:
         for said in rank["unsplittable"]:

@@ -77,10 +77,10 @@ def test_rows_that_nobody_waited_for_would_be_seen_as_a_race(observed: list[dict
         assert "out of step" in found["race"].partition(" | ")[2]
 
 
-def test_what_cannot_be_routed_is_refused_and_leaves_ranks_in_step(observed: list[dict[str, Any]]):
+def test_what_cannot_be_routed_is_refused(observed: list[dict[str, Any]]):
     for found in observed:
         by_name, differing, kinds, shared = found["refused"]
         assert "all ranks take part in a whole backward" in by_name
-        assert differing.startswith("ModuleContractError: 'image' is called on different ranks")
+        assert "'image' is called on different ranks" in differing
         assert "rank 1 on cuda" in kinds
         assert "rank 1 is on that of rank 0" in shared

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.world.abort import EXIT_CODE, abort_groups, abort_within
+from mosaic.ranks.world.cancel import EXIT_CODE, abort_groups, abort_within
 
 
 class Group:
@@ -54,7 +54,7 @@ def test_a_process_whose_communicators_are_not_aborted_in_time_is_ended(
     ended: list[int] = []
     go_on = threading.Event()
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr("mosaic.ranks.world.abort.abort_groups", lambda groups: go_on.wait())
+    monkeypatch.setattr("mosaic.ranks.world.cancel.abort_groups", lambda groups: go_on.wait())
     abort_within([], 0.01)
     go_on.set()
     assert ended == [EXIT_CODE]

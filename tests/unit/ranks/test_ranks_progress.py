@@ -57,14 +57,3 @@ def test_an_error_that_ends_a_wait_is_explained():
 def test_an_error_that_has_no_explanation_stays_as_it_is():
     with pytest.raises(RuntimeError, match="shapes"), RankProgress().waiting("text", "forward"):
         raise RuntimeError("shapes differ")
-
-
-def test_nobody_waits_for_a_rank_that_has_failed():
-    progress = RankProgress()
-
-    def refuse() -> None:
-        raise LookupError("rank 1 has ended")
-
-    progress.refuses = refuse
-    with pytest.raises(LookupError), progress.waiting("text", "forward"):
-        raise AssertionError("the block is never entered")

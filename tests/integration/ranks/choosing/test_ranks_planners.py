@@ -12,17 +12,12 @@ from ranks.programs.choosing.planners import Graph
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.solver.methods import METHODS, compared_methods
+from mosaic.solver.methods import METHODS
 from mosaic.solver.runnable import check_method
 
 
-def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
-    told = run_ranks("ranks.programs.choosing.planners:all_planners", 3, tmp_path)
-    assert told[0] == told[1] == told[2]
-    assert len(told[0]) == 2 * len(compared_methods())
-    assert all(set(devices) == {0, 1, 2} for devices in told[0]["megatron 0"])
-    spread = [sorted(map(tuple, devices)) for devices in told[0].values()]
-    assert any(set(first).isdisjoint(second) for one in spread for first in one for second in one), "none are disjoint"
+def test_a_planner_that_is_named_plans_for_all_ranks(tmp_path: Path):
+    assert run_ranks("ranks.programs.choosing.planners:by_name", 2, tmp_path) == ["distmm", "distmm"]
 
 
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):

@@ -13,7 +13,7 @@ from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
-from mosaic.ranks.calls import agree
+from mosaic.ranks.calls import exchange
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import graphs
 from ranks.begun import SHORT_S, watching
@@ -141,7 +141,7 @@ def drawn_numbers(rank: int, size: int) -> bool:
 def own_rows(rank: int, size: int) -> tuple[bool, int]:
     """Two modules on all ranks, called with rows and arguments of each rank's own, and one on rank 0.
 
-    Returns whether gradients are those of data-parallel training, and how many agreements two forwards took.
+    Returns whether gradients are those of data-parallel training, and how many messages two steps took.
     """
 
     class Scaled(nn.Module):
@@ -170,14 +170,14 @@ def own_rows(rank: int, size: int) -> tuple[bool, int]:
     plan = plan_of(model, [batches[0][0]], members, size)
     handle = colocate_ranks(model, [batches[0][0]], plan=plan, backend=HostBackend(1), modules=list(members))
     sent: list[Any] = []
-    plain_gather = agree.dist.all_gather
-    agree.dist.all_gather = lambda *args, **kwargs: (sent.append(args), plain_gather(*args, **kwargs))[1]
+    plain_send = exchange._all_to_all
+    exchange._all_to_all = lambda *args, **kwargs: (sent.append(args), plain_send(*args, **kwargs))[1]
     try:
         for _ in range(2):
             model.zero_grad()
             model(*batches[rank]).square().mean().backward()
     finally:
-        agree.dist.all_gather = plain_gather
+        exchange._all_to_all = plain_send
     for one in batches:
         (plain(*one).square().mean() / size).backward()
     held = [(own, other) for own, other in zip(model.parameters(), plain.parameters(), strict=True) if not own.is_meta]

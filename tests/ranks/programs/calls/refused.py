@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
 from mosaic.errors import UnsupportedModelError
-from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated
 
@@ -48,31 +47,6 @@ def refusals(rank: int) -> dict[str, str]:
         handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
         said[name] = told(lambda attempt=attempt, model=model: attempt(model))
         handle.remove()
-    return said
-
-
-def refused_in_the_middle(rank: int, size: int) -> dict[str, str | bool]:
-    """One rank finds a call that cannot be routed and stops there; the other one is calls ahead on its lanes by then.
-
-    Returns what each was told, and whether the gradients of the step after that are those of the step before.
-    """
-    torch.manual_seed(0)
-    model, batch = Clip(), batch_of(0, rank, (3, 3))
-    handle = colocated(model, batch, MEMBERS, size, timeout_s=SHORT_S, **WATCH)
-    wrong: dict[str, Callable[[], object]] = {
-        "first": lambda: model(**batch | ({"image": "a photo"} if rank == 0 else {})),
-        "second": lambda: model(**batch | ({"image": batch["image"][:, :5]} if rank == 1 else {})),
-    }
-
-    def gradients() -> list[torch.Tensor]:
-        model.zero_grad()
-        mean_loss(model(**batch)).backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if not parameter.is_meta]
-
-    before = gradients()
-    said: dict[str, str | bool] = {name: told(attempt) for name, attempt in wrong.items()}
-    said["same"] = all(map(torch.equal, before, gradients()))
-    handle.remove()
     return said
 
 

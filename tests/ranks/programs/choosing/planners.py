@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +11,10 @@ from planning_cases import profile_of
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost import CostModel
-from mosaic.engine import find_modules
 from mosaic.engine.options import Options
-from mosaic.plan import SearchRecord
 from mosaic.profile import Profile
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import Rounds, compare_plans
-from mosaic.solver.methods import compared_methods
-from mosaic.solver.runnable import plan_to_run
 
 STEPS = 3
 WIDTH = 4
@@ -63,54 +57,6 @@ def made_up_profile(model: Graph, size: int, seed: int) -> Profile:
     )
 
 
-def plain_training(model: Graph, batches: list[torch.Tensor], size: int) -> list[float]:
-    """Data-parallel training in one process; returns the losses of all ranks, step after step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for whole in batches:
-        for part in whole.chunk(size):
-            loss = model(part)
-            (loss / size).backward()
-            losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def all_planners(rank: int, size: int) -> dict[str, list[list[int]]]:
-    """Trains two graphs under every planner's plan; returns the devices of the modules by planner and graph."""
-    _by_name(rank, size)
-    devices = {}
-    for seed in range(2):
-        generator = torch.Generator().manual_seed(seed)
-        batches = [torch.randn(2 * size, WIDTH, generator=generator) for _ in range(STEPS)]
-        twin = Graph(seed)
-        expected = plain_training(twin, batches, size)[rank::size]
-        profile = made_up_profile(twin, size, seed)
-        graph = find_modules(Graph(seed), batches[0][:2], include=twin.names).graph
-        trained = set()
-        for method in compared_methods():
-            model = Graph(seed)
-            plan = plan_to_run(method, graph, CostModel.from_profile(profile), HostBackend(2).device, num_devices=size)
-            assert plan.search.method == method
-            plan = replace(plan, search=SearchRecord(method=method))  # without its time, the same on every rank
-            devices[f"{method} {seed}"] = [list(placed.devices) for placed in plan.placements]
-            layout = tuple((stage.names, tuple(placed.cells for placed in stage.placements)) for stage in plan.stages)
-            if layout in trained:
-                continue
-            trained.add(layout)
-            handle = colocate_ranks(
-                model, sample=batches[0][:2], modules=model.names, plan=plan, backend=HostBackend(2)
-            )
-            losses = train(model, [whole.chunk(size)[rank] for whole in batches])
-            assert torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-4), (seed, method)
-            found = handle.full_state_dict()
-            for name, tensor in twin.state_dict().items():
-                assert torch.allclose(found[name], tensor, atol=1e-5, rtol=1e-4), (seed, method, name)
-            handle.remove()
-    return devices
-
-
 def train(model: nn.Module, parts: list[torch.Tensor]) -> list[float]:
     """Takes a step for each part of a batch; returns their losses."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if not p.is_meta], lr=0.1)
@@ -124,7 +70,7 @@ def train(model: nn.Module, parts: list[torch.Tensor]) -> list[float]:
     return losses
 
 
-def _by_name(rank: int, size: int) -> None:
+def by_name(rank: int, size: int) -> str:
     """Has rank 0 plan by a planner that is named, and takes a step under its plan."""
     model = Graph(1)
     twin = Graph(1)
@@ -135,9 +81,9 @@ def _by_name(rank: int, size: int) -> None:
         options=Options(method="distmm", profile=made_up_profile(model, size, 1) if rank == 0 else None),
         backend=HostBackend(2),
     )
-    assert handle.plan.search.method == "distmm"
     assert train(model, [torch.ones(2, WIDTH)]) == pytest.approx([twin(torch.ones(2, WIDTH)).item()], rel=1e-4)
     handle.remove()
+    return handle.plan.search.method
 
 
 class Small:

@@ -27,28 +27,9 @@ WHOLE_EXITS = {"in_order"}
 # Killed.
 
 
-def killed_before_a_call(rank: int, size: int, place: Path) -> None:
+def killed(rank: int, size: int, place: Path) -> None:
     model, _ = begin(rank, size, place)
     train(model, before=at_step(2, kill_this_process) if rank == 1 else lambda step: None)
-
-
-def killed_while_it_waits_and_another_computes(rank: int, size: int, place: Path) -> None:
-    """Rank 1 is killed while it waits for rank 2, which is at something else and will not come to a message."""
-    model, handle = begin(rank, size, place)
-    progress = handle.world.progress
-
-    def kill_when_waiting() -> None:
-        while not (progress.calls == 3 and progress.now.doing == "waiting" and progress.now.for_s > 1.0):
-            pass
-        kill_this_process()
-
-    def compute() -> None:
-        while True:
-            sum(range(1000))
-
-    if rank == 1:
-        threading.Thread(target=kill_when_waiting, daemon=True).start()
-    train(model, before=at_step(2, compute) if rank == 2 else lambda step: None)
 
 
 # Ended otherwise.
@@ -68,12 +49,6 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
     train(model, steps=STEPS - (rank == 1))
     if rank == 1:
         handle.remove(gather=False)
-        threading.Event().wait(1.0)  # it lives on, with something else to do
-
-
-def interrupted(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place, grace_s=15.0)  # each ends by itself, also where the machine is busy
-    train(model, before=at_step(1, lambda: os.kill(os.getpid(), signal.SIGINT)) if rank == 1 else lambda step: None)
 
 
 # Slow, or stuck.
