@@ -142,11 +142,11 @@ class HostCalls(RoutedCalls):
         )
         held = hidden if ranked.is_member and not waits else None
         going = partial(ForwardPass, ranked, is_there=is_there, attributes=attributes, routes=routes)
-        found = self._launch(ranked, run, arguments, held, going)
+        made = self._launch(ranked, run, arguments, held, going)
         last = site.last_forward
         if waits and last is not None:
             self.executor.wait(last)
-        return found
+        return made
 
     def reach(self, site: PlacedModule) -> None:
         """Lets a module's forward end here before somebody else reaches into it; where it does not run it has none."""
@@ -199,9 +199,9 @@ class HostCalls(RoutedCalls):
         assert site.last_forward is not None
         if draws is None:
             executor.wait(site.last_forward)
-            found = count_draws(before, torch_state(CPU))
-            self._draws[key] = found or 0
-            if found is None:
+            drawn = count_draws(before, torch_state(CPU))
+            self._draws[key] = drawn or 0
+            if drawn is None:
                 site.obstacle = "it draws random numbers in a way that cannot be foreseen"
         token = made.pop() if len(made) > len(ranked.template.leaves) else None
         return ranked.result_of(made), token
@@ -299,10 +299,10 @@ class RoutedCall(Call):
         All ranks return every gradient: this one may have none of the rows, and no rank waits for another here.
         """
         with self._calls.in_step():
-            found = super().backward(grads, keep=keep, by_caller=by_caller)
+            computed = super().backward(grads, keep=keep, by_caller=by_caller)
         return [
             torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
-            for grad, (size, dtype) in zip(found, self._likes, strict=True)
+            for grad, (size, dtype) in zip(computed, self._likes, strict=True)
         ]
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -314,11 +314,11 @@ class RoutedCall(Call):
             )
         self._calls.backward_begins()
         executor, site = self.executor, self.site
-        found = super().launch_backward(grads)
+        pending = super().launch_backward(grads)
         running = executor.backwards.current()
         if self._ranked.reducer is not None:
             running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
-        return found
+        return pending
 
     def _reduce(self) -> None:
         with self._calls.in_step():

@@ -177,8 +177,8 @@ class RankedRuns:
                 args, kwargs = ranked.without_rows()
                 self._noted(self._calls.call(ranked, ranked.plain, args, kwargs, is_there=False, waits=False))
 
-    def _noted(self, found: tuple[Any, torch.Tensor | None]) -> Any:
-        result, token = found
+    def _noted(self, made: tuple[Any, torch.Tensor | None]) -> Any:
+        result, token = made
         if token is not None and self._called is not None:
             self._tokens.append(token)
         return result

@@ -52,14 +52,14 @@ def data_parallel_plan(
     """
     record = SearchRecord(method=DATA_PARALLEL)
     if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
-        found = plan_to_run(
+        plan = plan_to_run(
             DATA_PARALLEL, graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
         )
-        narrow = [placed.module for placed in found.placements if placed.degree < num_devices]
+        narrow = [placed.module for placed in plan.placements if placed.degree < num_devices]
         if narrow:
             reasons = [f"{name} does not fit on all of them" for name in narrow]
             raise InfeasibleError(f"{num_devices} devices do not hold all modules", reasons=reasons)
-        return replace(found, search=record)
+        return replace(plan, search=record)
     slots = tuple(range(without_reserved(device, communication_slots).num_slots))
     stages = tuple(
         Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=tuple(range(num_devices)))),))
@@ -119,7 +119,7 @@ def _third(
     communication_slots: int,
 ) -> Plan | None:
     """Returns one more plan that is predicted to gain, if there is time for all of them to win."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for method in _CHEAP if settings.max_plans > 1 else ():
         with suppress(InfeasibleError, UndecidedError):  # one fewer to try
             plan = plan_to_run(
@@ -130,10 +130,10 @@ def _third(
                 num_devices=best.num_devices,
                 communication_slots=communication_slots,
             )
-            found.append(plan)
+            plans.append(plan)
     known = (_shape_of(best), _shape_of(plain))
     steps = settings.rounds_to_win * settings.steps_per_visit
-    for plan in sorted(found, key=lambda one: one.predicted_ms):
+    for plan in sorted(plans, key=lambda one: one.predicted_ms):
         shares = 1 + (best.predicted_ms + plan.predicted_ms) / plain.predicted_ms
         gains = plan.predicted_ms * settings.smallest_gain <= plain.predicted_ms
         if gains and _shape_of(plan) not in known and steps * shares <= settings.max_lost_steps:

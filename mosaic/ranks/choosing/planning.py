@@ -54,10 +54,10 @@ def plans_of_first(
     device = on.backend.torch_device
     ring = measure_ring(device, group=world.everyone)
     route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
-    found = world.run_on_all(
+    candidates = world.run_on_all(
         lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
-    texts, sentences = world.broadcast(([to_json(plan) for plan in found.plans], found.sentences))
+    texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 
@@ -90,11 +90,11 @@ def _planned(
     cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
     plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
-        found = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
+        candidates = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
     else:
-        found = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
+        candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
     load = load_of_others(profile, options.profiling)
-    return replace(found, sentences=(*found.sentences, load)) if load else found
+    return replace(candidates, sentences=(*candidates.sentences, load)) if load else candidates
 
 
 def cost_of_ranks(

@@ -160,13 +160,13 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments that an operator writes into."""
-    found = []
+    written = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
             if given is not None:
-                found.append(given)
-    return found
+                written.append(given)
+    return written
 
 
 def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -112,7 +112,7 @@ def holdings_of(
     return Holdings(
         by_name={name: by_id[id(tensor)] for name, tensor in named.items()},
         by_id=by_id,
-        tied={group: tuple(found) for group, found in sorted(tied.items())},
+        tied={group: tuple(parameters) for group, parameters in sorted(tied.items())},
         loose=tuple(loose),
         names_of_tied=tuple(sorted(first.values())),
         devices={name: tensor.device for name, tensor in named.items()},

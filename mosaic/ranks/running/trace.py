@@ -35,15 +35,15 @@ def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
                 group.recv([torch.zeros(1)], other, 0).wait()
                 group.send([torch.tensor([time.perf_counter_ns()])], other, 0).wait()
         return ClockOffset(offset_ns=0, error_ns=0)
-    found = []
+    offsets = []
     for _ in range(_ROUNDS):
         answer = torch.zeros(1, dtype=torch.int64)
         asked = time.perf_counter_ns()
         group.send([torch.zeros(1)], 0, 0).wait()
         group.recv([answer], 0, 0).wait()
         heard = time.perf_counter_ns()
-        found.append(ClockOffset(offset_ns=int(answer) - (asked + heard) // 2, error_ns=(heard - asked) // 2))
-    return min(found, key=lambda one: one.error_ns)
+        offsets.append(ClockOffset(offset_ns=int(answer) - (asked + heard) // 2, error_ns=(heard - asked) // 2))
+    return min(offsets, key=lambda one: one.error_ns)
 
 
 def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:

@@ -133,9 +133,9 @@ class RankProgress:
     def now(self) -> Whereabouts:
         """Where it is; of several threads, what computes counts before what waits, and long before short."""
         for doing, table in (("computing", self._computing), ("waiting", self._waiting)):
-            found = sorted(table.values(), key=lambda entry: entry[2])
-            if found:
-                return self._whereabouts(doing, *found[0])
+            entries = sorted(table.values(), key=lambda entry: entry[2])
+            if entries:
+                return self._whereabouts(doing, *entries[0])
         return self._whereabouts("elsewhere" if self._last[0] else "starting", *self._last)
 
     @property

@@ -360,5 +360,5 @@ class World:
 
 def _gpu_of(device: torch.device) -> str:
     """Returns a text that names a GPU among all machines; empty where torch does not tell, or there is none."""
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
-    return "" if found is None else f"{os.uname().nodename} {found}"
+    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    return "" if identity is None else f"{os.uname().nodename} {identity}"
