@@ -53,7 +53,7 @@ class Trained(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How much is measured."""
+    """The extent of a measurement."""
 
     rounds: int = 4
     """Rounds in which both take turns; 1 or more."""
@@ -65,12 +65,12 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMethod:
-    """What one method's plan took."""
+    """The measurements of one method's plan."""
 
     method: str
     """Solver or planner."""
     plan: Plan | None = None
-    """What ran; None where the method made none."""
+    """The plan that ran; None where the method made none."""
     same_as: str = ""
     """An earlier method whose plan is the same, so that its measurements are these; empty where there is none."""
     reason: str = ""
@@ -82,7 +82,7 @@ class MeasuredMethod:
     ratios: tuple[float, ...] = ()
     """For each round the median step over data-parallel training's."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
-    """What all ranks together sent in a step, by phase: forward, backward, reduce."""
+    """Bytes that all ranks together sent in a step, by phase: forward, backward, reduce."""
     held_bytes: tuple[int, ...] = ()
     """Parameters, gradients and optimizer state, by rank."""
     ddp_held_bytes: tuple[int, ...] = ()

@@ -45,7 +45,7 @@ class ForwardPass:
     error: ModuleContractError | None = None
     """Why the call cannot be routed: all ranks are told and raise."""
     spec: pytree.TreeSpec | None = None
-    """How arguments nest that are not those of the sample's step; for calls that are not routed."""
+    """The nesting of arguments that are not those of the sample's step; for calls that are not routed."""
     anchor: torch.Tensor | None = None
     """An empty tensor that hangs below the call in the graph, whose backward is reached after the call's."""
     made: list[Any] = field(init=False, default_factory=list)
@@ -190,8 +190,8 @@ class ForwardPass:
         if returned != wanted:
             raise ModuleContractError(
                 f"{ranked.name!r} returned {returned} for {rows} rows where {wanted} was expected (shape, dtype, "
-                "whether it takes a gradient): each tensor needs a row for each row of the arguments, or it cannot be split, "
-                "and has to take a gradient or not as in the sample's step, or ranks that do not run the module do "
+                "whether it takes a gradient): each tensor needs a row for each row of the arguments, or it cannot be "
+                "split, and has to take a gradient or not as in the sample's step, or ranks that do not run the module do "
                 f"not know: colocate again, or leave it where it is: colocate(..., exclude=[{ranked.name!r}])"
             )
 

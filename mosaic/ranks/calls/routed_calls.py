@@ -97,7 +97,7 @@ class RoutedCalls:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
         return self.executor.origin_ns
 
     def clear_spans(self) -> None:

@@ -183,7 +183,7 @@ class StreamCalls(RoutedCalls):
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started, on ``time.perf_counter_ns``."""
+        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
         return self._zero_ns + self.executor.origin_ns
 
     def _reached(self) -> None:

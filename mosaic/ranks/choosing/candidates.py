@@ -1,4 +1,4 @@
-"""Which plans for several ranks are tried: the one that was planned, data-parallel training, and perhaps one more."""
+"""The plans for several ranks that are tried: the solver's, data-parallel training, and perhaps one more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mosaic.take_turns import TrialSettings
 RANK_TRIAL = TrialSettings(
     max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
 )
-"""How plans are tried by default: short turns, and so many that one slow moment of the machine decides nothing."""
+"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
 _CHEAP = ("sequential", "distmm")
 """Planners that answer at once, for a third plan."""
@@ -26,12 +26,12 @@ _CHEAP = ("sequential", "distmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What to try."""
+    """The plans to try."""
 
     plans: tuple[Plan, ...]
     """The one to beat first; a single one runs untried."""
     sentences: tuple[str, ...] = ()
-    """What to know of the choice: predicted times, or why there is nothing to try."""
+    """Reasons for the choice: predicted times, or why there is nothing to try."""
 
 
 def data_parallel_plan(

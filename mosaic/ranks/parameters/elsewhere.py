@@ -23,19 +23,19 @@ from mosaic.errors import ModuleContractError
 from mosaic.parts.weights import swap, swappable
 
 _ASKED = {"_local_scalar_dense": "item", "_to_copy": "to"}
-"""How people call an operator that torch calls otherwise."""
+"""Users' names of operators that torch calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the values of a module are."""
+    """The ranks that have the values of a module."""
 
     name: str
     """The placed module."""
     ranks: tuple[int, ...]
     """Those that hold its parameters."""
     remedy: str = ""
-    """What to do instead of reading them; empty: what can be done where a model is colocated."""
+    """The remedy that an error names; empty for that of a colocated model."""
 
     def __str__(self) -> str:
         return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
@@ -247,7 +247,7 @@ class GivenUp:
     """Refuses calls of what has no parameters here: a part that the loop calls itself, or a copy of the model."""
 
     home: Home
-    """Where they are."""
+    """The ranks that have them."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         raise ModuleContractError(

@@ -18,7 +18,7 @@ _LARGE = 1 << 16
 
 
 class SumPlace:
-    """Where gradients are summed: in the calling thread's place; on streams a lane's."""
+    """The place of gradient sums: the calling thread's; on streams a lane's."""
 
     def follow(self) -> None:
         """Orders the place behind the work that the calling thread has launched."""

@@ -49,7 +49,7 @@ def marked(name: str, compute: Compute) -> Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Which ranks hold which tensors of a model."""
+    """The ranks that hold each tensor of a model."""
 
     by_name: Mapping[str, Members]
     """For each name of a parameter or buffer, the ranks that hold it."""

@@ -1,4 +1,4 @@
-"""Which arguments of a module have a row for each sample: tried out, by running it on some of them.
+"""The arguments of a module that have a row for each sample, found by running it on some of the rows.
 
 The same trial finds modules whose rows depend on each other, which would compute something else on parts of a batch:
 in the mode in which the module trains, and in the one in which it is evaluated. Its rows have to differ, or a mean over
@@ -29,7 +29,7 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 _COARSE = 1e-2
 """The same for bfloat16 and float16, and on GPUs, which may round float32."""
 _MAX_LEFT_OUT = 2
-"""How many arguments may have the batch's size by accident, such as a mask as wide as the batch."""
+"""Arguments that may have the batch's size by accident, such as a mask as wide as the batch."""
 
 
 def rows_of(subject: Subject) -> tuple[bool, ...]:

@@ -113,7 +113,7 @@ class RankSampler(Sampler[list[int]]):
 
     @property
     def weight(self) -> float:
-        """What makes of this rank's mean its part of the mean over all rows: 1 for equal shares."""
+        """The factor that makes this rank's mean its part of the mean over all rows: 1 for equal shares."""
         return self.shares[self.rank] * len(self.shares) / sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:

@@ -30,7 +30,7 @@ from mosaic.take_turns import TrialReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a plan needs of this rank alone."""
+    """The part of a plan that this rank opens alone."""
 
     runs: RankedRuns
     """Its lanes."""
@@ -49,11 +49,11 @@ class Activated:
     placed: PlacedPlan
     """This rank's part of it."""
     holdings: Holdings
-    """Which ranks hold which tensors of the model."""
+    """The ranks that hold each tensor of the model."""
     notes: tuple[str, ...]
-    """What ``describe()`` says of it."""
+    """Lines for ``describe()``."""
     feeds: tuple[Feed, ...]
-    """What modules' rows weigh."""
+    """Bytes of modules' rows."""
 
 
 def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
@@ -125,7 +125,7 @@ def activate(session: RankSession, on: Prepared, plan: Plan, report: TrialReport
 
 
 def is_data_parallel(plan: Plan) -> bool:
-    """Whether all modules run on all devices, each with these to itself: then no rows have to move."""
+    """Returns whether all modules run on all devices, each with these to itself: then no rows have to move."""
     return all(
         len(placed.devices) == plan.num_devices and plan.is_alone(placed.module, num_slots=plan.device.num_slots)
         for placed in plan.placements

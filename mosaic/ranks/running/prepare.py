@@ -44,7 +44,7 @@ class Prepared:
     world: World
     """The ranks."""
     backend: Backend
-    """Where this rank runs."""
+    """The backend of this rank."""
 
 
 def prepare(

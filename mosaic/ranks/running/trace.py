@@ -19,11 +19,11 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to ``time.perf_counter_ns`` here to have rank 0's."""
+    """The difference of rank 0's ``time.perf_counter_ns`` to this rank's."""
 
     offset_ns: int
     error_ns: int
-    """How far it may be off: half the time of the fastest message there and back."""
+    """Its largest error: half the time of the fastest message there and back."""
 
 
 def measure_clock(group: dist.ProcessGroup) -> ClockOffset:

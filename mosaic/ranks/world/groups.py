@@ -18,7 +18,7 @@ LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
 class GroupKey(NamedTuple):
-    """What makes two communicators exchangeable."""
+    """The properties in which exchangeable communicators agree."""
 
     ranks: tuple[int, ...]
     """Its ranks."""

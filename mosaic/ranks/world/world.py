@@ -34,14 +34,14 @@ from mosaic.ranks.world.rendezvous import Members, is_launched, open_store
 from mosaic.ranks.world.watchdog import Watchdog
 
 PATIENCE_S = 1800.0
-"""How long ranks wait while one of them profiles and solves."""
+"""Seconds that ranks wait while one of them profiles and solves."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What has to be the same on all ranks."""
+    """Facts that have to be the same on all ranks."""
 
     mosaic: str
     """Version of Mosaic."""
