@@ -190,9 +190,9 @@ class ForwardPass:
         if returned != wanted:
             raise ModuleContractError(
                 f"{ranked.name!r} returned {returned} for {rows} rows where {wanted} was expected (shape, dtype, "
-                "whether it takes a gradient): each tensor needs a row for each row of the arguments, or it cannot be "
-                "split, and has to take a gradient or not as in the sample's step, or ranks that do not run the module do "
-                f"not know: colocate again, or leave it where it is: colocate(..., exclude=[{ranked.name!r}])"
+                "whether it takes a gradient): each tensor needs a row for each row of the arguments, and takes a "
+                "gradient or not as in the sample's step, since other ranks rely on that; colocate again, or leave it "
+                f"where it is: colocate(..., exclude=[{ranked.name!r}])"
             )
 
 

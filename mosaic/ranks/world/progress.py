@@ -42,7 +42,7 @@ class Traffic:
 
 
 WaitedPhase = SentPhase | Literal["agreement"]
-"""Part of a step in which a rank waits for others; an agreement is anything that all ranks decide or collect together."""
+"""Part of a step in which a rank waits for others; an agreement is anything that all decide or collect together."""
 Waiting = Callable[[SentPhase], AbstractContextManager[None]]
 """Returns a block in which a thread waits for other ranks, in a phase of one module."""
 
