@@ -15,8 +15,6 @@ from mosaic.search_extension import load_search
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         "natural": "groups as they come, once",
-        "random": "rankings drawn at random",
-        "depth_first": "all rankings, those that differ at their ends first",
         "tree": "Monte-Carlo tree search over which group comes next (PipeWeaver, Algorithm 1)",
         "shifts": "local search: a group goes to another place of the ranking",
         "swaps": "shifts, in turn with swaps of tasks on critical ways, which reach orders that no ranking gives",

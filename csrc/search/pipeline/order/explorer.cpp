@@ -60,7 +60,6 @@ Explorer::Explorer(const Tasks& tasks, const Groups& groups, const OrderLimits& 
     : tasks(tasks),
       groups(groups),
       thread(thread),
-      num_threads(limits.num_threads),
       random(limits.seed * 1000003 + static_cast<std::uint64_t>(thread)),
       rollout_(tasks),
       replay_(tasks),

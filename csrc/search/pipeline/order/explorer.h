@@ -69,7 +69,6 @@ class Explorer {
     const Tasks& tasks;
     const Groups& groups;
     const int thread;
-    const int num_threads;
     Random random;
 
   private:

@@ -6,12 +6,6 @@
 
 namespace mosaic::search::pipeline {
 
-// Groups as they come, once, whatever the limits.
-void run_natural(Explorer& explorer);
-// Rankings drawn at random.
-void run_random(Explorer& explorer);
-// All rankings, those that differ at their ends first.
-void run_depth_first(Explorer& explorer);
 // Monte-Carlo tree search as in PipeWeaver's Algorithm 1, over which group comes next.
 void run_tree(Explorer& explorer);
 // Shifts of groups in a ranking, kept where they do not harm; kicks where they bring nothing.
