@@ -236,12 +236,7 @@ def slowest(world: World, times_ms: list[float]) -> list[float]:
 
 
 class Steps:
-    """Training steps of one loop on this rank.
-
-    Args:
-        model: What is called: the model, or a wrapper around it.
-        trained: The model with its batch and loss.
-    """
+    """Training steps of one loop on this rank."""
 
     def __init__(self, model: nn.Module, trained: Trained) -> None:
         self._model = model

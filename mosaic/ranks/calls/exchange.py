@@ -174,13 +174,7 @@ class UnroutedCall:
 def split_routed_kwargs(
     run: Callable[..., Any], kwargs: dict[str, Any], known: Collection[str]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns a module's own call with the keyword arguments that hold no rows, and the other ones.
-
-    Args:
-        run: Makes the call.
-        kwargs: Its keyword arguments.
-        known: Names of those in the sample's step.
-    """
+    """Returns a module's own call with the keyword arguments that hold no rows, and the other ones."""
     added = {name: value for name, value in kwargs.items() if name not in known and _holds_no_rows(value)}
     if not added:
         return run, kwargs

@@ -43,11 +43,6 @@ from mosaic.timeline import Span
 class HostCalls(RoutedCalls):
     """Runs routed calls over an ``Executor``.
 
-    Args:
-        lanes: This rank's lanes; lanes without slots are added to them.
-        backward_begins: Called in the caller's thread when the backward of a call is reached.
-        progress: Where this rank is.
-
     Attributes:
         executor: The engine of one rank.
     """

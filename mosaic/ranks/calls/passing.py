@@ -224,15 +224,7 @@ class Here(torch.autograd.Function):
     def run(
         ranked: Ranked, run: Callable[..., Any], part: list[Any], spec: pytree.TreeSpec, outside: list[torch.Tensor]
     ) -> tuple[list[Any], pytree.TreeSpec]:
-        """Runs the forward; returns the leaves of its result, and how they nest.
-
-        Args:
-            ranked: The module.
-            run: Makes its own call.
-            part: The leaves of its arguments.
-            spec: How they nest.
-            outside: Its anchor and the arguments that take a gradient.
-        """
+        """Runs the forward; returns the leaves of its result, and how they nest."""
         state, context = ThreadState.capture(), copy_context()
         inputs: list[torch.Tensor] = []
 

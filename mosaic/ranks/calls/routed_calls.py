@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 class RoutedCalls:
     """Runs routed calls over the executor of one rank.
 
-    Args:
-        executor: The executor.
-        backward_begins: Called when the backward of a call is reached, by the thread that runs it.
-        progress: The place of this rank; told of a failure.
-
     Attributes:
         ranked: The modules.
     """

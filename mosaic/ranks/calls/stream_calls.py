@@ -63,12 +63,6 @@ if TYPE_CHECKING:
 class StreamCalls(RoutedCalls):
     """Runs routed calls over a ``StreamExecutor``.
 
-    Args:
-        lanes: This rank's lanes.
-        backward_begins: Called when the backward of a call is reached, by the thread that runs it.
-        progress: Where this rank is.
-        in_order: Modules that have to keep to the order of the loop's stream, and why.
-
     Attributes:
         executor: The engine of one rank.
     """
@@ -199,12 +193,7 @@ class StreamCalls(RoutedCalls):
 
 
 class LanePlace(SumPlace):
-    """The stream of a lane, on which a module's gradients are summed up.
-
-    Args:
-        lane: The lane.
-        user: The loop's stream.
-    """
+    """The stream of a lane, on which a module's gradients are summed up."""
 
     def __init__(self, lane: StreamLane, user: Any) -> None:
         self._lane = lane

@@ -77,15 +77,7 @@ def rank_plans_to_try(
     cost: Cost | None = None,
     communication_slots: int = 0,
 ) -> Candidates:
-    """Returns the plans to try against data-parallel training.
-
-    Args:
-        best: What was planned or given.
-        graph: What it places.
-        settings: Bounds of the trial.
-        cost: What it was planned with; None where nobody knows.
-        communication_slots: What is reserved.
-    """
+    """Returns the plans to try against data-parallel training."""
     try:
         plain = data_parallel_plan(
             graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots

@@ -43,12 +43,6 @@ def plans_of_first(
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
     The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
-
-    Args:
-        on: The model on this rank.
-        options: How to plan.
-        trial: How plans are to be tried; None: the one that is planned runs.
-        kept: What rank 0 has measured before.
     """
     world = on.world
     device = on.backend.torch_device
@@ -149,15 +143,7 @@ def profile_of_all(
     progress: ProgressCallback | None = None,
     kept: ProfileCache | None = None,
 ) -> Profile:
-    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``.
-
-    Args:
-        on: The model with one rank's batch, of which every rank has as many rows.
-        ring: Adds to backwards what summing gradients takes.
-        settings: How carefully.
-        progress: Told how far it is.
-        kept: What was measured before.
-    """
+    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``."""
     size, finding = on.world.size, on.finding
     return profile_modules(
         on.model,

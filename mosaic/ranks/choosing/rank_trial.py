@@ -34,11 +34,6 @@ _LOG = logging.getLogger("mosaic")
 def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> tuple[Plan, TrialReport]:
     """Returns the plan to run, and what was measured; every rank calls it with the same plans and gets the same.
 
-    Args:
-        on: The model on this rank.
-        plans: The one to beat first.
-        settings: Bounds.
-
     Raises:
         RankFailedError: Another rank has failed; names it.
     """

@@ -60,13 +60,7 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def of(like: torch.Tensor, home: Home, *, is_parameter: bool = False) -> Elsewhere:
-        """Returns one on the meta device.
-
-        Args:
-            like: Has its shape, strides and type.
-            home: Where its values are.
-            is_parameter: Whether it stands for a ``nn.Parameter``, and is an instance of it.
-        """
+        """Returns one on the meta device."""
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             Elsewhere,
             like.shape,
@@ -220,13 +214,7 @@ def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int
 
 
 def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Gives every part of a model what it was without; the parameters stay the same objects.
-
-    Args:
-        model: The model.
-        whole: Returns a tensor's values, from its name and what is here; called for all tensors, in one order, once
-            for each.
-    """
+    """Gives every part of a model what it was without; the parameters stay the same objects."""
     with swappable(model):
         for path, tensor in tensors_of(model):
             values = whole(path, tensor)

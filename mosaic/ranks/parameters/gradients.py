@@ -66,10 +66,6 @@ class _Bucket:
     def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
         """Copies the sums into the gradients.
 
-        Args:
-            total: What ``gather`` returned, summed.
-            there: Ids of the parameters that have a gradient on any rank; others keep none.
-
         Returns:
             Gradients that were not there before.
         """

@@ -75,15 +75,7 @@ def holdings_of(
     users: Mapping[int, frozenset[str | None]],
     size: int,
 ) -> Holdings:
-    """Decides which ranks hold what.
-
-    Args:
-        model: The model, whole.
-        subjects: Its placed modules.
-        members: The ranks that run each of them.
-        users: Who uses what.
-        size: Number of ranks.
-    """
+    """Decides which ranks hold what."""
     everyone = tuple(range(size))
     containers: dict[int, set[str]] = {}
     for subject in subjects:

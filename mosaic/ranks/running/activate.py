@@ -57,13 +57,7 @@ class Activated:
 
 
 def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
-    """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything.
-
-    Args:
-        on: The model on this rank.
-        plan: Where its modules run.
-        is_warm: Whether the modules have run on this rank's lanes before.
-    """
+    """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything."""
     rank, finding = on.world.rank, on.finding
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
     slots = {
@@ -82,14 +76,7 @@ def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
 
 
 def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) -> Activated:
-    """Gives the modules to their ranks; all ranks call it alike.
-
-    Args:
-        on: The model on this rank.
-        plan: Where its modules run.
-        opened: This rank's lanes for the plan.
-        gives_up: Whether to free what this rank does not need; not where the plan is only tried.
-    """
+    """Gives the modules to their ranks; all ranks call it alike."""
     finding, world = on.finding, on.world
     rank, runs = world.rank, opened.runs
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}

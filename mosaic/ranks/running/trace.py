@@ -47,12 +47,7 @@ def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
 
 
 def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
-    """Returns what a rank computed, on its own clock.
-
-    Args:
-        spans: In milliseconds since
-        origin_ns: this time of ``time.perf_counter_ns``.
-    """
+    """Returns what a rank computed, on its own clock."""
     return [
         RankSpan(
             kind="compute",
@@ -67,12 +62,7 @@ def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
 
 
 def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
-    """Returns this rank's trace; every rank asks, since clocks are compared.
-
-    Args:
-        computed: What it computed, on its own clock.
-        world: The ranks.
-    """
+    """Returns this rank's trace; every rank asks, since clocks are compared."""
     with world.progress.waiting(THE_LOOP, "agreement"):
         clock = measure_clock(world.agreements)
     shift_us = clock.offset_ns / 1e3

@@ -294,11 +294,7 @@ class World:
     # Checks, which raise on all ranks alike.
 
     def check_devices(self, device: tuple[str, str]) -> None:
-        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one.
-
-        Args:
-            device: This rank's kind of device, and a text that no other device has; empty for none in particular.
-        """
+        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one."""
         devices = [tuple(each) for each in self.all_gather(device)]
         others = [f"rank {rank} on {kind}" for rank, (kind, _) in enumerate(devices) if kind != devices[0][0]]
         if others:
