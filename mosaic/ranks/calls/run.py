@@ -76,7 +76,7 @@ class RankedRuns:
     def begin(
         self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle] = ()
     ) -> None:
-        """Takes modules in the order of the sample's step, reducers of what they share, and hooks to remove at the end."""
+        """Takes modules in the order of the sample's step, reducers of what they share, and hooks to remove."""
         self._hooks.extend(hooks)
         self._ranked = dict(ranked)
         self._order = {name: index for index, name in enumerate(ranked)}
