@@ -9,10 +9,11 @@ from pathlib import Path
 
 from bench import pages
 from bench.record import Figure
-from bench.sweep.outcomes import AS_TOLD, OUTCOMES, REFUSED
+from bench.sweep.outcomes import AS_TOLD, NO_PLAIN, ON_LANES, OUTCOMES, REFUSED
 
 STUDY = "bench_sweep"
 PIPELINE_STUDY = "bench_sweep_pipeline"
+OPERATORS_STUDY = "bench_sweep_operators"
 
 
 def counts_table(results: Path, study: str = STUDY, outcomes: Sequence[str] = OUTCOMES) -> str:
@@ -53,6 +54,22 @@ def cases_table(results: Path) -> str:
         names.setdefault((figure.labels["outcome"], figure.part), []).append(f"`{figure.labels['case']}`")
     rows = [(*key, ", ".join(found)) for outcome in OUTCOMES for key, found in names.items() if key[0] == outcome]
     return pages.table(("ended", "kind", "cases"), rows)
+
+
+def operators_table(results: Path) -> str:
+    """Returns how many of torch's operators ended how between modules, and which did not end equal on lanes."""
+    newest = pages.newest_study(OPERATORS_STUDY, results)
+    if newest is None:
+        return pages.NOT_YET
+    names: dict[str, list[str]] = {}
+    for figure in newest.figures:
+        names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['operator']}`")
+    rows = [
+        (outcome, str(len(found)), "" if outcome == ON_LANES else ", ".join(found))
+        for outcome in (*OUTCOMES, NO_PLAIN)
+        if (found := names.get(outcome))
+    ]
+    return pages.table((pages.source_of(newest), "operators", "which"), rows)
 
 
 def _counts(figures: Sequence[Figure], outcomes: Sequence[str]) -> tuple[str, ...]:

@@ -10,16 +10,12 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
-from mosaic.engine.calls.hidden.rewind import Rewind
+from mosaic.engine.calls.hidden import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.streams.tensor import on_user_stream
@@ -55,7 +51,6 @@ class Attachment:
         self._taken: list[nn.Module] = []
         self._root: nn.Module | None = None
         self._hooks: list[RemovableHandle] = []
-        self._has_new_parts = False
         self._pending: PendingBackwards | None = None
         self._depth = 0
         self._measure_again: Callable[[], bool] | None = None
@@ -82,13 +77,11 @@ class Attachment:
         try:
             if placed is not None or trial is not None:
                 self.take_modules(track=False)
-            if placed is not None:
-                self._watch_loose_parameters(placed)
             self._take_root()
             if trial is not None:
                 self.trial = Trial(self, trial)
                 self.trial.prepare()
-            self._hooks = [_step_hook(self), *_part_hooks(self)]
+            self._hooks = [_step_hook(self)]
         except BaseException:
             self.end()
             raise
@@ -150,15 +143,8 @@ class Attachment:
         self.placed = placed
         if placed is not None:
             placed.executor.resume()
-            self._watch_loose_parameters(placed)
 
     # Parts.
-
-    def _watch_loose_parameters(self, placed: PlacedPlan) -> None:
-        """Prepares the parameters that belong to no placed module."""
-        own = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
-        own -= set().union(*self._finding.parted.values())
-        placed.executor.watch(p for p in self._model.parameters() if id(p) not in own)
 
     def _take_root(self) -> None:
         if not any(module is self._model for module in self._taken):
@@ -231,9 +217,6 @@ class Attachment:
     def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._before_call()
         placed = self.placed
-        if placed is not None and self._has_new_parts:  # lanes may compute the gradients of new parameters, too
-            self._has_new_parts = False
-            self._watch_loose_parameters(placed)
         if placed is None or not self.enabled:
             return plain(*args, **kwargs)
         if not placed.executor.calls_again:
@@ -281,18 +264,3 @@ def _step_hook(attachment: Attachment) -> RemovableHandle:
             alive._before_optimizer(optimizer)
 
     return register_optimizer_step_pre_hook(before_step)
-
-
-def _part_hooks(attachment: Attachment) -> list[RemovableHandle]:
-    """Registers for modules and parameters that any module gets; see ``_step_hook``."""
-    found = weakref.ref(attachment)
-
-    def registered(*_: Any) -> None:
-        alive = found()
-        if alive is not None:
-            alive._has_new_parts = True
-
-    return [
-        register_module_module_registration_hook(registered),
-        register_module_parameter_registration_hook(registered),
-    ]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
@@ -38,9 +37,6 @@ class Executor(Protocol):
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call; its result is plain."""
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Prepares parameters that belong to no placed module."""
 
     def reach(self, site: PlacedModule) -> None:
         """Orders what the caller does next behind a module's forward, which may read or write what the caller wants."""

@@ -182,6 +182,14 @@ class Objects:
             if not _is_same(now := _content(container), content):
                 yield container, now
 
+    def difference(self) -> str | None:
+        """Names something in the containers, or an array, that differs now; contents of tensors are not compared."""
+        for container, content in self._containers:
+            if not same(now := _content(container), content):
+                return _differing_item(container, content, now)
+        changed = any(array.tobytes() != values.tobytes() for array, values in self._arrays)
+        return "an array" if changed else None
+
     def refill(self, contents: Iterable[tuple[_Container, tuple[Any, ...]]]) -> None:
         """Gives containers the contents of an earlier run; those that ``restore`` does not know keep theirs."""
         for container, content in contents:
@@ -249,6 +257,26 @@ def _content(container: _Container) -> tuple[Any, ...]:
 
 def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same as far as Python can tell."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # tensors and arrays of several elements answer with as many
+        return False
+
+
+def _differing_item(container: _Container, before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    if not isinstance(container, dict):
+        return f"a {type(container).__name__}"
+    halves = len(before) // 2, len(now) // 2
+    old = dict(zip(before[: halves[0]], before[halves[0] :], strict=True))
+    new = dict(zip(now[: halves[1]], now[halves[1] :], strict=True))
+    keys = (key for key in {**old, **new} if key not in old or key not in new or not same(old[key], new[key]))
+    return repr(next(keys, "the order of a dict"))
 
 
 def _refill(container: _Container, content: tuple[Any, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -57,7 +57,7 @@ class _Guarded(_Attached):
     """A swapped class that tells of everybody who reaches into the module: its call may still be running on a lane.
 
     Parameters, buffers and parts are found through ``__getattr__``, since they are no plain attributes, or through
-    ``_READERS``; a plain attribute that the module's own forward writes becomes a ``_Late`` one of the swapped class.
+    ``_READERS``.
     """
 
     _mosaic_reach: ClassVar[Callable[[], object]]
@@ -91,37 +91,6 @@ def _reaching(plain: type, name: str) -> Callable[..., Any]:
         return getattr(plain, name)(self, *args, **kwargs)
 
     return reaching
-
-
-class _Late:
-    """A plain attribute that a lane may be about to write."""
-
-    def __init__(self, kind: type[_Guarded], name: str) -> None:
-        self._kind = kind
-        self._name = name
-
-    def __get__(self, module: Any, kind: type | None = None) -> Any:
-        if module is None:
-            return getattr(self._kind._mosaic_plain, self._name)
-        self._kind._mosaic_reach()
-        if self._name in vars(module):
-            return vars(module)[self._name]
-        return getattr(super(self._kind, module), self._name)
-
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)[self._name] = value
-
-    def __delete__(self, module: Any) -> None:
-        del vars(module)[self._name]
-
-
-def guard_attributes(module: nn.Module, names: Iterable[str]) -> None:
-    """Tells of reads of plain attributes, too, where the module was attached with ``reach``."""
-    kind = type(module)
-    if issubclass(kind, _Guarded):
-        for name in names:
-            if name not in vars(kind):
-                setattr(kind, name, _Late(kind, name))
 
 
 def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:

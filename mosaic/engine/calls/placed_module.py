@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.calls.hidden.attributes import Attributes, Reading, Written, same
-from mosaic.engine.calls.hidden.hidden_state import parts_of
+from mosaic.engine.calls.hidden import ModuleState, Reading
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
+from mosaic.find.restore import same
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -37,9 +37,7 @@ class PlacedModule:
         last_forward: The last forward that went to the lane, or None.
         in_flight: Calls on the lane that wait for their backward.
         in_place: Calls that ran in place and wait for it.
-        attributes: Reads the plain attributes of its parts.
         awaited: Why its forward is waited for where it is called, or None.
-        wrote_outside: Whether its last call that was learned from wrote what is no attribute of its parts.
     """
 
     def __init__(
@@ -65,8 +63,7 @@ class PlacedModule:
         self.last_forward: Ticket[Any] | None = None
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
         self.in_place: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.attributes = Attributes()
-        self.wrote_outside = False
+        self._has_written = False
         self._variants: list[Reading] = []
         self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None
 
@@ -78,7 +75,7 @@ class PlacedModule:
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The module's parameters that take a gradient."""
-        return parts_of(self.module).trained
+        return ModuleState.take(self.module).trained
 
     def variant_of(self, reading: Reading) -> int:
         """Returns a number for how a module's attributes are now: the same for the same values."""
@@ -87,36 +84,26 @@ class PlacedModule:
                 return number
         if len(self._variants) == MAX_VARIANTS:
             self.obstacle = Obstacle(
-                "its attributes, or those of objects that it refers to, change from call to call",
+                "its attributes change from call to call",
                 todo="pass what changes as an argument",
             )
         self._variants.append(reading)
         return len(self._variants) - 1
 
-    def learned(self, kind: Hashable, signature: Signature) -> None:
-        """Keeps what is known of a kind of call; the oldest of too many goes."""
-        if len(self.signatures) >= MAX_KINDS:
-            del self.signatures[next(iter(self.signatures))]
-        self.signatures[kind] = signature
+    def learned(self, kind: Hashable, signature: Signature, written: str | None) -> None:
+        """Keeps what the first call of a kind showed; the oldest of too many kinds goes.
 
-    def note_writes(self, modules: Sequence[torch.nn.Module], before: Written) -> frozenset[str]:
-        """Learns what a forward that has just ended wrote; returns the names of the module's own attributes."""
-        outside = before.written_outside()
-        if outside is not None and self.wrote_outside:  # once may be to keep something for later calls
+        A module may write something once, to keep it for later calls; the next call is learned from, too.
+        """
+        if written is not None and self._has_written:
             self.obstacle = Obstacle(
-                f"it writes {outside!r}, a global or a variable that it encloses, which others may read too early",
-                todo="keep it in an attribute",
+                f"it writes {written}, which others may read too early", todo="return it, and pass it as an argument"
             )
-        self.wrote_outside = outside is not None
-        known = len(self.attributes.own_writes)
-        names = self.attributes.note_writes(modules, before)
-        if len(self.attributes.own_writes) > known:  # what was read before had these in it
-            self._variants.clear()
-            self.signatures.clear()
-        self.attributes.look_into(modules)
-        if self.attributes.own_writes.keys() - set(map(id, modules)):
-            self.awaited = self.awaited or "it writes into containers or objects among its attributes"
-        return names
+        self._has_written = written is not None
+        if written is None:
+            if len(self.signatures) >= MAX_KINDS:
+                del self.signatures[next(iter(self.signatures))]
+            self.signatures[kind] = signature
 
     def forget_calls(self) -> None:
         """Forgets calls whose results nobody got, though a traceback may keep them alive."""

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mosaic.engine.calls.hidden import changed_setting, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.thread_state import saved_tensor_hooks
 from mosaic.find.random_numbers import CPU, torch_state
@@ -108,25 +109,29 @@ def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return plain(*args, **kwargs)
 
 
-class RandomnessWatch(TorchDispatchMode):
-    """Notes which random operators a call uses, where, and whether a lane can reproduce them.
+class CallWatch(TorchDispatchMode):
+    """Notes which random operators a call uses, where, and whether a lane can reproduce them; and changes of settings.
 
     Attributes:
-        obstacle: Why it cannot, or None.
+        setting: The first of torch's settings of the process that changed, perhaps for a while; None where none did.
+        obstacle: Why a lane cannot reproduce its random numbers, or None.
         parts: The innermost modules whose calls drew random numbers.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
         super().__init__()
+        self.setting: str | None = None
         self.obstacle: Obstacle | None = None
         self.parts: list[nn.Module | None] = []
         self._module = module
         self._inside: list[nn.Module] = []
         self._handles: list[Any] = []
         self._hooks = saved_tensor_hooks()
+        self._settings = read_settings()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator unchanged."""
+        self._look()
         if saved_tensor_hooks() != self._hooks:
             # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
             self.obstacle = Obstacle(
@@ -162,8 +167,12 @@ class RandomnessWatch(TorchDispatchMode):
     def __exit__(self, *reason: Any) -> None:
         """Stops watching."""
         super().__exit__(*reason)
+        self._look()
         for handle in self._handles:
             handle.remove()
+
+    def _look(self) -> None:
+        self.setting = self.setting or changed_setting(self._settings, read_settings())
 
     def _leave(self) -> None:
         self._inside.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +12,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
-from mosaic.engine.calls.hidden.process_settings import SettingsWatch
-from mosaic.engine.calls.hidden.thread_locals import reads_of_thread, sets_context
+from mosaic.engine.calls.hidden import belongs_to_thread, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.random_numbers import (
     DRAW_WITH_TORCH,
-    RandomnessWatch,
+    CallWatch,
     may_draw,
 )
 from mosaic.engine.calls.shapes import on_meta
@@ -26,7 +25,6 @@ from mosaic.engine.calls.structure import (
     is_opaque,
     leaf_key,
     memory_of,
-    tensors_in,
     tensors_of,
     unflatten,
     version_of,
@@ -58,8 +56,6 @@ class OutputInfo:
     """Index of the input leaf that is returned as it came, or None."""
     shares_memory: bool = False
     """Whether another result that requires a gradient has the same memory, as one that is a view of the other."""
-    node: str | None = None
-    """The autograd node that made it, as torch prints it."""
     view_of: int | None = None
     """Index of the input leaf that it is a view of, or None; known of functions alone."""
 
@@ -120,20 +116,19 @@ class Arguments:
     """The caller's thread, as torch keeps it."""
     context: Context = field(default_factory=copy_context)
     """The caller's thread, as Python keeps it; to be entered once."""
+    differentiable: list[torch.Tensor] = field(init=False)
+    """Distinct tensors that want a gradient, in order of appearance."""
+
+    def __post_init__(self) -> None:
+        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+        distinct = {id(tensor): tensor for tensor in tensors} if self.state.grad else {}
+        object.__setattr__(self, "differentiable", list(distinct.values()))
 
     @staticmethod
-    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Takes arguments apart."""
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any], instead: Callable[[Any], Any] | None = None) -> Arguments:
+        """Takes arguments apart, and replaces each leaf by ``instead(leaf)``."""
         leaves, spec = flatten((args, kwargs))
-        return Arguments(leaves, spec, ThreadState.capture())
-
-    @property
-    def differentiable(self) -> list[torch.Tensor]:
-        """Distinct tensors that want a gradient, in order of appearance."""
-        if not self.state.grad:
-            return []
-        found = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
-        return list(found.values())
+        return Arguments(leaves if instead is None else list(map(instead, leaves)), spec, ThreadState.capture())
 
     @property
     def opaque(self) -> str | None:
@@ -145,22 +140,15 @@ class Arguments:
         """How often each tensor was written to."""
         return [version_of(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor], *others: Hashable) -> Hashable:
-        """Returns what two calls must share to be of one kind.
-
-        Args:
-            modes: Training modes of the module's parts.
-            parameters: Those of its parameters that take a gradient.
-            others: What else it is about the module.
-        """
+    def key(self, *of_module: Hashable) -> Hashable:
+        """Returns what two calls must share to be of one kind."""
         first: dict[int, int] = {}
         repeats = tuple(
             first.setdefault(id(leaf), index)
             for index, leaf in enumerate(self.leaves)
             if isinstance(leaf, torch.Tensor)
         )
-        trained = tuple(map(id, parameters))
-        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained, others)
+        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, of_module)
 
 
 def learn(
@@ -178,12 +166,11 @@ def learn(
         parted: Ids of the module's parameters that only others are known to use.
     """
     versions = arguments.versions
-    before, kept, others = torch_state(CPU), _kept_tensors(module), python_state()
+    before, others = torch_state(CPU), python_state()
     buffers = buffer_versions(module)
     context = copy_context()
-    with SettingsWatch() as settings, RandomnessWatch(module) as watch:
+    with CallWatch(module) as watch:
         result = run()
-    settings.look()
     draws = count_draws(before, torch_state(CPU))
     leaves, spec = flatten(result)
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
@@ -191,18 +178,17 @@ def learn(
     made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
     found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
     obstacles = [
-        _changes(settings.changed),
+        _changes(watch.setting),
         hides_tensors("returns", hidden) if hidden is not None else None,
         _WRITES if versions != arguments.versions else None,
         watch.obstacle,
         _DRAWS if draws is None else None,
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
-        _keeps(kept, _kept_tensors(module)),
         _foreign(found, module),
         _SHARES if parted & found.leaves.keys() else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
         sets_context(context, copy_context()),
-        reads_of_thread(module),
+        belongs_to_thread(module),
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     drew = [*watch.parts, *(part for part in may_draw(module) if all(part is not known for known in watch.parts))]
@@ -250,27 +236,6 @@ def _foreign(found: Survey, module: torch.nn.Module | None) -> Obstacle | None:
         f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
         todo="pass it as an argument",
     )
-
-
-def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor]]:
-    """Returns the tensors in plain attributes of a module's parts: results that it leaves lying about."""
-    kept = {}
-    for path, part in [] if module is None else module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) or (type(value) in (list, tuple, dict) and not name.startswith("_")):
-                kept[f"{path}.{name}".lstrip(".")] = tensors_in(value)
-    return kept
-
-
-def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> Obstacle | None:
-    for name, tensors in after.items():
-        known = {id(tensor) for tensor in before.get(name, [])}
-        if any(id(tensor) not in known for tensor in tensors):
-            return Obstacle(
-                f"it keeps a result in its attribute {name!r}, where others would read it too early",
-                todo="let it return that",
-            )
-    return None
 
 
 def learn_function(func: Callable[..., Any], arguments: Arguments) -> Signature | None:
@@ -335,7 +300,6 @@ def _describe(
             differentiable=tensor.requires_grad,
             same_input=index,
             shares_memory=index is None and tensor.requires_grad and memory[memory_of(tensor)] > 1,
-            node=type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else None,
         )
         for tensor, index in zip(results, returned, strict=True)
     )

@@ -29,19 +29,26 @@ PLAIN_TYPES = (
 """Leaves that cannot hide a tensor, and that compare by value."""
 
 
+_LEAF = pytree.tree_flatten(None)[1]
+
+
 def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
-    """Returns the leaves of nested dicts, lists, tuples, dataclasses and registered containers, and their shape.
+    """Returns the leaves of nested dicts, lists, tuples, dataclasses and registered containers, and how they nest.
 
     Transformers' ``ModelOutput`` and other registered containers are seen through by torch's pytrees;
     plain dataclasses are seen through here. Anything else is one leaf.
     """
-    leaves, spec = pytree.tree_flatten(_open(value))
+    if isinstance(value, torch.Tensor):
+        return [value], _LEAF
+    leaves, spec = pytree.tree_flatten(value)
+    if any(map(_is_plain_dataclass, leaves)):
+        return pytree.tree_flatten(_open(value))
     return leaves, spec
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
     """Undoes ``flatten``."""
-    return _close(pytree.tree_unflatten(leaves, spec))
+    return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -119,37 +126,37 @@ def leaf_key(leaf: object) -> Hashable:
     return type(leaf).__qualname__
 
 
-class _Opened(dict[str, Any]):
-    """Fields of a plain dataclass that is being flattened, remembering what it was."""
+class _Fields(dict[str, Any]):
+    """Fields of a plain dataclass that is being flattened, and a copy of it without them."""
 
-    original: Any = None
-
-
-def _flatten_opened(opened: _Opened) -> tuple[list[Any], tuple[tuple[str, ...], Any]]:
-    return list(opened.values()), (tuple(opened), _Blank(opened.original))
-
-
-def _unflatten_opened(values: Any, context: tuple[tuple[str, ...], Any]) -> _Opened:
-    names, blank = context
-    opened = _Opened(zip(names, values, strict=True))
-    opened.original = blank.original
-    return opened
+    blank: Any = None
 
 
 class _Blank:
     """Holds the dataclass instance that a result is rebuilt from; equal for equal types."""
 
-    def __init__(self, original: Any) -> None:
-        self.original = original
+    def __init__(self, blank: Any) -> None:
+        self.blank = blank
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Blank) and type(self.original) is type(other.original)
+        return isinstance(other, _Blank) and type(self.blank) is type(other.blank)
 
     def __hash__(self) -> int:
-        return hash(type(self.original))
+        return hash(type(self.blank))
 
 
-pytree.register_pytree_node(_Opened, _flatten_opened, _unflatten_opened)
+def _flatten_fields(fields: _Fields) -> tuple[list[Any], tuple[tuple[str, ...], _Blank]]:
+    return list(fields.values()), (tuple(fields), _Blank(fields.blank))
+
+
+def _unflatten_fields(values: Any, context: tuple[tuple[str, ...], _Blank]) -> Any:
+    rebuilt = copy.copy(context[1].blank)
+    for name, value in zip(context[0], values, strict=True):
+        object.__setattr__(rebuilt, name, value)
+    return rebuilt
+
+
+pytree.register_pytree_node(_Fields, _flatten_fields, _unflatten_fields)
 
 
 def _is_plain_dataclass(value: object) -> bool:
@@ -159,26 +166,13 @@ def _is_plain_dataclass(value: object) -> bool:
 def _open(value: Any) -> Any:
     """Replaces plain dataclasses by nodes that pytrees know."""
     if _is_plain_dataclass(value):
-        opened = _Opened({f.name: _open(getattr(value, f.name)) for f in dataclasses.fields(value)})
-        opened.original = blank = copy.copy(value)
-        for name in opened:
-            object.__setattr__(blank, name, None)  # a shape must not keep tensors alive
-        return opened
+        fields = _Fields({f.name: _open(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        fields.blank = copy.copy(value)
+        for name in fields:
+            object.__setattr__(fields.blank, name, None)  # a shape must not keep tensors alive
+        return fields
     if type(value) is dict:
         return {key: _open(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_open(item) for item in value)
-    return value
-
-
-def _close(value: Any) -> Any:
-    if isinstance(value, _Opened):
-        rebuilt = copy.copy(value.original)
-        for name, item in value.items():
-            object.__setattr__(rebuilt, name, _close(item))
-        return rebuilt
-    if type(value) is dict:
-        return {key: _close(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_close(item) for item in value)
     return value

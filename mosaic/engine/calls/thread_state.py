@@ -54,17 +54,19 @@ class ThreadState:
         Autocast is switched by its parts: leaving a nested ``torch.autocast`` would clear the cache of cast weights,
         which all threads share, under the feet of the other lanes.
         """
-        before = ThreadState.capture()
-        self._set()
+        before = read(_OF_CALL)
+        _set(self.values, before)
         torch.autocast_increment_nesting()
         try:
             yield
         finally:
             torch.autocast_decrement_nesting()
-            before._set()
+            _set(before, read(_OF_CALL))
 
-    def _set(self) -> None:
-        for setting, value in zip(_OF_CALL, self.values, strict=True):
+
+def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
+    if now != values:
+        for setting, value in zip(_OF_CALL, values, strict=True):
             put_back(setting, value)
 
 

@@ -41,8 +41,6 @@ _VALUES = _words(
     """
 )
 """Needs values or memory, or changes what memory a tensor stands for."""
-_SHOWS = _words("__repr__ __str__ __format__")
-"""Makes text of values and of the tensor's place in the graph."""
 _FOLLOWS = _words(
     """
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __neg__ __pow__ add sub mul div
@@ -90,8 +88,6 @@ class TorchFunction:
     """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
     listed: bool
     """It is among the functions that follow a host lane."""
-    shows: bool
-    """It makes text of a tensor."""
     writes: bool
     """It writes into its first argument."""
     writes_any: bool
@@ -143,7 +139,6 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         sets=sets,
         value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
         listed=name in _FOLLOWS,
-        shows=name in _SHOWS,
         writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
         writes_any=_schema_writes(func),
         statistics=name in _STATISTICS,

@@ -49,6 +49,7 @@ class Finding:
         late: Those of ``in_order`` that are written to or read after their call.
         aside: Modules that no lane's thread can run, since they exchange results with others in another way.
         local: Modules that read values of their caller, or write into them, so that no other rank can run them.
+        hidden: Modules whose attributes, or the variables that their code names, change while the model runs.
         parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
             model looks up before it calls its language model.
         users: By the id of a parameter or buffer, the modules that use it; None for operations between modules.
@@ -64,6 +65,7 @@ class Finding:
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
     local: dict[str, Obstacle] = field(default_factory=dict)
+    hidden: dict[str, Obstacle] = field(default_factory=dict)
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     users: dict[int, frozenset[str | None]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
@@ -74,7 +76,7 @@ class Finding:
     def in_place(self) -> dict[str, Obstacle]:
         """Modules that run where they are called on the host, where a lane runs a module later than its call."""
         late = {name: Obstacle(what, todo=_PASS) for name, what in self.late.items()}
-        return late | self.local | self.aside
+        return self.hidden | late | self.local | self.aside
 
     def forget_run(self) -> None:
         """Lets go of what the run left in the model, once no module is run alone any more."""
@@ -140,6 +142,7 @@ def find_modules(
         late=tracer.late,
         aside=tracer.aside | {name: escaped[name] for name in calls if name in escaped},
         local=tracer.local,
+        hidden=tracer.hidden,
         parted=parted,
         users={key: frozenset(users) for key, users in tracer.users.items()},
         remarks=remarks,

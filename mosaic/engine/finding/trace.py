@@ -22,6 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, memory_of, tensors_in, tensors_of, version_of
 from mosaic.engine.calls.thread_state import ThreadState
@@ -81,6 +82,8 @@ class Tracer(TorchFunctionMode):
         aside: Obstacles of modules that read results of others in this way.
         local: Obstacles of modules that read, or write into, what their caller holds: elsewhere they compute something
             else.
+        hidden: Obstacles of modules whose attributes, or the variables that their code names, change while the model
+            runs.
         users: By the id of a parameter or buffer of the model, the candidates that use it; None for operations between
             them.
     """
@@ -95,8 +98,10 @@ class Tracer(TorchFunctionMode):
         self.late: dict[str, str] = {}
         self.aside: dict[str, Obstacle] = {}
         self.local: dict[str, Obstacle] = {}
+        self.hidden: dict[str, Obstacle] = {}
         self.users: dict[int, set[str | None]] = {}
         self._candidates = candidates
+        self._surroundings: dict[str, Surroundings] = {}
         self._running: list[str] = []
         self._left: set[str] = set()
         self._arguments: dict[str, list[tuple[torch.Tensor, int | None]]] = {}  # with their versions at the call
@@ -142,8 +147,25 @@ class Tracer(TorchFunctionMode):
 
     # Calls.
 
+    def begin(self) -> None:
+        """The model begins to run."""
+        self._surroundings = {name: Surroundings(module) for name, module in self._candidates.items()}
+
+    def end(self) -> None:
+        """It has run."""
+        for name in self.calls:
+            self._compare_surroundings(name)
+        self._surroundings.clear()
+
+    def _compare_surroundings(self, name: str) -> None:
+        with torch._C.DisableTorchFunction():
+            changed = self._surroundings[name].changed() if name not in self.hidden else None
+        if changed is not None:
+            self.hidden[name] = Obstacle(f"{changed}, changes while the model runs", todo="pass it as an argument")
+
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A candidate begins to run."""
+        self._compare_surroundings(name)
         tensors = tensors_in((args, kwargs))
         num_bytes: Counter[str] = Counter()
         for tensor in tensors:
@@ -176,6 +198,7 @@ class Tracer(TorchFunctionMode):
         self._note_opaque(name, "returns", result)
         self._running.remove(name)
         self._left.add(name)
+        self._compare_surroundings(name)
         if any(version_of(tensor) != version for tensor, version in self._arguments.pop(name)):
             self.in_order[name] = "it writes into its arguments"
             self.local[name] = Obstacle(self.in_order[name], todo="let it write to a copy")
@@ -371,7 +394,9 @@ def trace(model: nn.Module, candidates: Mapping[str, nn.Module], run: Callable[[
     """Runs the model and follows the arguments and results of its candidates."""
     tracer = Tracer(model, candidates)
     with _hooked(candidates, tracer), tracer:
+        tracer.begin()
         run()
+        tracer.end()
     tracer.calls = _without_graph(tracer.calls)
     return tracer
 

@@ -70,7 +70,7 @@ class Backwards:
                 self._work.num_backwards += 1
                 self._settle()
 
-    def reach(self, site: PlacedModule) -> None:
+    def reach(self, site: PlacedModule, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
 
         They may be those of several calls of its module, or the loop's own, such as a penalty's. The engine would add
@@ -78,7 +78,7 @@ class Backwards:
         and added at the end.
         """
         several = site.num_pending > 1
-        for parameter in site.parameters:
+        for parameter in parameters:
             if several or (parameter.grad is not None and not has_hooks(parameter)):
                 self.set_aside(parameter)
 
@@ -115,7 +115,7 @@ class Backwards:
         def arrived(grad: torch.Tensor) -> Any:
             if site.is_in_flight:
                 self.current()
-                self.reach(site)
+                self.reach(site, site.parameters)
             if not torch._C._autograd._get_current_graph_task_keep_graph():
                 site.in_place.discard(call)
             return to_plain(grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -12,8 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
-from mosaic.engine.calls.hidden.attributes import same
-from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions, strides_of
@@ -23,6 +22,7 @@ from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors
 from mosaic.engine.host.lane_work import is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
+from mosaic.find.restore import same
 
 T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
@@ -71,20 +71,19 @@ class Call:
         generator: tuple[torch.Generator, torch.Tensor] | None,
         *,
         origin: str,
-        parameters: Sequence[torch.nn.Parameter],
-        hidden: HiddenState | None = None,
+        state: ModuleState | None = None,
         is_glue: bool = False,
     ) -> None:
         self.executor = executor
         self.site = site
         self.signature = signature
-        self.parameters = list(parameters) if arguments.state.grad else []
+        self.parameters = state.trained if state is not None and arguments.state.grad else []
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
         self._versions = arguments.versions
-        self._hidden = hidden
+        self._state = state
         self.is_glue = is_glue
         differentiable = arguments.differentiable
         self._likes = [(tensor.size(), tensor.dtype) for tensor in differentiable]
@@ -106,12 +105,14 @@ class Call:
         self._run = self._arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
-        what = f"in {run.__name__}, which follows" if self.is_glue else "in module"
-        with _noting(f"raised {what} {self.site.name!r}, called at {self._origin}"):
+        try:
             try:
                 leaves, spec = self._run_with_memory(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
+        except BaseException as error:
+            _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
+            raise
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         if not self.is_glue:
             self._check(leaves, spec, outputs)
@@ -125,8 +126,8 @@ class Call:
         made = []
         refused = partial(self._unforeseen, _SHARED_IS_WRITTEN, "write to a copy")
         for pick, info in enumerate(self.signature.made):
-            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name))
-            made[-1].note_result(info.node, refused if info.shares_memory and not self.is_glue else None)
+            refuses = refused if info.shares_memory and not self.is_glue else None
+            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name, refuses))
         return made
 
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
@@ -155,18 +156,20 @@ class Call:
             generator.set_state(drawn)
         self.executor.note_second_try(self.site.name, self._origin)
         rest = self.site.lane.alone() if on_lane() else nullcontext()
-        with (
-            rest,
-            _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),
-        ):
-            return self._run_module(run, arguments)
+        try:
+            with rest:
+                return self._run_module(run, arguments)
+        except BaseException as error:
+            error.add_note(
+                "this was its second try, with the other lanes at rest: in the first there was no memory for it"
+            )
+            raise
 
     def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
-        with ExitStack() as stack:
-            stack.enter_context(arguments.state.applied())
-            if self._generator is not None:
-                everywhere = self.signature.drawing is None
-                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
+        drawing: AbstractContextManager[None] = nullcontext()
+        if self._generator is not None:
+            drawing = drawing_from(self._generator[0], everywhere=self.signature.drawing is None)
+        with arguments.state.applied(), drawing:
             self._given = self._alias(arguments)
             args, kwargs = unflatten(self._given, arguments.spec)
             return flatten(arguments.context.run(run, *args, **kwargs))
@@ -253,12 +256,12 @@ class Call:
 
     def _check_hidden(self, arguments: Arguments) -> None:
         """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
-        name, hidden = self.site.name, self._hidden
+        name, state = self.site.name, self._state
         written = "an input" if self._versions != arguments.versions else None
-        if hidden is not None:
-            parts = parts_of(self.site.module)
-            written = written or hidden.written(parts, writes_buffers=self.signature.writes_buffers)
-            changed = hidden.changed(self.site.attributes, parts)
+        if state is not None:
+            now = ModuleState.take(self.site.module)
+            written = written or state.written(now, writes_buffers=self.signature.writes_buffers)
+            changed = state.changed(now)
             if written is None and changed is not None:
                 raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
         if written is not None:
@@ -295,7 +298,7 @@ class Call:
         by_caller = only_asked or any(map(has_hooks, self.parameters))
         running = executor.backwards.current()
         if not by_caller:
-            executor.backwards.reach(site)
+            executor.backwards.reach(site, self.parameters)
         if not keep:
             site.in_flight.discard(self)
         after = executor.inputs_of(grads, site)
@@ -336,13 +339,16 @@ class Call:
         roots = [root for root, grad in zip(self._roots, values, strict=True) if grad is not None]
         given = [grad for grad in values if grad is not None]
         asked: list[torch.Tensor | None] = []
-        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
+        try:
             if by_caller and roots:
                 wanted = [*self._inputs, *self.parameters]
                 with _without_hooks(self.parameters):
                     asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
             elif roots:
                 torch.autograd.backward(roots, given, retain_graph=keep)
+        except BaseException as error:
+            _add_place(error, "in the backward of module", self)
+            raise
         by_input = asked or self._arrived
         gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
         returned = [*gathered, *asked[len(self._inputs) :]]
@@ -376,16 +382,10 @@ def _without_hooks(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-@contextmanager
-def _noting(where: str) -> Iterator[None]:
+def _add_place(error: BaseException, where: str, call: Call) -> None:
     """Adds to an error where it comes from, since it surfaces where the result is needed."""
-    try:
-        yield
-    except BaseException as error:
-        notes = getattr(error, "__notes__", ())
-        if where not in notes and not any(where.startswith("raised") and note.startswith("raised") for note in notes):
-            error.add_note(where)
-        raise
+    if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"raised {where} {call.site.name!r}, called at {call._origin}")
 
 
 class CallFunction(torch.autograd.Function):

@@ -25,12 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mosaic.engine.calls.attach import attach, detach, guard_attributes, is_attached
+from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.caller import caller, note_in_place
-from mosaic.engine.calls.hidden.attributes import Written
-from mosaic.engine.calls.hidden.hidden_state import HiddenState, Parts, parts_of
-from mosaic.engine.calls.hidden.outside import places_of
-from mosaic.engine.calls.hidden.process_settings import Settings, read_settings
+from mosaic.engine.calls.hidden import ModuleState, Settings, Surroundings, places_of, read_settings
 from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import PlacedModule
@@ -158,27 +155,21 @@ class Executor(LaneWork):
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        arguments = Arguments.take(args, kwargs)
-        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        arguments = Arguments.take(args, kwargs, join_joined)
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
             return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
-        if site.attributes.own_writes:
-            self.reach(site)
-        parts = parts_of(site.module)
-        hidden = HiddenState.take(site.attributes, parts)
-        signature = site.signatures.get(_kind(site, arguments, parts, hidden))
+        state = ModuleState.take(site.module)
+        signature = site.signatures.get(_kind(site, arguments, state))
         if signature is None:
             return self._learn(site, run, args, kwargs)
         reason = self._obstacle(site, signature, arguments)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        awaited = self.awaits(site, hidden)
+        awaited = self.awaits(site, state)
         generator = self.lane_generator(signature.draws) if signature.may_draw else None
-        call = Call(
-            self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
-        )
+        call = Call(self, site, run, arguments, signature, generator, origin=caller(), state=state)
         with torch._C.DisableTorchFunctionSubclass():
             result = self.launch(site, call, arguments)
         if awaited:
@@ -241,13 +232,13 @@ class Executor(LaneWork):
             return "it uses a weight several times, in an autocast that may end before its lane does"
         return None
 
-    def awaits(self, site: PlacedModule, hidden: HiddenState) -> bool:
+    def awaits(self, site: PlacedModule, state: ModuleState) -> bool:
         """Whether a call's forward is waited for where it is made, since what it reads may change right after it.
 
         A loop that calls a module outside of the model and without gradients may refill its inputs or replace its
         weights at once.
         """
-        if self._settings is not None and self._settings != hidden.settings:
+        if self._settings is not None and self._settings != state.settings:
             self.drain()  # the others were called under other settings
             return True
         return site.awaited is not None or (self._settings is None and not torch.is_grad_enabled())
@@ -268,14 +259,11 @@ class Executor(LaneWork):
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self.drain()  # nothing is known of it
         self._learned[site.name] += 1
-        arguments, parts = Arguments.take(args, kwargs), parts_of(site.module)
-        before = Written(parts.modules)
+        arguments = Arguments.take(args, kwargs)
+        before = None if site.module is None else Surroundings(site.module)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
-        if site.module is not None:
-            guard_attributes(site.module, site.note_writes(parts.modules, before))
-        if not site.wrote_outside:
-            hidden = HiddenState.take(site.attributes, parts)
-            site.learned(_kind(site, arguments, parts, hidden), signature)
+        kind = _kind(site, arguments, ModuleState.take(site.module))
+        site.learned(kind, signature, None if before is None else before.changed())
         self.let_draw(signature.drawing or ())
         self.backwards.follow_in_place(site, made)
         return result
@@ -344,7 +332,7 @@ class Executor(LaneWork):
         arguments = Arguments.take(args, kwargs)
         if not _may_follow(arguments):
             return NotImplemented
-        key = (func, arguments.key((), ()))
+        key = (func, arguments.key())
         if key not in self._functions:
             if len(self._functions) >= _MAX_FUNCTIONS:  # shapes that never repeat
                 self._functions.clear()
@@ -356,7 +344,7 @@ class Executor(LaneWork):
         if place not in self._glue:
             self._glue[place] = PlacedModule(first._module, None, first._lane)
         site = self._glue[place]
-        call = Call(self, site, func, arguments, signature, None, origin=caller(), parameters=(), is_glue=True)
+        call = Call(self, site, func, arguments, signature, None, origin=caller(), is_glue=True)
         result = self.launch(site, call, arguments)
         views = [(pick, info.view_of) for pick, info in enumerate(signature.made) if info.view_of is not None]
         for pick, index in views:
@@ -378,9 +366,6 @@ class Executor(LaneWork):
 
     # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
     #    backward (``Backwards.end``) the lanes are awaited, and the gradients of parameters become whole.
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Does nothing: what lanes compute of other modules' gradients is waited for."""
 
     # 6. Between steps.
 
@@ -455,10 +440,10 @@ class Executor(LaneWork):
         return self._learned.total()
 
 
-def _kind(site: PlacedModule, arguments: Arguments, parts: Parts, hidden: HiddenState) -> Hashable:
+def _kind(site: PlacedModule, arguments: Arguments, state: ModuleState) -> Hashable:
     """Returns what two calls of a module must share to be of one kind."""
-    dtypes = tuple([tensor.dtype for tensor in parts.tensors])
-    return arguments.key(parts.modes, parts.trained, dtypes, site.variant_of(hidden.attributes))
+    dtypes = tuple([tensor.dtype for tensor in (*state.parameters, *state.buffers)])
+    return arguments.key(tuple(map(id, state.trained)), dtypes, site.variant_of(state.attributes))
 
 
 def _is_compiled(part: nn.Module) -> bool:

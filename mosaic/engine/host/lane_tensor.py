@@ -62,7 +62,6 @@ class LaneTensor(torch.Tensor):
     _replay: Callable[[], torch.Tensor] | None
     _views: list[weakref.ref[LaneTensor]]
     _refused: Callable[[], Exception] | None
-    _node: str | None
 
     @staticmethod
     def __new__(
@@ -73,8 +72,19 @@ class LaneTensor(torch.Tensor):
         ticket: Ticket[list[torch.Tensor | None]],
         pick: int,
         module: str,
+        refused: Callable[[], Exception] | None = None,
     ) -> LaneTensor:
-        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
+        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``.
+
+        Args:
+            like: A tensor with its shape, strides and dtype.
+            executor: The executor that makes it.
+            lane: The lane that computes it.
+            ticket: The work that does.
+            pick: Its index among the results of that work.
+            module: The module on whose branch it is.
+            refused: Makes the error of a write into it; None where that is allowed.
+        """
         made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=torch.device("cpu")
         )
@@ -82,7 +92,8 @@ class LaneTensor(torch.Tensor):
         made._lane = lane
         made._ticket = ticket
         made._pick = pick
-        made._joined = made._joined_at = made._base_of_view = made._replay = made._refused = made._node = None
+        made._joined = made._joined_at = made._base_of_view = made._replay = None
+        made._refused = refused
         made._module = module
         made._views = []
         return made
@@ -101,45 +112,29 @@ class LaneTensor(torch.Tensor):
         It is always the same one, unless this tensor got another place in the graph since: by an autograd function that
         says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
         """
-        if self._joined is None or self._joined_at != self._place:
-            outside: AbstractContextManager[Any] = nullcontext()
-            if is_transformed():  # a transform of torch.func gets a plain tensor from outside of it
-                outside = temporarily_clear_interpreter_stack()
-            with outside, torch.set_grad_enabled(self.requires_grad):
-                return self._stood_for_by(_Join.apply(self) if self.requires_grad else self.value())
-        return self._joined
+        with torch._C.DisableTorchFunctionSubclass():
+            if self._joined is None or self._joined_at != self._place:
+                outside: AbstractContextManager[Any] = nullcontext()
+                if is_transformed():  # a transform of torch.func gets a plain tensor from outside of it
+                    outside = temporarily_clear_interpreter_stack()
+                with outside, torch.set_grad_enabled(self.requires_grad):
+                    self._stood_for_by(_Join.apply(self) if self.requires_grad else self.value())
+            assert self._joined is not None
+            return self._joined
 
     @property
     def _place(self) -> tuple[Any, bool]:
         """Its place in the autograd graph."""
         return self.grad_fn, self.requires_grad
 
-    def _stood_for_by(self, plain: torch.Tensor) -> torch.Tensor:
+    def _stood_for_by(self, plain: torch.Tensor) -> None:
         self._joined, self._joined_at = plain, self._place
-        return plain
-
-    def _as_shown(self) -> torch.Tensor:
-        """Returns a plain tensor that prints as this one would in the plain loop."""
-        plain = self.join()
-        if not isinstance(plain.grad_fn, _Join._backward_cls):  # type: ignore[attr-defined]
-            return plain
-        if self.is_leaf:
-            return plain.detach().requires_grad_()
-        own = type(self.grad_fn).__name__
-        shown: Any = type("Shown", (_Shown,), {})
-        shown._backward_cls.__name__ = self._node if self._node and own == "CallFunctionBackward" else own
-        with torch.enable_grad():
-            return shown.apply(plain.detach().requires_grad_())  # type: ignore[no-any-return]
 
     def note_view(self, base: LaneTensor, replay: Callable[[], torch.Tensor]) -> None:
         """Remembers that this tensor is a view of ``base``; ``replay`` makes it anew of what that joins to."""
         self._base_of_view = base
         self._replay = replay
         base._views.append(weakref.ref(self))
-
-    def note_result(self, node: str | None, refused: Callable[[], Exception] | None) -> None:
-        """Remembers by which autograd node it was made, and what to raise if somebody writes into it."""
-        self._node, self._refused = node, refused
 
     def join_to_write(self) -> None:
         """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
@@ -191,18 +186,12 @@ class LaneTensor(torch.Tensor):
                 f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, "
                 f"or leave one of them out: colocate(..., exclude=[{name!r}])"
             )
-        if does.shows and isinstance(args[0], LaneTensor):
-            return func(args[0]._as_shown(), *args[1:], **kwargs)
         if does.name == "grad":  # of autograd: its arguments are places in the graph
             with torch._C.DisableTorchFunctionSubclass():
                 return map_tensors(to_plain, func(*args, **kwargs))
         if does.replaces(kwargs):
             found[0]._executor.drain()
-            written = [
-                tensor
-                for tensor in tensors_of((args[0] if args else None, kwargs.get("out")))
-                if isinstance(tensor, LaneTensor)
-            ]
+            written = list(lane_tensors((args[0] if args else None, kwargs.get("out"))))
             for tensor in written:
                 tensor.join_to_write()
             stands_for = {id(tensor.join()): tensor for tensor in written}
@@ -248,14 +237,6 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return to_plain(grads[0]) if ctx.is_leaf else grads[0]
-
-
-class _Shown(torch.autograd.Function):
-    """A node for a tensor that is printed, under another node's name."""
-
-    @staticmethod
-    def forward(ctx: Any, plain: torch.Tensor) -> torch.Tensor:
-        return plain.detach()
 
 
 def to_plain(grad: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ at the end of a backward it makes the caller's stream wait for the streams on wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -259,9 +259,6 @@ class StreamExecutor:
         return result
 
     # The rest of what a handle asks for.
-
-    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Does nothing: autograd itself orders the gradients of parameters that operations between modules use."""
 
     def settle(self) -> None:
         """Makes the user's stream wait for the lanes; blocks nothing."""

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Lanes
-from mosaic.engine.calls.attach import guard_attributes
 from mosaic.engine.calls.caller import caller, note_in_place
-from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.hidden import ModuleState, modes_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
@@ -62,9 +61,8 @@ class HostCalls(RoutedCalls):
         self.ranked = dict(ranked)
         for name, one in ranked.items():
             site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"), awaited=one.awaited)
-            site.attributes = one.attributes
             self._sites[name] = site
-            self._modes[name] = parts_of(site.module).modes
+            self._modes[name] = modes_of(site.module)
             one.after_backward = self._after_backward
             if one.is_member:
                 site.obstacle = one.learned.obstacle
@@ -104,13 +102,9 @@ class HostCalls(RoutedCalls):
         waits: bool,
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
-        arguments = Arguments.take(args, kwargs)
-        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        arguments = Arguments.take(args, kwargs, join_joined)
         error, routes = error_of(ranked, arguments.spec, arguments.leaves), ranked.routes
         site = self._sites[ranked.name]
-        if site.attributes.own_writes:
-            self.reach(site)
-            guard_attributes(ranked.module, site.attributes.own_writes.get(id(ranked.module), ()))
         attributes = ranked.set_since()
         reason = str(error) if error is not None else interception() or obstacle or site.obstacle
         if reason is None and arguments.opaque is not None:
@@ -130,12 +124,10 @@ class HostCalls(RoutedCalls):
                 spec=arguments.spec if error is not None and not routes else None,
             )
             return self._run_here(ranked, going, [] if is_refused else arguments.leaves, reason)
-        hidden = HiddenState.take(site.attributes, parts_of(site.module))
+        state = ModuleState.take(site.module)
         # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
-        waits = (
-            self.executor.awaits(site, hidden) or waits or bool(attributes) or ranked.is_new or ranked.writes_outside
-        )
-        held = hidden if ranked.is_member and not waits else None
+        waits = self.executor.awaits(site, state) or waits or bool(attributes) or ranked.is_new or ranked.writes
+        held = state if ranked.is_member and not waits else None
         going = partial(ForwardPass, ranked, is_there=is_there, attributes=attributes, routes=routes)
         made = self._launch(ranked, run, arguments, held, going)
         last = site.last_forward
@@ -177,7 +169,7 @@ class HostCalls(RoutedCalls):
         ranked: Ranked,
         run: Callable[..., Any],
         arguments: Arguments,
-        hidden: HiddenState | None,
+        held: ModuleState | None,
         going: Callable[..., ForwardPass],
     ) -> tuple[Any, torch.Tensor | None]:
         executor, site = self.executor, self._sites[ranked.name]
@@ -189,7 +181,7 @@ class HostCalls(RoutedCalls):
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch_state(CPU)
         signature = signature_of(ranked, arguments)
-        call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, hidden)
+        call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, held)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -210,10 +202,10 @@ class HostCalls(RoutedCalls):
         """
         if not ranked.is_member:
             return None, 0
-        modes = parts_of(site.module).modes
+        modes = modes_of(site.module)
         if ranked.learned.draws == 0 and modes == self._modes[site.name]:
             return None, 0
-        key = (site.name, arguments.key(modes, ()))
+        key = (site.name, arguments.key(modes))
         return key, self._draws.get(key)
 
     def _run_here(
@@ -262,7 +254,7 @@ class RoutedCall(Call):
         going: Callable[[list[Any]], ForwardPass],
         arguments: Arguments,
         signature: Signature,
-        hidden: HiddenState | None,
+        state: ModuleState | None,
     ) -> None:
         context = copy_context()
 
@@ -271,9 +263,8 @@ class RoutedCall(Call):
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
 
-        super().__init__(
-            calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=(), hidden=hidden
-        )
+        super().__init__(calls.executor, site, passing, arguments, signature, None, origin=caller(), state=state)
+        self.parameters = []
         self._calls = calls
         self._ranked = ranked
 

@@ -37,10 +37,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.engine.calls.hidden.attributes import Attributes, Written
-from mosaic.engine.calls.hidden.hidden_state import parts_of
+from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.ranks.calls.attributes import Attributes
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.rows.routing import Agreement
@@ -121,10 +121,8 @@ class Ranked:
     """Whether rows go to its ranks; a module on all ranks runs each rank's own rows."""
     agreement: Agreement | None = field(init=False, default=None)
     """The last one of all ranks on a call."""
-    attributes: Attributes = field(init=False, default_factory=Attributes)
-    """Reads its attributes, but for those that it writes itself."""
-    writes_outside: bool = field(init=False, default=False)
-    """Whether it was seen to write into globals or variables that it encloses."""
+    writes: bool = field(init=False, default=False)
+    """Whether its forward was seen to write attributes, globals, or variables that it encloses."""
     spec: Any = field(init=False)
     """The nesting of arguments."""
     keywords: frozenset[str] = field(init=False)
@@ -141,8 +139,7 @@ class Ranked:
     """Called once a backward has started all of its reduction; by default waits for it right there."""
     on_backward: Callable[[], None] = field(init=False, default=lambda: None)
     """Called when its backward is reached, in the thread that runs it."""
-    _parts: Any = field(init=False)
-    _before: Written = field(init=False)
+    _attributes: Attributes = field(init=False)
     _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
     _sample: list[Any] = field(init=False)
 
@@ -158,8 +155,7 @@ class Ranked:
             leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
-        self._parts = parts_of(self.module).modules
-        self._before = Written(self._parts)
+        self._attributes = Attributes(self.module)
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
@@ -177,19 +173,18 @@ class Ranked:
         if not self.is_new:
             yield
             return
-        mode, before = self._mode(), Written(self._parts)
+        mode, before, attributes = self._mode(), Surroundings(self.module), self._attributes.read()
         yield
-        self.attributes.note_writes(self._parts, before)
-        self.attributes.look_into(self._parts)
-        self.writes_outside |= before.written_outside() is not None
+        self._attributes.note_own(attributes)
+        self.writes |= before.changed() is not None
         self._known.add(mode)
 
     def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *(part.training for part in self._parts))
+        return (torch.is_grad_enabled(), *(part.training for part in self.module.modules()))
 
     def set_since(self) -> str:
         """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
-        return self._before.since(self._parts, self.attributes.own_writes)
+        return self._attributes.set_since()
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         return unflatten(list(leaves), self.template.spec)

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.structure import map_tensors, tensors_in
@@ -202,9 +201,6 @@ class RankedRuns:
             ranked.routes = True
 
     # The rest of what a handle asks for.
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._calls.executor.watch(parameters)
 
     def reach(self, site: PlacedModule) -> None:
         self._calls.reach(site)

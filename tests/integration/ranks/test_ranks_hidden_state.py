@@ -33,4 +33,4 @@ def test_what_only_the_calling_rank_has_is_refused_with_the_module_and_the_way_o
 def test_attributes_that_differ_between_ranks_are_named_on_all_of_them(told: list[dict[str, Any]]):
     for number, rank in enumerate(told):
         assert f"attributes of 'a' were set to other values on some of the ranks (on rank {number}" in rank["differing"]
-        assert f"Tower.scale = {2.0 + number}" in rank["differing"]
+        assert f"scale = {2.0 + number}" in rank["differing"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.sweep.__main__ import run_alone
@@ -23,3 +25,13 @@ def test_cases_of_the_list_are_equal_on_lanes(name):
 def test_cases_of_the_list_are_equal_in_chunks(name):
     (case,) = [case for case in pipeline_cases() if case.name == name]
     assert run_alone(case, judge_parted).labels["outcome"] == EQUAL
+
+
+def test_an_operator_between_modules_is_equal_on_lanes_and_a_file_is_continued(tmp_path: Path):
+    pytest.importorskip("expecttest", reason="torch's database of operators needs it")
+    from bench.sweep.operators import sweep
+
+    path = tmp_path / "operators.json"
+    (first,) = sweep(["mul"], path=path).figures
+    assert first.labels["outcome"] == ON_LANES
+    assert [figure.labels["operator"] for figure in sweep(["mul", "svd"], path=path).figures] == ["mul", "svd"]

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mosaic.engine.calls.random_numbers import (
     OVERLOADS,
+    CallWatch,
     LaneRandomness,
-    RandomnessWatch,
 )
 from mosaic.find.random_numbers import CPU, advance, count_draws, python_state, torch_state
 
@@ -70,7 +70,7 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     torch.manual_seed(3)
     torch.rand(5)
     before = torch_state(CPU)
-    with RandomnessWatch(None) as watch:
+    with CallWatch(None) as watch:
         plain = draw()
     after = torch_state(CPU)
     draws = count_draws(before, after)
@@ -105,7 +105,7 @@ def test_every_overload_of_the_table_is_there_and_was_tried():
 
 
 def test_an_operator_that_takes_no_generator_stays_in_place():
-    with RandomnessWatch(None) as watch:
+    with CallWatch(None) as watch:
         torch.native_dropout(X, 0.3, True)
     assert "aten.native_dropout.default, which takes no generator" in watch.obstacle
 
@@ -136,7 +136,7 @@ def test_states_that_draws_do_not_connect_have_no_count():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_is_seen(reentrant: bool):
     x = torch.ones(3, requires_grad=True)
-    with RandomnessWatch(None) as watch:
+    with CallWatch(None) as watch:
         result = checkpoint(torch.sin, x, use_reentrant=reentrant)
     if reentrant:
         assert "Checkpoint" in result.grad_fn.name()
@@ -145,7 +145,7 @@ def test_checkpointing_is_seen(reentrant: bool):
 
 
 def test_a_generator_of_one_s_own_is_seen():
-    with RandomnessWatch(None) as watch:
+    with CallWatch(None) as watch:
         torch.rand(3, generator=torch.Generator())
     assert "a generator of its own" in watch.obstacle
 

@@ -1,1 +1,0 @@
-"""What modules read and write besides arguments and results."""
