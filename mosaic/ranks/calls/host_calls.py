@@ -38,6 +38,8 @@ from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
+_MAX_SIGNATURES = 256
+
 
 class HostCalls(RoutedCalls):
     """Runs routed calls over an ``Executor``.
@@ -56,6 +58,7 @@ class HostCalls(RoutedCalls):
         self.executor.looks_early = False  # or ranks would stop at different calls, as it comes
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
+        self._signatures: dict[tuple[str, int, int, bool], Signature] = {}
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         self.ranked = dict(ranked)
@@ -180,7 +183,12 @@ class HostCalls(RoutedCalls):
             assert drawn_from is not None
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch_state(CPU)
-        signature = signature_of(ranked, arguments)
+        kind = (ranked.name, ranked.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
+        if kind not in self._signatures:
+            if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
+                self._signatures.clear()
+            self._signatures[kind] = signature_of(ranked, *kind[1:])
+        signature = self._signatures[kind]
         call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, held)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
@@ -311,11 +319,9 @@ class RoutedCall(Call):
             self._ranked.reduce()
 
 
-def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
-    """Returns what a call returns on this rank: the leaves of its result in a list, and its token behind them."""
-    rows = ranked.rows_of(arguments.leaves)
-    edges = tuple(range(len(arguments.differentiable)))
-    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and arguments.state.grad]
+def signature_of(ranked: Ranked, rows: int, num_edges: int, grad: bool) -> Signature:
+    """Returns the signature of a call on this rank: the leaves of its result in a list, and its token behind them."""
+    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and grad]
     outputs: list[OutputInfo] = []
     leaves: list[Any] = []
 
@@ -334,7 +340,7 @@ def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
         outputs=tuple(outputs),
         spec=flatten([None] * len(leaves))[1],
         leaves=tuple(leaves),
-        edges=edges,
+        edges=tuple(range(num_edges)),
         draws=0,
         drawing=None,
         obstacle=None,
