@@ -7,7 +7,6 @@ from mosaic.profiler.cache import ProfileCache, open_cache
 from mosaic.profiler.communication import (
     Launched,
     Network,
-    Ring,
     Route,
     measure_launched,
     measure_ring,
@@ -33,7 +32,6 @@ __all__ = [
     "ProgressCallback",
     "QuotaChoice",
     "Retries",
-    "Ring",
     "Route",
     "Subject",
     "Utilisation",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,40 +26,16 @@ _TRIES = 4
 
 
 class Network(Protocol):
-    """Links between devices; ``mosaic.hardware.Cluster`` is one, ``Ring`` another."""
+    """Links between devices: a ``mosaic.hardware.Cluster``, or one ``Link`` for a plain ring."""
 
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time in which ``degree`` devices sum ``num_bytes`` that each of them has, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """A ring of equal links: 2 (d-1) steps in which each device sends 1/d of the bytes (Patarasuk and Yuan, 2009)."""
-
-    latency_us: float
-    """Time of a step whatever its size, in microseconds."""
-    gb_per_s: float
-    """What one device sends, in 10^9 bytes a second."""
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.latency_us < math.inf and 0 < self.gb_per_s < math.inf):
-            raise ValueError(
-                f"latency_us={self.latency_us}, gb_per_s={self.gb_per_s}; a latency of 0 or more, a bandwidth above 0"
-            )
-
-    def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
-        """Returns the time of a ring all-reduce, in milliseconds."""
-        return Link(latency_us=self.latency_us, gb_per_s=self.gb_per_s).all_reduce_ms(num_bytes, degree)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Link):
     """The way of rows from all ranks to fewer: nothing is added up, and bytes go one way, unlike in a ring."""
 
-    latency_us: float
-    """Time of a message whatever its size, in microseconds."""
-    gb_per_s: float
-    """What the busiest rank receives, in 10^9 bytes a second."""
     agreement_ms: float
     """Time to gather a few numbers on all ranks, in milliseconds; it comes before rows move."""
 
@@ -86,7 +61,7 @@ def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
     return float(step_ms) * 1e3, 1 / float(megabyte_ms)
 
 
-def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Ring:
+def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Link:
     """Times all-reduces over a process group and fits them; every rank of the group calls it, and all get the same.
 
     Raises:
@@ -105,7 +80,7 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
         return 2 * (degree - 1), 2 * (degree - 1) / degree * size, time_ms
 
     latency_us, gb_per_s = _tried_again(lambda: fit_link([point(size) for size in _SIZES]))
-    return Ring(latency_us=latency_us, gb_per_s=gb_per_s)
+    return Link(latency_us=latency_us, gb_per_s=gb_per_s)
 
 
 def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
@@ -157,7 +132,7 @@ def _time_ms(work: Callable[[], object], device: torch.device) -> float:
 class Launched:
     """What the ranks that torchrun started measured of their links."""
 
-    ring: Ring
+    ring: Link
     """The same on every rank."""
     rank: int
     """Of this process."""

@@ -152,26 +152,29 @@ def _with_batch(subject: Subject, batch: int, new: int, make: Callable[[torch.Te
     return dataclasses.replace(subject, args=args, kwargs=kwargs, batch=subject.batch and new)
 
 
-def traffic_of(subject: Subject, *, batch: int | None = None) -> ModuleTraffic:
-    """Runs a module's forward once and returns the bytes of its arguments, results and gradients, for its whole batch:
-    they travel where it runs on some of several ranks.
+def traffic_of(subject: Subject, *, batch: int | None = None, results: tuple[int, int] | None = None) -> ModuleTraffic:
+    """Returns the bytes of a module's arguments, results and gradients, for its whole batch: they travel where it runs
+    on some of several ranks.
 
     Args:
         subject: The module with its inputs.
         batch: Samples, where its arguments do not tell: those with another leading dimension are no part of the batch.
+        results: Bytes of its results, and of those that take a gradient; by default its forward runs once.
 
     Raises:
         UnsupportedModelError: Its arguments have no batch in common.
     """
     batch = batch_of(subject, "split over ranks") if batch is None else batch
     arguments = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() > 0 and len(t) == batch]
-    with torch.enable_grad():
-        results = list(tensors_in(subject.call(_alias)))
+    if results is None:
+        with torch.enable_grad():
+            tensors = list(tensors_in(subject.call(_alias)))
+        results = _num_bytes(tensors), _num_bytes(t for t in tensors if t.requires_grad)
     return ModuleTraffic(
         arguments=_num_bytes(arguments),
-        results=_num_bytes(results),
+        results=results[0],
         argument_gradients=_num_bytes(t for t in arguments if t.requires_grad),
-        result_gradients=_num_bytes(t for t in results if t.requires_grad),
+        result_gradients=results[1],
         parameter_gradients=subject.gradient_bytes,
     )
 

@@ -90,7 +90,7 @@ def profile_modules(
     if wanted[0] < 1:
         raise ValueError(f"degrees {wanted}; use degrees from 1 on")
     if len(wanted) > 1 and network is None:
-        raise ValueError(f"degrees {wanted} need communication; give network, such as a Cluster or a Ring")
+        raise ValueError(f"degrees {wanted} need communication; give network, such as a Cluster or a Link")
     sweep = _Sweep(subjects, backend, settings or ProfileSettings(), cache or ProfileCache(), counters, progress)
     with preserved(model, alone=subjects, elsewhere=True):
         return sweep.run(graph, chosen, wanted, network)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from bench.record import Figure, median_figure
 from mosaic.cost.communication import route_ms
 from mosaic.profiler import measure_ring, measure_route
-from mosaic.ranks.choosing.planning import link_of
 from mosaic.ranks.rows.routing import RowRouting
 
 
@@ -37,7 +36,7 @@ def links(rank: int, size: int) -> Iterator[Figure]:
         times = torch.tensor(samples[1:], dtype=torch.float64)
         dist.all_reduce(times, dist.ReduceOp.MAX)
         of = f"rows of {num_bytes // 1024} KiB from {size} ranks to one"
-        predicted = route_ms(num_bytes, size, 1, link_of(route))
+        predicted = route_ms(num_bytes, size, 1, route)
         error = 100 * (predicted / statistics.median(times.tolist()) - 1)
         yield median_figure(f"{of}, ms", times.tolist())
         yield Figure(name=f"{of}, predicted, ms", source="predicted", value=predicted)

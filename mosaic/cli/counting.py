@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -21,12 +21,12 @@ from mosaic.engine import find_modules
 from mosaic.engine.finding.find import runner_of
 from mosaic.errors import MosaicError, UnsupportedModelError
 from mosaic.graph import ModuleGraph
-from mosaic.hardware import Hardware
-from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.profiler import Subject, traffic_of
-from mosaic.ranks.pipeline.counting import count_model
+
+if TYPE_CHECKING:
+    from mosaic.hardware import Hardware
+    from mosaic.pipelining.workload.counted import CountedMicrobatch
+    from mosaic.pipelining.workload.layers import PipelineModel
 
 _LOW = torch.bfloat16
 """What mixed precision casts to."""
@@ -79,6 +79,9 @@ def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, Counted
         MosaicError: The sample is not a dict of keywords.
         UnsplittableError: The model cannot be cut between layers; says where and why.
     """
+    from mosaic.parts.finding.find import find_split  # a quarter of a second, which no other count needs
+    from mosaic.ranks.pipeline.counting import count_model
+
     if where.startswith(ZOO):
         where = where if where.count(":") > 1 else f"{where}:1"
         workload = load_workload(where, device=torch.device("meta"), sample_device=torch.device("cpu"))
@@ -126,9 +129,8 @@ def count_modules(
             autocast=low,
             layers=layers,
         )
-        cast = dataclasses.replace(subject, settings=_casting(subject.settings, low))
         try:
-            traffic[subject.name] = _traffic_of(cast, workload.batch)
+            traffic[subject.name] = _traffic_of(subject, workload.batch, counts[subject.name][1], low)
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
@@ -145,13 +147,16 @@ def count_modules(
     )
 
 
-def _traffic_of(subject: Subject, batch: int | None) -> ModuleTraffic:
+def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts, low: torch.dtype | None) -> ModuleTraffic:
+    results = (counted.result_bytes, counted.result_gradient_bytes) if counted.result_bytes else None
+    if results is None:  # in objects that counting does not see through
+        subject = dataclasses.replace(subject, settings=_casting(subject.settings, low))
     try:
-        return traffic_of(subject)
+        return traffic_of(subject, results=results)
     except UnsupportedModelError:  # a mask for all samples, say, is wider than the batch
         if batch is None:
             raise
-        return traffic_of(subject, batch=batch)
+        return traffic_of(subject, batch=batch, results=results)
 
 
 def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:

@@ -136,7 +136,7 @@ class PlanCommand:
             Console(stderr=True).print(f"mosaic: stopped; {self.output} has the best plan so far", style="red")
             return
         if self.compare:
-            from mosaic.solver.reserve import without_reserved
+            from mosaic.solver.runnable import without_reserved
 
             left = without_reserved(basis.device, self.communication_slots)
             _compare(replace(basis, device=left), search, console)

@@ -82,11 +82,6 @@ class AnalyticCost(TimedBeside):
             InvalidProfileError: The module was not counted.
             ValueError: ``degree`` lies outside what was counted, or the device has no such quota.
         """
-        self._at(module, degree)
-        if not 1 <= quota <= self.hardware.num_slots:
-            raise ValueError(
-                f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
-            )
         return self._cached_ms(module, phase, degree, quota)
 
     def communication_ms(self, module: str, degree: int) -> float:
@@ -111,6 +106,11 @@ class AnalyticCost(TimedBeside):
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        self._at(module, degree)
+        if not 1 <= quota <= self.hardware.num_slots:
+            raise ValueError(
+                f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
+            )
         known = self._of(module)
         low, high = neighbours(tuple(known), degree)
         low_ms, high_ms = (

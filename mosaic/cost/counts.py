@@ -142,6 +142,10 @@ class ModuleCounts:
     """Backward; empty for a module that takes no gradient. Recomputation of checkpoints is counted here."""
     memory: MemoryCounts
     """Memory."""
+    result_bytes: Annotated[int, Ge(0)] = 0
+    """Bytes of the results of a call."""
+    result_gradient_bytes: Annotated[int, Ge(0)] = 0
+    """Bytes of those results that take a gradient."""
 
     def phase(self, phase: Phase) -> PhaseCounts:
         """Returns one phase."""

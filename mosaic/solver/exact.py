@@ -10,9 +10,9 @@ import itertools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from mosaic.cost import Cost, Eq8Interference, Interference
+from mosaic.cost import Cost, Eq8Interference
 from mosaic.cost.interference import PairShares
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
@@ -26,7 +26,6 @@ from mosaic.solver.stage import Machine, StageResult
 if TYPE_CHECKING:
     from mosaic import _search
 
-Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
 Options = Mapping[str, Sequence[DeploymentOption]]
 _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
@@ -50,7 +49,6 @@ def search_exactly(
     *,
     cost: Cost,
     machine: Machine,
-    objective: Objective = "phases",
     limits: SearchLimits | None = None,
     forbidden: Sequence[Collection[str]] = (),
 ) -> ExactResult:
@@ -61,8 +59,6 @@ def search_exactly(
         options: Deployment options of every module; not empty.
         cost: Asked for interference only.
         machine: Devices to place on.
-        objective: ``phases`` adds up each stage's slowest forward and slowest backward; ``sum`` takes its slowest
-            module, forward and backward together, as the paper's Eq. 4 does.
         limits: When to stop.
         forbidden: Sets of modules that must not be stages.
 
@@ -76,7 +72,7 @@ def search_exactly(
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}
     plan: _search.Plan = search.plan(
-        build_problem(graph, options, cost=cost, machine=machine, objective=objective),
+        build_problem(graph, options, cost=cost, machine=machine),
         effort=limits.effort,
         seconds=limits.seconds,
         seed=limits.seed,
@@ -115,7 +111,7 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
 def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why an interference cannot be searched exactly; None if it can."""
     form = cost.interference
-    if form.is_pairwise:
+    if isinstance(form, PairShares):
         return None
     if not isinstance(form, Eq8Interference):
         return f"{type(form).__name__} is neither a sum over pairs nor Eq. 8, the forms that the exact search knows"
@@ -136,7 +132,6 @@ def build_problem(
     *,
     cost: Cost,
     machine: Machine,
-    objective: Objective = "phases",
 ) -> _search.Problem:
     """Returns the problem as the extension has it; modules in topological order."""
     search = load_search()
@@ -157,10 +152,9 @@ def build_problem(
         num_devices=machine.num_devices,
         num_slots=machine.num_slots,
         memory_bytes=machine.memory_bytes,
-        objective=objective,
     )
     if not cost.interference.is_zero:
-        _disturb(problem, graph, names, options, cost, machine)
+        _disturb(problem, graph, names, options, cost)
     return problem
 
 
@@ -170,7 +164,6 @@ def _disturb(
     names: Sequence[str],
     options: Options,
     cost: Cost,
-    machine: Machine,
 ) -> None:
     reason = _why_not_searched(graph, cost)
     if reason is not None:
@@ -183,11 +176,8 @@ def _disturb(
         )
         problem.disturb_by_bandwidth(forward, backward)
     else:
-        shares = pair_shares(names, options, form)
-        if shares is not None:
-            problem.disturb_by_shares(*shares)
-        else:
-            problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+        assert isinstance(form, PairShares)
+        problem.disturb_by_shares(*pair_shares(names, options, form))
 
 
 def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
@@ -219,43 +209,14 @@ def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> Stag
     )
 
 
-def pair_table(
-    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
-) -> list[list[list[int]]]:
-    """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
-    width, form = machine.num_slots + 1, cost.interference
-    quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
-    tables = []
-    for name in names:
-        rows = []
-        for option in options[name]:
-            alone_ms = cost.time_ms(name, phase, option.degree, option.quota)
-            row = [0] * (len(names) * width)
-            for index, other in enumerate(names):
-                if other == name:
-                    continue
-                for quota in quotas[other]:
-                    beside = [(other, quota)]
-                    extra_ms = form.extra_ms(name, phase, quota=option.quota, alone_ms=alone_ms, beside=beside)
-                    row[index * width + quota] = round(extra_ms * NS_PER_MS)
-            rows.append(row)
-        tables.append(rows)
-    return tables
-
-
 Shares = list[tuple[int, int, Sequence[Sequence[float]]]]
 """Of a module (by its index) beside a neighbour: a row for each of its quotas, an entry for each of the other's."""
 
 
 def pair_shares(
-    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], form: Interference
-) -> tuple[Shares, Shares] | None:
-    """Returns extra shares of the time alone, forward and backward; None where the form does not know them.
-
-    Says the same as ``pair_table`` in a fraction of the time and the space: one question for two modules.
-    """
-    if not isinstance(form, PairShares):
-        return None
+    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], form: PairShares
+) -> tuple[Shares, Shares]:
+    """Returns extra shares of the time alone, forward and backward: one question for each two modules."""
     quotas = [sorted({option.quota for option in options[name]}) for name in names]
     forward, backward = (
         [

@@ -1,4 +1,4 @@
-"""Plans whose devices hold what modules keep over the whole step: the exact search, and one CP-SAT model.
+"""Plans whose devices hold what modules keep over the whole step: a branch and bound over the exact search.
 
 During a stage a device holds what the stage's modules need (``DeploymentOption.memory_bytes``). Of modules of other
 stages it holds what they keep: parameters, gradients, optimizer state and activations (``kept_bytes``). Therefore ::
@@ -8,9 +8,9 @@ stages it holds what they keep: parameters, gradients, optimizer state and activ
 in any order of the stages. Devices are alike, and a module's devices in one stage do not depend on those of another.
 
 The exact search checks the memory of each stage alone, so its plan is a relaxation and its bound is a bound. Where
-devices can be relabelled so that everything fits, it is the plan. Otherwise its stages get smaller quotas until CP-SAT
-finds devices for them; lighter degrees are tried until such a plan is good; and a branch and bound over degrees, with
-the same step in each part, improves it and raises the bound.
+``find_devices`` finds devices that hold everything, it is the plan. Otherwise its stages give up slots until there are
+such devices, other degrees are tried, and a branch and bound over degrees improves the plan and raises the bound.
+CP-SAT solves stages whose degrees are fixed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from mosaic.cost import Cost
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
-from mosaic.solver.exact import ExactResult, Objective, search_exactly
+from mosaic.solver.exact import ExactResult, search_exactly
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.predict import PlacedTimes
@@ -35,27 +35,28 @@ from mosaic.solver.stage import Machine, StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 Stages = tuple[StageResult, ...]
+Partition = Sequence[Sequence[str]]
 Forbidden = Sequence[frozenset[str]]
 
 RELAXED_SHARE = 0.4
 """Share of the effort for the relaxation."""
-PLACE_EFFORT = 0.05
-"""Effort of one question for devices of given options."""
-PARTITION_EFFORT = 0.2
-"""Effort of one question for quotas and devices of given stages and degrees."""
-IN_TURN_EFFORT = 5.0
-"""Effort after which it stays open whether any plan fits."""
-MAX_FACTOR = 8.0
-"""A stage is made slower by at most so much to find devices for it."""
-HALVINGS = 5
-"""Of the factor's logarithm."""
-DIVE_SHARE = 0.25
-"""Share of the effort that is left for each relaxation of the first plan that fits."""
 CLIMB_SHARE = 0.3
 """Share of the effort that is left for better degrees; the proof has the rest."""
+PART_SHARE = 0.25
+"""Share of the effort that is left for each relaxation before the proof."""
+MAX_NODES = 300
+"""Sets of devices that are tried for the modules of one plan."""
+NODE_EFFORT, PLACING_EFFORT = 1.2e-5, 1e-4
+"""Effort of one of these sets, and of a placement whatever it tries."""
+STAGES_EFFORT = 0.2
+"""Effort for quotas and devices of stages and degrees that are fixed."""
+IN_TURN_EFFORT = 5.0
+"""Effort after which it stays open whether any plan fits."""
+MAX_FACTOR, HALVINGS = 8.0, 5
+"""Stages become slower by at most this factor, whose logarithm is halved so often."""
 _VARIABLE_EFFORT = 4e-5
 _ROUNDED_MS = 1e-6
-"""What a time of the exact search may differ from a plan's: it counts whole nanoseconds of each module and phase."""
+"""Difference of a time of the exact search from a plan's: it counts whole nanoseconds of each module and phase."""
 
 
 def keeps_anything(options: Options, machine: Machine) -> bool:
@@ -63,91 +64,152 @@ def keeps_anything(options: Options, machine: Machine) -> bool:
     return machine.memory_bytes > 0 and any(option.kept_bytes for own in options.values() for option in own)
 
 
-def held_bytes(stages: Sequence[StageResult], num_devices: int) -> tuple[int, ...]:
-    """Returns what each device holds at its fullest, in bytes."""
-    kept, most = [0] * num_devices, [0] * num_devices
-    for stage in stages:
-        own_kept, working = _loads(stage, num_devices)
-        kept = list(map(sum, zip(kept, own_kept, strict=True)))
-        most = list(map(max, most, working))
-    return tuple(map(sum, zip(kept, most, strict=True)))
-
-
 def fits(stages: Sequence[StageResult], machine: Machine) -> bool:
     """Returns whether no device holds more than it has."""
-    return not machine.memory_bytes or max(held_bytes(stages, machine.num_devices)) <= machine.memory_bytes
+    kept, most = [0] * machine.num_devices, [0] * machine.num_devices
+    for stage in stages:
+        stage_kept, stage_works = _loads(stage, machine.num_devices)
+        kept = list(map(sum, zip(kept, stage_kept, strict=True)))
+        most = list(map(max, most, stage_works))
+    return not machine.memory_bytes or max(map(sum, zip(kept, most, strict=True))) <= machine.memory_bytes
 
 
 def _loads(stage: StageResult, num_devices: int) -> tuple[list[int], list[int]]:
     """Kept and working bytes of one stage on each device."""
-    kept, working = [0] * num_devices, [0] * num_devices
+    kept, works = [0] * num_devices, [0] * num_devices
     for option, devices in stage.choices.values():
         for device in devices:
             kept[device] += option.kept_bytes
-            working[device] += option.working_bytes
-    return kept, working
+            works[device] += option.working_bytes
+    return kept, works
 
 
-def place_stages(stages: Stages, machine: Machine, *, is_disturbed: bool = True) -> Stages | None:
-    """Chooses devices that hold everything for modules with the options that they have; None: none were found.
+def _stage_of(choices: Mapping[str, Choice], machine: Machine) -> StageResult:
+    latency_ns = max(option.latency_ns for option, _ in choices.values())
+    return StageResult(latency_ns=latency_ns, choices=choices, starts=lay_out(choices, machine.num_slots))
 
-    Heavy devices of a stage go to light ones, stage after stage. Where that does not fit, CP-SAT permutes the devices
-    of stages, which keeps neighbours and their times, and at last places all modules anew.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An answer to a question for stages on devices that hold everything."""
+
+    stages: Stages | None
+    """None where there are none."""
+    is_closed: bool
+    """Whether the stages are proven best, or None proven right."""
+    effort: float
+    """Effort that the answer took."""
+
+
+def place_stages(stages: Stages, machine: Machine) -> Stages | None:
+    """Returns modules with the options that they have on devices that hold everything; None if none were found.
+
+    Heavy devices of a stage go to light ones, stage after stage, which keeps neighbours and their times. Where that
+    does not fit, all modules are placed anew.
     """
     if fits(stages, machine):
         return stages
-    count = machine.num_devices
-    kept = [0] * count
+    kept = [0] * machine.num_devices
     greedy: list[StageResult] = []
     for stage in stages:
-        own, _ = _loads(stage, count)
-        heavy = sorted(range(count), key=lambda label: -own[label])
-        light = sorted(range(count), key=lambda device: kept[device])
+        own, _ = _loads(stage, machine.num_devices)
+        heavy = sorted(range(machine.num_devices), key=lambda label: -own[label])
+        light = sorted(range(machine.num_devices), key=lambda device: kept[device])
         target = dict(zip(heavy, light, strict=True))
         for label, device in target.items():
             kept[device] += own[label]
-        greedy.append(_relabelled(stage, target, machine))
+        choices = {
+            name: (option, tuple(sorted(target[device] for device in devices)))
+            for name, (option, devices) in stage.choices.items()
+        }
+        greedy.append(replace(stage, choices=choices, starts=lay_out(choices, machine.num_slots)))
     if fits(greedy, machine):
         return tuple(greedy)
-    if sum(kept) > count * machine.memory_bytes:
-        return None
-    if is_disturbed and (permuted := _permuted(stages, machine)) is not None:
-        return permuted
-    options = {name: (option,) for stage in stages for name, (option, _) in stage.choices.items()}
-    partition = [tuple(stage.choices) for stage in stages]
-    return _HeldModel(options, machine, partition, is_minimised=False).solve(PLACE_EFFORT).stages
+    return find_devices(
+        {name: (option,) for stage in stages for name, (option, _) in stage.choices.items()},
+        [tuple(stage.choices) for stage in stages],
+        machine,
+    ).stages
 
 
-def _permuted(stages: Stages, machine: Machine) -> Stages | None:
-    from ortools.sat.python import cp_model
+def find_devices(options: Options, partition: Partition, machine: Machine) -> Placed:
+    """Places the modules of stages on devices that hold everything: depth first, the heaviest module first.
 
-    model, devices = cp_model.CpModel(), range(machine.num_devices)
-    goes = [{(a, b): model.new_bool_var("") for a in devices for b in devices} for _ in stages]
-    works = [model.new_int_var(0, machine.memory_bytes, "") for _ in devices]
-    held: list[Any] = list(works)
-    for stage, to in zip(stages, goes, strict=True):
-        kept, working = _loads(stage, machine.num_devices)
-        for a in devices:
-            model.add_exactly_one(to[a, b] for b in devices)
-        for b in devices:
-            model.add_exactly_one(to[a, b] for a in devices)
-            model.add(sum(working[a] * to[a, b] for a in devices) <= works[b])
-            held[b] += sum(kept[a] * to[a, b] for a in devices)
-    for one in held:
-        model.add(one <= machine.memory_bytes)
-    solver = _solver(PLACE_EFFORT)
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    targets = [{a: b for (a, b), chosen in to.items() if solver.boolean_value(chosen)} for to in goes]
-    return tuple(_relabelled(stage, target, machine) for stage, target in zip(stages, targets, strict=True))
+    A module has the first of its options with which this succeeds within ``MAX_NODES`` sets of devices.
+    """
+    if sum(min(map(_total_bytes, own)) for own in options.values()) > machine.num_devices * machine.memory_bytes:
+        return Placed(stages=None, is_closed=True, effort=PLACING_EFFORT)
+    search = _Placement(options, partition, machine)
+    stages = None
+    if search.place(0):
+        stages = tuple(_stage_of({name: search.choices[name] for name in names}, machine) for names in partition)
+    effort = PLACING_EFFORT + NODE_EFFORT * min(MAX_NODES, MAX_NODES - search.nodes_left)
+    return Placed(stages=stages, is_closed=search.nodes_left >= 0, effort=effort)
 
 
-def _relabelled(stage: StageResult, target: Mapping[int, int], machine: Machine) -> StageResult:
-    choices = {
-        name: (option, tuple(sorted(target[device] for device in devices)))
-        for name, (option, devices) in stage.choices.items()
-    }
-    return replace(stage, choices=choices, starts=lay_out(choices, machine.num_slots))
+class _Placement:
+    def __init__(self, options: Options, partition: Partition, machine: Machine) -> None:
+        self._options, self._machine = options, machine
+        self._stage_of = {name: index for index, names in enumerate(partition) for name in names}
+        self._order = sorted(self._stage_of, key=lambda name: -min(option.memory_bytes for option in options[name]))
+        count = machine.num_devices
+        self._kept = [0] * count
+        self._works, self._slots = ([[0] * count for _ in partition] for _ in range(2))
+        least = [min(map(_total_bytes, options[name])) for name in self._order]
+        self._later = [sum(least[index:]) for index in range(len(least) + 1)]
+        self.nodes_left = MAX_NODES
+        self.choices: dict[str, Choice] = {}
+
+    def place(self, index: int) -> bool:
+        """Places the modules from ``index`` on; False where that fails, or nodes are used up."""
+        if index == len(self._order):
+            return True
+        name, machine = self._order[index], self._machine
+        works, slots = self._works[self._stage_of[name]], self._slots[self._stage_of[name]]
+        peaks = list(map(max, zip(*self._works, strict=True)))
+        if sum(self._kept) + sum(peaks) + self._later[index] > machine.num_devices * machine.memory_bytes:
+            return False
+        states = [
+            (kept + peak, held, *column)
+            for kept, peak, held, *column in zip(self._kept, peaks, slots, *self._works, strict=True)
+        ]
+        for option in self._options[name]:
+            room = [
+                device
+                for device in sorted(range(machine.num_devices), key=states.__getitem__)
+                if slots[device] + option.quota <= machine.num_slots
+                and self._kept[device] + option.kept_bytes + max(peaks[device], works[device] + option.working_bytes)
+                <= machine.memory_bytes
+            ]
+            for devices in _distinct([(states[device], device) for device in room], option.degree):
+                self.nodes_left -= 1
+                if self.nodes_left < 0:
+                    return False
+                self.choices[name] = option, tuple(sorted(devices))
+                self._add(option, devices, works, slots, 1)
+                if self.place(index + 1):
+                    return True
+                self._add(option, devices, works, slots, -1)
+        return False
+
+    def _add(
+        self, option: DeploymentOption, devices: Sequence[int], works: list[int], slots: list[int], sign: int
+    ) -> None:
+        for device in devices:
+            self._kept[device] += sign * option.kept_bytes
+            works[device] += sign * option.working_bytes
+            slots[device] += sign * option.quota
+
+
+def _distinct(devices: Sequence[tuple[Any, int]], count: int, first: int = 0) -> Iterator[tuple[int, ...]]:
+    """Sets of ``count`` devices, sorted by their states; of devices with equal states the first ones are used."""
+    if count == 0:
+        yield ()
+        return
+    for at in range(first, len(devices) - count + 1):
+        if at == first or devices[at][0] != devices[at - 1][0]:
+            for others in _distinct(devices, count - 1, at + 1):
+                yield devices[at][1], *others
 
 
 def place_in_turn(names: Sequence[str], options: Options, machine: Machine) -> Stages:
@@ -159,44 +221,28 @@ def place_in_turn(names: Sequence[str], options: Options, machine: Machine) -> S
         InfeasibleError: No plan fits, which is proven.
         UndecidedError: None was found, and it is not proven that none exists.
     """
-    alone = {name: _fastest_by_degree(options[name]) for name in names}
-    light = _place_lightest(alone, machine)
+    alone, partition = _fastest_by_degree(options), [(name,) for name in names]
+    lightest = {name: (min(own, key=lambda o: (_total_bytes(o), o.memory_bytes)),) for name, own in alone.items()}
+    light = find_devices(lightest, partition, machine).stages
     most_ns = None if light is None else sum(stage.latency_ns for stage in light) - 1
-    model = _HeldModel(alone, machine, [(name,) for name in names], most_ns=most_ns)
-    answer = model.solve(IN_TURN_EFFORT / (5 if light else 1))
-    found = answer.stages or light
-    if found is None:
+    effort = IN_TURN_EFFORT / (5 if light else 1)
+    answer = solve_stages(alone, partition, machine, most_ns=most_ns, effort=effort)
+    stages = answer.stages or light
+    if stages is None:
         raise _refusal(alone, machine, is_proven=answer.is_closed)
-    return found
+    return stages
 
 
-def _place_lightest(options: Options, machine: Machine) -> Stages | None:
-    """Every module alone at its lightest degree, the heaviest first, on the devices that keep least."""
-    kept, works = [0] * machine.num_devices, [0] * machine.num_devices
-    placed: dict[str, StageResult] = {}
-    lightest = {name: min(own, key=lambda o: (_on_all_devices(o), o.memory_bytes)) for name, own in options.items()}
-    for name, option in sorted(lightest.items(), key=lambda item: -item[1].memory_bytes):
-        devices = tuple(sorted(sorted(range(machine.num_devices), key=lambda g: kept[g])[: option.degree]))
-        for device in devices:
-            kept[device] += option.kept_bytes
-            works[device] = max(works[device], option.working_bytes)
-        starts = {name: (0,) * option.degree}
-        placed[name] = StageResult(latency_ns=option.latency_ns, choices={name: (option, devices)}, starts=starts)
-    if max(map(sum, zip(kept, works, strict=True))) > machine.memory_bytes:
-        return None
-    return tuple(placed[name] for name in options)
-
-
-def _fastest_by_degree(options: Sequence[DeploymentOption]) -> tuple[DeploymentOption, ...]:
-    best: dict[int, DeploymentOption] = {}
-    for option in sorted(options, key=lambda o: (o.latency_ns, o.area, o)):
-        best.setdefault(option.degree, option)
-    return tuple(best.values())
+def _fastest_by_degree(options: Options) -> Options:
+    return {
+        name: tuple({o.degree: o for o in sorted(own, key=lambda o: (-o.latency_ns, -o.area))}.values())[::-1]
+        for name, own in options.items()
+    }
 
 
 def _refusal(options: Options, machine: Machine, *, is_proven: bool) -> InfeasibleError | UndecidedError:
     total = machine.num_devices * machine.memory_bytes
-    least = sum(min(o.degree * o.kept_bytes for o in own) for own in options.values())
+    least = sum(min(map(_total_bytes, own)) for own in options.values())
     reason = (
         f"what the {len(options)} modules keep across stages (parameters, gradients, optimizer state, activations) "
         f"takes {least:,} bytes at the least; {machine.num_devices} devices of {machine.memory_bytes:,} have {total:,}"
@@ -218,7 +264,6 @@ def search_within_memory(
     *,
     cost: Cost,
     machine: Machine,
-    objective: Objective = "phases",
     limits: SearchLimits | None = None,
     forbidden: Sequence[Collection[str]] = (),
     starts: Iterable[Stages] = (),
@@ -226,7 +271,7 @@ def search_within_memory(
     """Finds a good plan whose devices hold everything, and proves it best where ``limits`` allow.
 
     Args:
-        graph, options, cost, machine, objective, limits, forbidden: As in ``search_exactly``.
+        graph, options, cost, machine, limits, forbidden: As in ``search_exactly``.
         starts: Plans that fit, to start from.
 
     Raises:
@@ -240,7 +285,6 @@ def search_within_memory(
         options=options,
         cost=cost,
         machine=machine,
-        objective=objective,
         limits=limits,
         forbidden=[frozenset(members) for members in forbidden],
         countdown=Countdown(limits),
@@ -256,98 +300,18 @@ class _Part:
     forbidden: Forbidden = field(compare=False)
 
 
-def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] | None:
-    """Splits off the relaxed plan's degree of the module that keeps most; None where every module has one degree."""
-    chosen = [(name, option) for name, option in _options_of(relaxed) if len(_degrees(options[name])) > 1]
-    if not chosen:
-        return None
-    name, option = max(chosen, key=lambda one: _on_all_devices(one[1]))
-    same = tuple(o for o in options[name] if o.degree == option.degree)
-    other = tuple(o for o in options[name] if o.degree != option.degree)
-    return {**options, name: same}, {**options, name: other}
-
-
-def _on_all_devices(option: DeploymentOption) -> int:
-    return option.degree * option.kept_bytes
-
-
-def _lighter(options: Options, chosen: Mapping[str, DeploymentOption]) -> Options | None:
-    """Leaves lighter degrees only to the module that loses most by it; None where no module has any."""
-    total = _on_all_devices
-    lighter = {name: tuple(o for o in options[name] if total(o) < total(own)) for name, own in chosen.items()}
-    names = [name for name, own in lighter.items() if own]
-    if not names:
-        return None
-    name = max(names, key=lambda one: total(chosen[one]) - min(map(total, lighter[one])))
-    return {**options, name: lighter[name]}
-
-
-def _prune(options: Options, machine: Machine) -> Options | None:
-    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none.
-
-    Two modules with more devices together than there are share one, and both fit there.
-    """
-    total, count = machine.num_devices * machine.memory_bytes, machine.num_devices
-    by_memory = {name: list({_memory_of(o): o for o in own}.values()) for name, own in options.items()}
-    while True:
-        least = {name: min(map(_on_all_devices, own)) for name, own in by_memory.items()}
-        room = total - sum(least.values())
-
-        def fits_beside(option: DeploymentOption, others: Sequence[DeploymentOption]) -> bool:
-            return any(
-                option.degree + o.degree <= count
-                or option.kept_bytes + o.kept_bytes + max(option.working_bytes, o.working_bytes) <= machine.memory_bytes
-                for o in others
-            )
-
-        kept = {
-            name: [
-                option
-                for option in own
-                if option.degree * option.memory_bytes - least[name] <= room
-                and all(fits_beside(option, others) for beside, others in by_memory.items() if beside != name)
-            ]
-            for name, own in by_memory.items()
-        }
-        if not all(kept.values()):
-            return None
-        if kept == by_memory:
-            break
-        by_memory = kept
-    possible = {name: set(map(_memory_of, own)) for name, own in by_memory.items()}
-    return {name: tuple(o for o in own if _memory_of(o) in possible[name]) for name, own in options.items()}
-
-
-def _memory_of(option: DeploymentOption) -> tuple[int, int, int]:
-    return option.degree, option.kept_bytes, option.memory_bytes
-
-
-def _least_quota(
-    options: Sequence[DeploymentOption], chosen: DeploymentOption, stage: StageResult, factor: float
-) -> DeploymentOption:
-    """The smallest quota of the chosen degree with which a module keeps ``factor`` times the times of its stage."""
-    forward_ns = factor * max(option.forward_ns for option, _ in stage.choices.values())
-    backward_ns = factor * max(option.backward_ns for option, _ in stage.choices.values())
-    enough = [
-        o for o in options if o.degree == chosen.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
-    ]
-    return min(enough, key=lambda o: (o.quota, o.latency_ns))
-
-
 @dataclass
 class _HeldSearch:
     graph: ModuleGraph
     options: Options
     cost: Cost
     machine: Machine
-    objective: Objective
     limits: SearchLimits
     forbidden: Forbidden
     countdown: Countdown
     best: Stages = ()
-    best_ms: float = float("inf")
+    best_ms: float = math.inf
     num_evaluations: int = 0
-    _tried: set[tuple[int, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._times = PlacedTimes(self.cost)
@@ -357,10 +321,10 @@ class _HeldSearch:
         self.options = _prune(self.options, self.machine) or self.options
         relaxed = self.relax(self.options, self.countdown.part(RELAXED_SHARE if self.limits.exact else 0.8))
         bound_ms = relaxed.record.bound_ms
-        if not self.offer(self.placed(relaxed.stages)) or self.best_ms > relaxed.cost_ms + self.close_ms:
+        if not self.offer(self.placed(relaxed)) or self.best_ms > relaxed.cost_ms + self.close_ms:
             for stages in starts:
                 self.offer(stages)
-            self.dive(relaxed)
+            self.offer(self.slowed(relaxed))
             self.climb()
             if self.limits.exact:
                 bound_ms = max(bound_ms, self.branch(bound_ms))
@@ -378,16 +342,6 @@ class _HeldSearch:
             ),
         )
 
-    def dive(self, relaxed: ExactResult) -> None:
-        """Takes the heaviest degrees from one module after another, as long as the relaxed plan beats the best one."""
-        options: Options | None = self.options
-        while options is not None and relaxed.cost_ms < self.best_ms - self.close_ms and self.countdown.left > 0:
-            self.offer(self.slowed(relaxed))
-            lighter = _lighter(options, dict(_options_of(relaxed)))
-            options = None if lighter is None else _prune(lighter, self.machine)
-            if options is not None:
-                relaxed = self.relax(options, replace(self.countdown.part(DIVE_SHARE), exact=False))
-
     def climb(self) -> None:
         """Tries one or two modules at other degrees than the best plan's, as long as that is better."""
         countdown = Countdown(self.countdown.part(CLIMB_SHARE))
@@ -401,72 +355,16 @@ class _HeldSearch:
             for move in ({}, *moves, *pairs):
                 degrees = now | move
                 key = tuple(degrees[name] for name in self.graph.names)
-                own = {name: tuple(o for o in self.options[name] if o.degree == degrees[name]) for name in degrees}
-                if key in tried or _prune(own, self.machine) is None:
+                options = {name: tuple(o for o in self.options[name] if o.degree == degrees[name]) for name in degrees}
+                if key in tried or _prune(options, self.machine) is None:
                     continue
                 tried.add(key)
                 if countdown.left <= 0:
                     return
-                relaxed = self.relax(own, self.countdown.part(DIVE_SHARE))
+                relaxed = self.relax(options, self.countdown.part(PART_SHARE))
                 if relaxed.cost_ms < self.best_ms - self.close_ms and self.offer(self.slowed(relaxed)):
                     is_better = True
                     break
-
-    def slowed(self, relaxed: ExactResult) -> Stages | None:
-        """The stages and degrees of a relaxed plan, slower by the least factors at which there are devices for them.
-
-        Slots are what a slower stage gives up: each module has the smallest quota that keeps its stage's times. All
-        stages get one factor first; then one after the other becomes as fast as the rest allows.
-        """
-        count = len(relaxed.stages)
-        factors = [MAX_FACTOR] * count
-        found = self.placed_at(factors, relaxed)
-        for indices in (range(count), *([index] for index in range(count))):
-            low, high = 1.0, factors[indices[0]]
-            for step in range(HALVINGS + 1):
-                if found is None or high == 1.0:
-                    break
-                middle = math.sqrt(low * high) if step else 1.0
-                tried = [middle if index in indices else old for index, old in enumerate(factors)]
-                better = self.placed_at(tried, relaxed)
-                if better is None:
-                    low = middle
-                else:
-                    found, factors, high = better, tried, middle
-        return found
-
-    def placed_at(self, factors: Sequence[float], relaxed: ExactResult) -> Stages | None:
-        """The stages of a relaxed plan with quotas for as many times their times, on devices that hold them."""
-        options = {
-            name: (_least_quota(self.options[name], option, stage, factor),)
-            for stage, factor in zip(relaxed.stages, factors, strict=True)
-            for name, (option, _) in stage.choices.items()
-        }
-        partition = [tuple(stage.choices) for stage in relaxed.stages]
-        return _HeldModel(options, self.machine, partition, is_minimised=False).solve(PLACE_EFFORT, self.spend).stages
-
-    def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
-        found = search_exactly(
-            self.graph,
-            options,
-            cost=self.cost,
-            machine=self.machine,
-            objective=self.objective,
-            limits=limits,
-            forbidden=self.forbidden if forbidden is None else forbidden,
-        )
-        self.num_evaluations += found.record.num_evaluations
-        return found
-
-    def placed(self, stages: Stages) -> Stages | None:
-        self.spend(PLACE_EFFORT / 5)
-        return place_stages(stages, self.machine, is_disturbed=not self.cost.interference.is_zero)
-
-    def model(self, stages: Stages, options: Options) -> _HeldModel:
-        """The model of given stages; what it finds is better than the best plan, without interference."""
-        most_ns = None if self.best_ms == float("inf") else round(self.best_ms * NS_PER_MS) - 1
-        partition = [tuple(stage.choices) for stage in stages]
-        return _HeldModel(options, self.machine, partition, most_ns=most_ns, by_sum=self._by_sum)
 
     def branch(self, bound_ms: float) -> float:
         """Divides the problem until nothing below the best plan is open or the effort is spent; returns the bound.
@@ -475,7 +373,7 @@ class _HeldSearch:
         has one degree, CP-SAT solves the relaxed plan's own stages, and each further part lacks one of them.
         """
         parts = [_Part(bound_ms, 0, self.options, tuple(self.forbidden))]
-        unsettled_ms = float("inf")
+        unsettled_ms = math.inf
         numbers = itertools.count(1)
         while parts and parts[0].bound_ms < self.best_ms - self.close_ms and self.countdown.left > 0:
             part = heapq.heappop(parts)
@@ -484,7 +382,7 @@ class _HeldSearch:
             except InfeasibleError:
                 continue
             below_ms = max(part.bound_ms, relaxed.record.bound_ms)
-            placed = self.placed(relaxed.stages) if relaxed.cost_ms < self.best_ms - self.close_ms else None
+            placed = self.placed(relaxed) if relaxed.cost_ms < self.best_ms - self.close_ms else None
             is_best = self.offer(placed) and relaxed.record.status == "optimal"
             if placed is None:
                 self.offer(self.slowed(relaxed))
@@ -495,7 +393,7 @@ class _HeldSearch:
             divided = _divide(part.options, relaxed)
             children: list[tuple[Options, Forbidden]]
             if divided is None:
-                answer = self.model(relaxed.stages, part.options).solve(PARTITION_EFFORT, self.spend)
+                answer = self.solve(relaxed, part.options)
                 self.offer(answer.stages)
                 if not (answer.is_closed and self.cost.interference.is_zero):
                     unsettled_ms = min(unsettled_ms, below_ms)
@@ -506,216 +404,213 @@ class _HeldSearch:
                 children = [(options, part.forbidden) for options in pruned if options and self.has_place(options)]
             for options, forbidden in children:
                 heapq.heappush(parts, _Part(below_ms, next(numbers), options, forbidden))
-        open_ms = parts[0].bound_ms if parts else float("inf")
+        open_ms = parts[0].bound_ms if parts else math.inf
         return min(open_ms, unsettled_ms, self.best_ms)
+
+    def slowed(self, relaxed: ExactResult) -> Stages | None:
+        """The stages and degrees of a relaxed plan, slower by the least factor at which there are devices for them.
+
+        Slots are what a slower stage gives up: each module has the smallest quota that keeps as many times its stage's
+        times.
+        """
+
+        def placed_at(factor: float) -> Stages | None:
+            options = {
+                name: (_least_quota(self.options[name], option, stage, factor),)
+                for stage in relaxed.stages
+                for name, (option, _) in stage.choices.items()
+            }
+            partition = [tuple(stage.choices) for stage in relaxed.stages]
+            return self.counted(find_devices(options, partition, self.machine)).stages
+
+        stages = placed_at(MAX_FACTOR)
+        if stages is None:
+            return None
+        if (fastest := placed_at(1.0)) is not None:
+            return fastest
+        low, high = 1.0, MAX_FACTOR
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            if (faster := placed_at(middle)) is None:
+                low = middle
+            else:
+                stages, high = faster, middle
+        return stages
+
+    def placed(self, relaxed: ExactResult) -> Stages | None:
+        self.countdown.spend(PLACING_EFFORT)
+        return place_stages(relaxed.stages, self.machine)
 
     def has_place(self, options: Options) -> bool:
         """False only where devices cannot hold the modules, whatever the stages."""
-        alone = {name: _fastest_by_degree(own) for name, own in options.items()}
-        if _place_lightest(alone, self.machine) is not None:
-            return True
-        model = _HeldModel(alone, self.machine, [(name,) for name in alone], is_minimised=False)
-        answer = model.solve(PLACE_EFFORT, self.spend)
+        answer = self.counted(find_devices(_fastest_by_degree(options), [(name,) for name in options], self.machine))
         return answer.stages is not None or not answer.is_closed
 
-    @property
-    def _by_sum(self) -> bool:
-        return self.objective == "sum"
+    def relax(self, options: Options, limits: SearchLimits, forbidden: Forbidden | None = None) -> ExactResult:
+        relaxed = search_exactly(
+            self.graph,
+            options,
+            cost=self.cost,
+            machine=self.machine,
+            limits=limits,
+            forbidden=self.forbidden if forbidden is None else forbidden,
+        )
+        self.num_evaluations += relaxed.record.num_evaluations
+        return relaxed
 
-    def spend(self, effort: float) -> None:
-        self.countdown.spend(effort)
+    def solve(self, relaxed: ExactResult, options: Options) -> Placed:
+        """The stages of a relaxed plan at their best; None where that is no better than the best plan."""
+        most_ns = None if self.best_ms == math.inf else round(self.best_ms * NS_PER_MS) - 1
+        partition = [tuple(stage.choices) for stage in relaxed.stages]
+        return self.counted(solve_stages(options, partition, self.machine, most_ns=most_ns, effort=STAGES_EFFORT))
+
+    def counted(self, answer: Placed) -> Placed:
+        self.countdown.spend(answer.effort)
+        return answer
 
     def offer(self, stages: Stages | None) -> bool:
         """Takes stages if they are better than the best plan; returns whether they are."""
         if stages is None or any(frozenset(stage.choices) in self.forbidden for stage in stages):
             return False
-        total_ms = sum(map(self.stage_ms, stages))
+        total_ms = self._times.total_ms(stages)
         if total_ms >= self.best_ms - self.close_ms:
             return False
         self.best, self.best_ms = stages, total_ms
         return True
 
-    def stage_ms(self, stage: StageResult) -> float:
-        if self._by_sum:
-            return max(sum(times) for times in self._times.of(stage.choices).values())
-        return self._times.stage_ms(stage.choices)
 
-
-def _options_of(result: ExactResult) -> list[tuple[str, DeploymentOption]]:
-    return [(name, option) for stage in result.stages for name, (option, _) in stage.choices.items()]
+def _options_of(result: ExactResult) -> dict[str, DeploymentOption]:
+    return {name: option for stage in result.stages for name, (option, _) in stage.choices.items()}
 
 
 def _degrees(options: Sequence[DeploymentOption]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(option.degree for option in options))
 
 
-def worthwhile(options: Sequence[DeploymentOption]) -> tuple[DeploymentOption, ...]:
-    """Returns the options of each degree without those that a smaller quota matches in both phases."""
-    kept: list[DeploymentOption] = []
-    for option in sorted(options, key=lambda o: (o.degree, o.quota, o.latency_ns)):
-        if not any(
-            k.degree == option.degree and k.forward_ns <= option.forward_ns and k.backward_ns <= option.backward_ns
-            for k in kept
-        ):
-            kept.append(option)
-    return tuple(kept)
+def _total_bytes(option: DeploymentOption) -> int:
+    """Bytes that an option keeps on all of its devices together."""
+    return option.degree * option.kept_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    stages: Stages | None
-    """None where none were found."""
-    is_closed: bool
-    """Whether the stages are proven best, or None proven right."""
+def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] | None:
+    """Splits off the relaxed plan's degree of the module that keeps most; None where every module has one degree."""
+    chosen = {name: option for name, option in _options_of(relaxed).items() if len(_degrees(options[name])) > 1}
+    if not chosen:
+        return None
+    name, option = max(chosen.items(), key=lambda item: _total_bytes(item[1]))
+    same = tuple(o for o in options[name] if o.degree == option.degree)
+    other = tuple(o for o in options[name] if o.degree != option.degree)
+    return {**options, name: same}, {**options, name: other}
 
 
-class _HeldModel:
-    """The CP-SAT model of given stages: an option and devices for each module, without interference.
+def _prune(options: Options, machine: Machine) -> Options | None:
+    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none."""
+    least = {name: min(map(_total_bytes, own)) for name, own in options.items()}
+    room = machine.num_devices * machine.memory_bytes - sum(least.values())
+    left = {
+        name: tuple(option for option in own if option.degree * option.memory_bytes - least[name] <= room)
+        for name, own in options.items()
+    }
+    return left if all(left.values()) else None
+
+
+def _least_quota(
+    options: Sequence[DeploymentOption], chosen: DeploymentOption, stage: StageResult, factor: float
+) -> DeploymentOption:
+    """The smallest quota of the chosen degree with which a module keeps ``factor`` times the times of its stage."""
+    forward_ns = factor * max(option.forward_ns for option, _ in stage.choices.values())
+    backward_ns = factor * max(option.backward_ns for option, _ in stage.choices.values())
+    enough = [
+        o for o in options if o.degree == chosen.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
+    ]
+    return min(enough, key=lambda o: (o.quota, o.latency_ns))
+
+
+def solve_stages(
+    options: Options, partition: Partition, machine: Machine, *, most_ns: int | None, effort: float
+) -> Placed:
+    """Chooses options and devices of given stages by CP-SAT, without interference.
 
     ``pick[m][o]``: module m uses option o. ``keeps[m, d, g]``: it has d devices and g is one of them. The objective is
     the sum over stages of the slowest forward and the slowest backward.
+
+    Args:
+        options: Of each module; memory depends on the degree alone.
+        partition: The stages.
+        machine: What there is to place on.
+        most_ns: The most that the objective may be.
+        effort: In CP-SAT's deterministic time.
     """
+    from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
-    def __init__(
-        self,
-        options: Options,
-        machine: Machine,
-        partition: Sequence[Sequence[str]],
-        *,
-        most_ns: int | None = None,
-        by_sum: bool = False,
-        is_minimised: bool = True,
-    ) -> None:
-        """Builds the model.
+    model, devices = cp_model.CpModel(), range(machine.num_devices)
+    if most_ns is None:
+        most_ns = sum(max(option.latency_ns for option in own) for own in options.values())
+    pick = {name: [model.new_bool_var("") for _ in own] for name, own in options.items()}
+    by_degree = {(name, option.degree): option for name, own in options.items() for option in own}
+    keeps = {(*key, device): model.new_bool_var("") for key in by_degree for device in devices}
+    on = {(name, device): model.new_bool_var("") for name in options for device in devices}
 
-        Args:
-            options: Of each module; memory depends on the degree alone.
-            machine: What there is to place on.
-            partition: The stages.
-            most_ns: The most that the objective may be.
-            by_sum: Whether a stage takes its slowest module, forward and backward together (the paper's Eq. 4).
-            is_minimised: Whether the best is wanted, or any.
-        """
-        from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
+    def total(name: str, value: Callable[[DeploymentOption], int]) -> Any:
+        return sum(value(option) * used for option, used in zip(options[name], pick[name], strict=True))
 
-        self.model = cp_model.CpModel()
-        self.machine, self.devices = machine, range(machine.num_devices)
-        self.partition = [tuple(names) for names in partition]
-        self.options = {name: worthwhile(options[name]) for names in partition for name in names}
-        self.works = [self.model.new_int_var(0, machine.memory_bytes, "") for _ in self.devices]
-        self.pick: dict[str, list[Any]] = {}
-        self.keeps: dict[tuple[str, int, int], Any] = {}
-        self.on: dict[tuple[str, int], Any] = {}
-        for name in self.options:
-            self.add_module(name)
-        self.add_memory()
-        self.break_symmetry()
-        longest_ns = sum(max(option.latency_ns for option in own) for own in self.options.values())
-        limit_ns = longest_ns if most_ns is None else most_ns
-        times = [time for names in self.partition for time in self.add_stage(names, limit_ns, by_sum=by_sum)]
-        if is_minimised:
-            self.model.add(sum(times) <= limit_ns)
-            self.model.minimize(sum(times))
-
-    def add_module(self, name: str) -> None:
-        """One option, on as many devices as its degree."""
-        own = self.options[name]
-        self.pick[name] = [self.model.new_bool_var("") for _ in own]
-        self.model.add_exactly_one(self.pick[name])
-        for degree in _degrees(own):
-            for device in self.devices:
-                self.keeps[name, degree, device] = self.model.new_bool_var("")
-            has_degree = sum(pick for pick, o in zip(self.pick[name], own, strict=True) if o.degree == degree)
-            self.model.add(sum(self.keeps[name, degree, device] for device in self.devices) == degree * has_degree)
-        for device in self.devices:
-            self.on[name, device] = self.model.new_bool_var("")
-            self.model.add(self.on[name, device] == sum(self.keeps[name, d, device] for d in _degrees(own)))
-
-    def total(self, name: str, value: Callable[[DeploymentOption], int]) -> Any:
-        """The value of the option that a module uses."""
-        return sum(value(o) * pick for o, pick in zip(self.options[name], self.pick[name], strict=True))
-
-    def add_stage(self, names: Sequence[str], longest_ns: int, *, by_sum: bool) -> list[Any]:
-        """Slots (paper Eq. 5) and working memory of each device; returns the times of which a stage consists."""
-        for device in self.devices:
-            held = [self.held_slots(name, device) for name in names]
-            self.model.add(sum(held) <= self.machine.num_slots)
+    for name in options:
+        model.add_exactly_one(pick[name])
+    for name, degree in by_degree:
+        has_degree = sum(
+            used for option, used in zip(options[name], pick[name], strict=True) if option.degree == degree
+        )
+        model.add(sum(keeps[name, degree, device] for device in devices) == degree * has_degree)
+    for name, device in on:
+        model.add(on[name, device] == sum(keeps[name, d, device] for d in _degrees(options[name])))
+    works = [model.new_int_var(0, machine.memory_bytes, "") for _ in devices]
+    for device in devices:
+        kept = sum(option.kept_bytes * keeps[*key, device] for key, option in by_degree.items())
+        model.add(kept + works[device] <= machine.memory_bytes)
+    heaviest = max(options, key=lambda name: max(option.kept_bytes for option in options[name]))
+    for device in devices[1:]:  # devices are alike: this module has the first ones
+        model.add_implication(on[heaviest, device], on[heaviest, device - 1])
+    times = []
+    for names in partition:
+        held = {(name, device): model.new_int_var(0, machine.num_slots, "") for name in names for device in devices}
+        for (name, device), slots in held.items():
+            model.add(slots >= total(name, lambda option: option.quota)).only_enforce_if(on[name, device])
+        for device in devices:
+            model.add(sum(held[name, device] for name in names) <= machine.num_slots)  # paper Eq. 5
             working = [
-                _of_degree(self.options[name], degree).working_bytes * self.keeps[name, degree, device]
-                for name in names
-                for degree in _degrees(self.options[name])
+                option.working_bytes * keeps[name, degree, device]
+                for (name, degree), option in by_degree.items()
+                if name in names
             ]
-            self.model.add(sum(working) <= self.works[device])
-        area = sum(self.total(name, lambda o: o.area) for name in names)  # implied
-        self.model.add(area <= self.machine.num_devices * self.machine.num_slots)
+            model.add(sum(working) <= works[device])
+        area = sum(total(name, lambda option: option.area) for name in names)  # implied
+        model.add(area <= machine.num_devices * machine.num_slots)
         phases: list[Callable[[DeploymentOption], int]] = [lambda o: o.forward_ns, lambda o: o.backward_ns]
-        if by_sum:
-            phases = [lambda o: o.latency_ns]
-        times = [self.model.new_int_var(0, longest_ns, "") for _ in phases]
-        for name in names:
-            for time, phase in zip(times, phases, strict=True):
-                self.model.add(time >= self.total(name, phase))
-        return times
-
-    def held_slots(self, name: str, device: int) -> Any:
-        """A module's quota where it is on a device, otherwise 0."""
-        quotas = {option.quota for option in self.options[name]}
-        if len(quotas) == 1:
-            return quotas.pop() * self.on[name, device]
-        held = self.model.new_int_var(0, self.machine.num_slots, "")
-        self.model.add(held >= self.total(name, lambda o: o.quota)).only_enforce_if(self.on[name, device])
-        return held
-
-    def add_memory(self) -> None:
-        """What a device's modules keep, and the most that one stage works with."""
-        kept: list[list[Any]] = [[] for _ in self.devices]
-        for (name, degree, device), keeps in self.keeps.items():
-            kept[device].append(_of_degree(self.options[name], degree).kept_bytes * keeps)
-        for device in self.devices:
-            self.model.add(sum(kept[device]) + self.works[device] <= self.machine.memory_bytes)
-
-    def break_symmetry(self) -> None:
-        """The module that keeps most has the first devices."""
-        first = max(self.options, key=lambda name: max(option.kept_bytes for option in self.options[name]))
-        for device in self.devices[:-1]:
-            self.model.add_implication(self.on[first, device + 1], self.on[first, device])
-
-    def solve(self, effort: float, spend: Callable[[float], object] = lambda effort: None) -> _Answer:
-        """Solves within an effort, in CP-SAT's deterministic time, and tells ``spend`` what it took."""
-        from ortools.sat.python import cp_model
-
-        solver = _solver(effort)
-        status = solver.solve(self.model)
-        spend(solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(self.model.proto.variables))
-        is_closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return _Answer(stages=None, is_closed=is_closed)
-        stages = []
-        for names in self.partition:
-            choices: dict[str, Choice] = {}
+        for phase in phases:
+            times.append(model.new_int_var(0, most_ns, ""))
             for name in names:
-                (option,) = (
-                    o for o, pick in zip(self.options[name], self.pick[name], strict=True) if solver.boolean_value(pick)
-                )
-                devices = tuple(device for device in self.devices if solver.boolean_value(self.on[name, device]))
-                choices[name] = option, devices
-            latency_ns = max(option.latency_ns for option, _ in choices.values())
-            starts = lay_out(choices, self.machine.num_slots)
-            stages.append(StageResult(latency_ns=latency_ns, choices=choices, starts=starts))
-        return _Answer(stages=tuple(stages), is_closed=is_closed)
+                model.add(times[-1] >= total(name, phase))
+    model.add(sum(times) <= most_ns)
+    model.minimize(sum(times))
 
-
-def _of_degree(options: Sequence[DeploymentOption], degree: int) -> DeploymentOption:
-    return next(option for option in options if option.degree == degree)
-
-
-def _solver(effort: float) -> Any:
-    """A solver whose answers are repeatable: one thread, a fixed seed, limits in deterministic time."""
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
+    solver = cp_model.CpSolver()  # one thread, a fixed seed and deterministic time: answers are repeatable
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = effort
     solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
-    return solver
+    status = solver.solve(model)
+    stages = None
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        choices = {
+            name: (
+                next(o for o, used in zip(own, pick[name], strict=True) if solver.boolean_value(used)),
+                tuple(device for device in devices if solver.boolean_value(on[name, device])),
+            )
+            for name, own in options.items()
+        }
+        stages = tuple(_stage_of({name: choices[name] for name in names}, machine) for names in partition)
+    return Placed(
+        stages=stages,
+        is_closed=status in (cp_model.OPTIMAL, cp_model.INFEASIBLE),
+        effort=solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(model.proto.variables),
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from mosaic.errors import unknown
@@ -46,13 +46,10 @@ def plan_exactly(task: Task) -> Answer:
         task.options,
         cost=task.cost,
         machine=task.machine,
-        objective=search.objective,
         limits=search.limits,
         forbidden=task.forbidden,
     )
-    is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
-    record = result.record if is_proof else replace(result.record, status="feasible")
-    return Answer(stages=_finish(task, result.stages), record=record)
+    return Answer(stages=_finish(task, result.stages), record=result.record)
 
 
 def plan_by_clustering(task: Task) -> Answer:
@@ -63,21 +60,16 @@ def plan_by_clustering(task: Task) -> Answer:
         task.options,
         cost=task.cost,
         machine=task.machine,
-        deterministic_limit=search.deterministic_limit,
         left=lambda: countdown.left,
         spend=countdown.spend,
     )
-    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, left=lambda: countdown.left)
+    result = cluster(task.graph, evaluator, left=lambda: countdown.left)
     if countdown.left <= 0:
         _log.warning(
             "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", search.limits.effort
         )
     if evaluator.num_unresolved:
-        _log.warning(
-            "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",
-            evaluator.num_unresolved,
-            search.deterministic_limit,
-        )
+        _log.warning("CP-SAT gave up %d questions; there may be a better plan", evaluator.num_unresolved)
     record = SearchRecord(
         method="gahc",
         num_evaluations=result.num_evaluations,

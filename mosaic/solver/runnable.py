@@ -1,6 +1,14 @@
-"""A plan for the engine: by any method, with slots left to communication and its times in the plan."""
+"""A plan for the engine: by any method, with slots left to communication and its times in the plan.
+
+A collective on a GPU is a kernel: NCCL runs a CTA for each channel, and each occupies an SM while it runs. Held to a
+number of CTAs (``max_ctas`` of its communicator) on a device with as many SMs that no module has, it takes none of
+theirs. A reserved slot includes the SMs that the split into slots leaves over: of a Hopper device's 132 SMs, 16 slots
+of 8, that is 4.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.cost.communication import RankedCost
@@ -9,7 +17,6 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.methods import method_of
 from mosaic.solver.predict import with_communication
-from mosaic.solver.reserve import with_reserved, without_reserved
 from mosaic.solver.shared_network import plan_for_shared_network
 from mosaic.solver.solve import solve
 from mosaic.solver.task import SearchOptions
@@ -47,7 +54,7 @@ def plan_to_run(
         device: What one of the devices is.
         num_devices: How many of them.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
-        communication_slots: Slots of each device that no module gets; see ``reserve.py``.
+        communication_slots: Slots of each device that no module gets.
 
     Raises:
         InfeasibleError: A module fits on no device, or there is no plan that devices hold.
@@ -61,3 +68,23 @@ def plan_to_run(
         plan = solve(graph, cost, left, num_devices=num_devices, method=method, search=search)
         plan = with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
     return with_reserved(plan, device, communication_slots)
+
+
+def without_reserved(device: Device, slots: int) -> Device:
+    """Returns the device that modules are planned for: without its last ``slots`` slots.
+
+    Raises:
+        ValueError: No slot is left for modules.
+    """
+    if not 0 <= slots < device.num_slots:
+        raise ValueError(
+            f"communication_slots={slots} of {device.num_slots} slots of {device.name}; modules need at least one of "
+            "them, and none may be negative"
+        )
+    return replace(device, num_slots=device.num_slots - slots) if slots else device
+
+
+def with_reserved(plan: Plan, device: Device, slots: int) -> Plan:
+    """Returns a plan for the device without reserved slots as one for the whole device that reserves them."""
+    sms = slots * device.sms_per_slot + device.remainder_sms if slots else 0
+    return replace(plan, device=device, communication_slots=slots, communication_sms=sms)

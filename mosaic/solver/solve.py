@@ -62,7 +62,7 @@ def solve(
     in_turn = tuple(alone(name, options[name]) for name in order)
     is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:
-        in_turn = place_stages(in_turn, machine, is_disturbed=False) or place_in_turn(order, options, machine)
+        in_turn = place_stages(in_turn, machine) or place_in_turn(order, options, machine)
     left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # options may be a hundred thousand
     task = Task(
         method=chosen.name,

@@ -9,7 +9,6 @@ from functools import cached_property
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.exact import Objective
 from mosaic.solver.limits import SearchLimits
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.predict import PlacedTimes
@@ -36,21 +35,12 @@ class PlannerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How to search; every part can be switched off, to measure what it is worth."""
+    """How to search."""
 
     grid: QuotaGrid = field(default_factory=QuotaGrid)
     """Quotas to consider; by default every slot."""
-    objective: Objective = "phases"
-    """What an exact search minimises: ``phases``, each stage's slowest forward plus its slowest backward, which is what
-    a plan predicts; or ``sum``, the paper's Eq. 4."""
-    prune: bool = True
-    """Algorithm 1, line 11: drop merges that cannot beat the best so far."""
-    cache: bool = True
-    """Evaluate a set of modules only once."""
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
-    deterministic_limit: float = 1.0
-    """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
     limits: SearchLimits = field(default_factory=SearchLimits)
     """What ends a search."""
     hold_memory: bool = True

@@ -13,8 +13,9 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
+from mosaic.hardware import Link
 from mosaic.profile import Profile
-from mosaic.profiler import Counters, ProfileCache, ProfileSettings, Ring, open_counters, profile_modules
+from mosaic.profiler import Counters, ProfileCache, ProfileSettings, open_counters, profile_modules
 
 pytestmark = pytest.mark.gpu
 
@@ -101,7 +102,7 @@ def test_samples_have_counters_and_memory(counters: Counters, backend: Backend):
 def test_quotas_degrees_and_a_cache(backend: Backend, tmp_path: Path):
     cache = ProfileCache(tmp_path)
     quotas = [1, backend.device.num_slots]
-    choice = {"quotas": quotas, "degrees": [1, 2], "network": Ring(latency_us=5.0, gb_per_s=400.0)}
+    choice = {"quotas": quotas, "degrees": [1, 2], "network": Link(latency_us=5.0, gb_per_s=400.0)}
     first = profiled(backend, cache=cache, **choice)
     assert {sample.quota for sample in first.samples} == set(quotas)
     assert {sample.degree for sample in first.samples} == {1, 2}

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +25,13 @@ KernelsOf = Literal["cuda", "host"]
 """Kind of device whose kernels are counted."""
 Settings = Callable[[], AbstractContextManager[Any]]
 """Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
+
+
+class _Results(NamedTuple):
+    rows: set[int]
+    """First dimensions."""
+    num_bytes: int
+    gradient_bytes: int
 
 
 def count_module(
@@ -70,7 +77,7 @@ def count_module(
     resize = _resizing(likely, batch) if batch is not None and likely else None
     known: LayerCounts = {} if layers is None else layers
 
-    def run(on_meta: bool) -> tuple[nn.Module, Tally, set[int]]:
+    def run(on_meta: bool) -> tuple[nn.Module, Tally, _Results]:
         fake_mode = None if on_meta or with_data else FakeTensorMode(allow_non_fake_inputs=True)
         if with_data:
             fake, (fake_args, fake_kwargs) = copy.deepcopy(module), copy.deepcopy(call_inputs)
@@ -84,19 +91,19 @@ def count_module(
         tally = Tally((*fake.parameters(), *fake.buffers()))
         recorder.tallies.append(tally)
         with torch.device("meta") if on_meta else fake_mode or nullcontext(), repeated:
-            sizes = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
-        return fake, tally, sizes
+            results = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
+        return fake, tally, results
 
     # Tensors on the meta device are several times faster than fake ones on the CPU, but they follow neither the CPU's
     # autocast nor its kernels, and do not mix with tensors that a module makes on the CPU.
     on_meta = target == "cuda" and not with_data and not _casts(settings)
     try:
         try:
-            fake, tally, result_sizes = run(on_meta)
+            fake, tally, results = run(on_meta)
         except Exception:  # a module may fail on the meta device in any way
             if not on_meta:
                 raise
-            fake, tally, result_sizes = run(False)
+            fake, tally, results = run(False)
     except Exception as error:  # whatever a user's module raises on tensors without data
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         raise UnsupportedModelError(
@@ -105,7 +112,7 @@ def count_module(
         ) from error
     trained = _num_bytes_of(parameter for parameter in fake.parameters() if parameter.requires_grad)
     return ModuleCounts(
-        batch=batch if resize is not None and batch is not None else _rows(sizes, result_sizes, likely),
+        batch=batch if resize is not None and batch is not None else _rows(sizes, results.rows, likely),
         forward=PhaseCounts(operators=merge_equal(tally.phases[0])),
         backward=PhaseCounts(operators=merge_equal(tally.phases[1])),
         memory=MemoryCounts(
@@ -117,6 +124,8 @@ def count_module(
             forward_peak_bytes=tally.forward_peak_bytes,
             backward_peak_bytes=tally.memory.peak_bytes if tally.phases[1] else 0,
         ),
+        result_bytes=results.num_bytes,
+        result_gradient_bytes=results.gradient_bytes,
     )
 
 
@@ -127,8 +136,8 @@ def _run(
     recorder: Recorder,
     functions: AbstractContextManager[Any],
     settings: Settings,
-) -> set[int]:
-    """Runs forward and backward; returns the first dimensions of the results."""
+) -> _Results:
+    """Runs forward and backward."""
     tally = recorder.tallies[-1]
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor)
     for parameter in module.parameters():
@@ -137,14 +146,14 @@ def _run(
     with functions, torch.enable_grad(), recorder, hooks, settings():
         results = tensors_of(module(*args, **kwargs))
     tally.start_backward()
-    sizes = {len(result) for result in results if result.dim()}
     trained = [result for result in results if result.requires_grad]
+    described = _Results({len(r) for r in results if r.dim()}, _num_bytes_of(results), _num_bytes_of(trained))
     results = []
     if trained:
         gradients = [torch.empty_like(result) for result in trained]
         with functions, recorder:
             torch.autograd.backward(trained, gradients)
-    return sizes
+    return described
 
 
 def _casts(settings: Settings | None) -> bool:

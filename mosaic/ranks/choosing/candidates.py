@@ -11,8 +11,7 @@ from mosaic.device import Device
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.solver.reserve import with_reserved, without_reserved
-from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run
+from mosaic.solver.runnable import DATA_PARALLEL, plan_to_run, with_reserved, without_reserved
 from mosaic.take_turns import TrialSettings
 
 RANK_TRIAL = TrialSettings(

@@ -23,7 +23,6 @@ from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
     ProgressCallback,
-    Ring,
     Route,
     measure_ring,
     measure_route,
@@ -58,7 +57,7 @@ def plans_of_first(
 
 def _planned(
     on: Prepared,
-    ring: Ring,
+    ring: Link,
     route: Route | None,
     options: Options,
     trial: TrialSettings | None,
@@ -95,7 +94,7 @@ def cost_of_ranks(
     model: nn.Module,
     finding: Finding,
     profile: Profile,
-    ring: Ring,
+    ring: Link,
     num_ranks: int,
     *,
     sums_over_ring: bool = True,
@@ -123,22 +122,18 @@ def cost_of_ranks(
     return RankedCost(
         CostModel.from_profile(profile),
         traffic,
-        link_of(ring),
+        ring,
         num_ranks,
         included_ms=included_ms,
         with_reduction=sums_over_ring,
-        routes=link_of(route) if route is not None else None,
+        routes=route,
         agreement_ms=route.agreement_ms if route is not None else 0.0,
     )
 
 
-def link_of(measured: Ring | Route) -> Link:
-    return Link(gb_per_s=measured.gb_per_s, latency_us=measured.latency_us)
-
-
 def profile_of_all(
     on: Prepared,
-    ring: Ring,
+    ring: Link,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
     kept: ProfileCache | None = None,

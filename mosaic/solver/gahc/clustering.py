@@ -1,11 +1,12 @@
 """Greedy agglomerative hierarchical clustering of modules into stages: the paper's Algorithm 1.
 
 Comments name the algorithm's lines. Everything is compared in whole nanoseconds and ties go to the pair
-that comes first, so pruning and caching change how much is computed and never what comes out.
+that comes first, so what is pruned or known already could not change the result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -30,32 +31,23 @@ class GahcResult:
 
 
 def cluster(
-    graph: ModuleGraph,
-    evaluator: StageEvaluator,
-    *,
-    prune: bool = True,
-    cache: bool = True,
-    left: Callable[[], float] | None = None,
+    graph: ModuleGraph, evaluator: StageEvaluator, *, left: Callable[[], float] = lambda: math.inf
 ) -> GahcResult:
     """Runs Algorithm 1.
 
     Args:
         graph: Modules and their dependencies.
         evaluator: Line 13's StageEval.
-        prune: Whether line 11 drops merges that cannot beat the best so far.
-        cache: Whether a set of modules is evaluated only once.
         left: Effort that is left, asked for before each pair; at 0, what has been merged so far is the result.
     """
-    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, left=left).run()
+    return _Search(graph=graph, evaluator=evaluator, left=left).run()
 
 
 @dataclass
 class _Search:
     graph: ModuleGraph
     evaluator: StageEvaluator
-    prune: bool
-    cache: bool
-    left: Callable[[], float] | None = None
+    left: Callable[[], float]
     num_evaluations: int = 0
     num_cache_hits: int = 0
     num_pruned: int = 0
@@ -94,13 +86,13 @@ class _Search:
         best: tuple[int, int, StageResult] | None = None
         reach = reachable(stages, self.feeds())
         for x, y in combinations(range(len(stages)), 2):  # line 8
-            if self.left is not None and self.left() <= 0:
+            if self.left() <= 0:
                 break
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue
             first, second = stages[x], stages[y]
             apart = results[first].latency_ns + results[second].latency_ns
-            if self.prune and not self.evaluator.can_meet(self.names(first | second), apart - best_gain - 1):
+            if not self.evaluator.can_meet(self.names(first | second), apart - best_gain - 1):
                 self.num_pruned += 1  # lines 11-12: no gain above the best so far is attainable
                 continue
             merged = self.evaluate(first | second)  # line 13
@@ -109,14 +101,12 @@ class _Search:
         return best
 
     def evaluate(self, stage: int) -> StageResult | None:
-        if self.cache and stage in self.known:
+        if stage in self.known:
             self.num_cache_hits += 1
             return self.known[stage]
         self.num_evaluations += 1
-        result = self.evaluator.evaluate(self.names(stage))
-        if self.cache:
-            self.known[stage] = result
-        return result
+        self.known[stage] = self.evaluator.evaluate(self.names(stage))
+        return self.known[stage]
 
     def names(self, stage: int) -> list[str]:
         return [name for name in self.order if self.bit[name] & stage]

@@ -32,6 +32,8 @@ from mosaic.solver.stage import Machine
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
 
+QUESTION_EFFORT = 1.0
+"""Most effort for one question, in CP-SAT's deterministic time (about seconds)."""
 _VARIABLE_EFFORT = 1.5e-5
 """Of making a model, for each of its variables."""
 
@@ -50,7 +52,7 @@ class SatQuestion:
     """A pairwise interference; None where there is none or where it is not pairwise."""
     forbidden: Sequence[Group] = ()
     """Groups that must not share a device exactly so."""
-    deterministic_limit: float = 1.0
+    deterministic_limit: float = QUESTION_EFFORT
     """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mosaic.cost import Cost
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
-from mosaic.solver.gahc.placement import Group, SatAnswer, SatQuestion, ask
+from mosaic.solver.gahc.placement import QUESTION_EFFORT, Group, SatAnswer, SatQuestion, ask
 from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.stage import Machine, StageResult, alone
 
@@ -40,7 +40,6 @@ class StageEvaluator:
         cost: Cost,
         machine: Machine,
         tolerance: float = 1e-3,
-        deterministic_limit: float = 1.0,
         left: Callable[[], float] = lambda: math.inf,
         spend: Callable[[float], object] = lambda effort: None,
     ) -> None:
@@ -51,7 +50,6 @@ class StageEvaluator:
             cost: Asked for interference only.
             machine: Devices to place on.
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
-            deterministic_limit: Effort for one question, in CP-SAT's deterministic time (about seconds).
             left: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
             spend: Told what each question took.
         """
@@ -59,7 +57,6 @@ class StageEvaluator:
         self._cost = cost
         self._machine = machine
         self._tolerance = tolerance
-        self._limit = deterministic_limit
         self._left = left
         self._spend = spend
         self._is_disturbed = not cost.interference.is_zero
@@ -130,7 +127,7 @@ class StageEvaluator:
                     target_ns=target_ns,
                     extras=self._extras,
                     forbidden=forbidden,
-                    deterministic_limit=min(self._limit, left),
+                    deterministic_limit=min(QUESTION_EFFORT, left),
                 )
             )
             self._spend(answer.effort)

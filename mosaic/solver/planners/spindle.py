@@ -22,7 +22,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from mosaic.graph import ModuleGraph, Part
 from mosaic.solver.planners.waves import Job, Wave, Widths, plan_waves, widths_of
@@ -89,13 +88,6 @@ class MetaOp:
     """T(n): time of one operator at each of them, falling; in any one unit."""
     num_operators: int
     """L, its operators."""
-
-    def __post_init__(self) -> None:
-        falls = all(after < before for before, after in pairwise(self.times))
-        if not self.degrees or len(self.degrees) != len(self.times) or not falls or self.times[-1] < 0:
-            raise ValueError(
-                f"degrees={self.degrees}, times={self.times}; a MetaOp has a time for each degree, and they fall"
-            )
 
     @classmethod
     def of(cls, widths: Widths, num_layers: int) -> MetaOp:

@@ -102,7 +102,7 @@ def _find_devices(task: Task, waves: Waves) -> Devices | None:
             first += option.degree
         starts = {name: (0,) * option.degree for name, (option, _) in choices.items()}
         stages.append(StageResult(latency_ns=0, choices=choices, starts=starts))
-    placed = place_stages(tuple(stages), machine, is_disturbed=False) if task.is_held else tuple(stages)
+    placed = place_stages(tuple(stages), machine) if task.is_held else tuple(stages)
     if placed is None:
         return None
     return {

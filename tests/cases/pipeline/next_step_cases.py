@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from mosaic.pipelining.next_step.worker import Search
+from mosaic.pipelining.next_step import Search
 
 
 class Unreadable:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import pytest
-from brute_force import best_stage, plan_by_brute_force
+from brute_force import best_stage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_cases import linear, profile_of, sample
@@ -24,8 +23,7 @@ from mosaic.cost import (
 )
 from mosaic.cost.surfaces import time_bounds
 from mosaic.profile import Phase, Sample
-from mosaic.solver import StageEvaluator, solve
-from mosaic.solver.exact import why_not_exact
+from mosaic.solver import StageEvaluator
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
@@ -66,48 +64,6 @@ def test_stage_eval_finds_what_enumeration_finds_under_every_form(made, num_devi
     assert (found is None) == (exact is None)
     if found is not None and exact is not None:
         assert found.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
-
-
-@given(disturbed(), st.integers(1, 2))
-@BOUNDED
-def test_the_exact_search_agrees_with_brute_force_under_every_form_or_says_why_it_cannot(
-    made, num_devices: int
-) -> None:
-    cost, profile = made
-    reason = why_not_exact(profile.graph, cost)
-    if reason is None:
-        exact, best = (
-            plan(profile.graph, cost, profile.device, num_devices=num_devices).predicted_ms
-            for plan in (partial(solve, method="exact"), plan_by_brute_force)
-        )
-        assert exact == pytest.approx(best, rel=1e-6)
-    else:
-        assert not cost.interference.is_pairwise
-        with pytest.raises(ValueError, match=r"use method='gahc'"):
-            solve(profile.graph, cost, profile.device, method="exact")
-
-
-def test_equation_8_is_searched_exactly_where_bandwidth_rises_with_the_quota() -> None:
-    profile = profile_of({name: (lambda d, q: 8 / (d * q**0.2)) for name in "abc"}, num_slots=4)
-    shares = Shares({name: 0.2 * (index + 1) for index, name in enumerate("abc")})
-    cost = CostModel.from_profile(profile)
-    cost.interference = Eq8Interference({phase: Eq8(e1=0.1, e2=1.0, e3=2.0) for phase in Phase}, shares)
-    assert why_not_exact(profile.graph, cost) is None
-    exact = solve(profile.graph, cost, profile.device, method="exact")
-    best = plan_by_brute_force(profile.graph, cost, profile.device)
-    assert exact.predicted_ms == pytest.approx(best.predicted_ms)
-    assert exact.search.status == "optimal"
-    assert exact.predicted_ms > solve(profile.graph, CostModel.from_profile(profile), profile.device).predicted_ms
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Bandwidth in proportion to slots."""
-
-    of: dict[str, float]
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        return self.of[module] * quota / 4
 
 
 TIMES = st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, max_size=8)

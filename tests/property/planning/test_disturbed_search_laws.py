@@ -18,13 +18,13 @@ from mosaic.cost import (
     Eq8Interference,
     Interference,
     MeasuredInterference,
+    PairwiseInterference,
+    Sharing,
 )
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
-from mosaic.solver.exact import pair_shares, pair_table, why_not_exact
+from mosaic.solver.exact import why_not_exact
 from mosaic.solver.instance import Instance, InstanceModule, InstanceOption, TableCost
-from mosaic.solver.options import all_options
-from mosaic.solver.stage import Machine
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,14 @@ def by_equation_8(draw: st.DrawFn, instance: Instance) -> Eq8Interference:
 
 
 @st.composite
+def by_bandwidth(draw: st.DrawFn, instance: Instance) -> PairwiseInterference:
+    weight = st.floats(0, 4)
+    return PairwiseInterference(
+        draw(phases(st.builds(Sharing, pressure=weight, product=weight))), draw(bandwidths(instance))
+    )
+
+
+@st.composite
 def roomy(draw: st.DrawFn) -> Instance:
     """Modules at every quota of one degree, some of them no faster with more slots: these may be had to be milder."""
     num_slots = draw(st.integers(3, 6))
@@ -113,7 +121,7 @@ def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
     """Instances with memory and pins, disturbed by a form instead of by their own pairs."""
     instance = draw(instances(most_modules=4, has_pairs=False) | roomy())
     cost: Cost = TableCost(instance)
-    forms = {"measured": measured, "eq8": by_equation_8}
+    forms = {"measured": measured, "eq8": by_equation_8, "pairwise": by_bandwidth}
     cost.interference = draw(forms[form](instance))
     return instance, cost
 
@@ -135,33 +143,9 @@ def test_exact_agrees_with_brute_force_beside_measured_pairs_that_get_milder_wit
 
 
 @bounded(120)
-@given(made=disturbed("eq8"))
-def test_exact_agrees_with_brute_force_under_equation_8(made):
+@given(made=disturbed("eq8") | disturbed("pairwise"))
+def test_exact_agrees_with_brute_force_under_forms_over_bandwidth(made):
     agrees_with_brute_force(*made)
-
-
-@bounded(60)
-@given(made=disturbed("measured"))
-def test_shares_by_pair_say_the_same_as_one_question_for_each_pair_of_options(made):
-    instance, cost = made
-    options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
-    names = instance.graph.topological_order()
-    machine = Machine(num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=0)
-    by_phase = pair_shares(names, options, cost.interference)
-    assert by_phase is not None
-    for phase, shares in zip(Phase, by_phase, strict=True):
-        table = pair_table(names, options, cost, machine, phase)
-        rows = {(own, other): rows for own, other, rows in shares}
-        for own, name in enumerate(names):
-            quotas = sorted({option.quota for option in options[name]})
-            for other, beside in enumerate(names):
-                held = sorted({option.quota for option in options[beside]})
-                for at, option in enumerate(options[name]):
-                    alone = option.forward_ns if phase is Phase.FORWARD else option.backward_ns
-                    for place, quota in enumerate(held):
-                        share = rows[own, other][quotas.index(option.quota)][place] if (own, other) in rows else 0.0
-                        written = table[own][at][other * (instance.num_slots + 1) + quota]
-                        assert written == pytest.approx(alone * share, abs=1)
 
 
 @bounded(60)

@@ -26,14 +26,6 @@ def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
         assert other.bound_ms is None or other.bound_ms <= truth.objective_ms + ROUNDING_MS
 
 
-@bounded(25)
-@given(instance=instances(most_modules=4))
-def test_algorithm_1_is_never_below_the_optimum(instance):
-    exact, _ = solve_instance(instance)
-    gahc, _ = solve_instance(instance, method="gahc")
-    assert exact.objective_ms <= gahc.objective_ms + ROUNDING_MS
-
-
 @bounded(40)
 @given(
     shape=st.sampled_from(SHAPES),

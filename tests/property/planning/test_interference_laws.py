@@ -49,19 +49,20 @@ def extra_ms(form: Interference, beside: str) -> float:
 
 @given(st.data(), SHARES)
 @BOUNDED
-def test_a_module_alone_loses_nothing(data: st.DataObject, shares: list[float]) -> None:
-    assert extra_ms(data.draw(forms(shares)), "") == 0
-
-
-@given(st.data(), SHARES)
-@BOUNDED
-def test_more_neighbours_never_cost_less_and_no_set_of_them_pays(data: st.DataObject, shares: list[float]) -> None:
+def test_more_neighbours_never_cost_less_and_each_form_is_what_it_says(
+    data: st.DataObject, shares: list[float]
+) -> None:
     form = data.draw(forms(shares))
     order = "".join(data.draw(st.permutations(NAMES[1:])))
     costs = [extra_ms(form, order[:count]) for count in range(len(order) + 1)]
     assert costs[0] == 0
     for fewer, more in itertools.pairwise(costs):
         assert more >= fewer * ROUNDING >= 0
+    if form.is_pairwise:
+        in_turn = sum(extra_ms(form, name) for name in NAMES[1:])
+        assert abs(costs[-1] - in_turn) <= 1e-9 * max(1.0, in_turn)
+    if form.is_zero:
+        assert costs[-1] == 0
 
 
 @given(st.data(), SHARES, st.integers(1, 7), st.floats(0, 1))
@@ -84,20 +85,3 @@ def _seeded(shares: list[float], seed: int) -> Interference:
     if seed % 2:
         return Eq8Interference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
     return PairwiseInterference({F: Sharing(pressure=weights[0], product=weights[1])}, bandwidths)
-
-
-@given(st.data(), SHARES)
-@BOUNDED
-def test_a_form_that_says_it_is_pairwise_adds_up(data: st.DataObject, shares: list[float]) -> None:
-    form = data.draw(forms(shares))
-    one_by_one = sum(extra_ms(form, name) for name in NAMES[1:])
-    if form.is_pairwise:
-        assert abs(extra_ms(form, NAMES[1:]) - one_by_one) <= 1e-9 * max(1.0, one_by_one)
-
-
-@given(st.data(), SHARES)
-@BOUNDED
-def test_a_form_that_says_it_is_zero_is(data: st.DataObject, shares: list[float]) -> None:
-    form = data.draw(forms(shares))
-    if form.is_zero:
-        assert extra_ms(form, NAMES[1:]) == 0

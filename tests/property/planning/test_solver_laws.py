@@ -130,13 +130,3 @@ def test_brute_force_is_at_most_gahc_which_is_at_most_sequential_and_spare_slots
     assert greedy.predicted_ms <= in_turn.predicted_ms
     assert greedy.sequential_ms == in_turn.predicted_ms
     assert greedy.predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
-
-
-@given(instances(max_modules=5), st.booleans(), st.booleans())
-@BOUNDED
-def test_pruning_and_caching_never_change_the_answer(instance: Instance, prune: bool, cache: bool) -> None:
-    full, other = instance.plan(), instance.plan(prune=prune, cache=cache)
-    assert full.stages == other.stages
-    assert full.search.num_evaluations <= other.search.num_evaluations
-    assert prune or other.search.num_pruned == 0
-    assert cache or other.search.num_cache_hits == 0

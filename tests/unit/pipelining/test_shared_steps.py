@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import images, vision_and_text
 
-from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
-from mosaic.pipelining.next_step.worker import Search
+from mosaic.pipelining.next_step import Search
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.replicas import SharedStep, share_out, shares_of
+from mosaic.pipelining.step_planning import SharedStepPlanning, StepPlanning
 
 
 @given(times=st.lists(st.floats(0.0, 10.0), max_size=12), num_replicas=st.integers(1, 5))
@@ -34,7 +34,7 @@ def test_all_shares_are_offered_in_natural_order_before_any_is_searched():
     request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
     planning = StepPlanning(request=request, partition=partition_by("separated", request))
     offered: list[SharedStep] = []
-    search = Search(num_threads=1, seconds=0.2, offer=offered.append, is_asked=lambda: False)
+    search = Search(num_threads=1, seconds=0.2, offer=offered.append, is_taken=lambda: False)
     found = SharedStepPlanning(pipeline=planning, num_replicas=3)(images(2, 1), search)
     assert found.shares == offered[0].shares == ((0,), (1,), ())
     for step in (found, offered[0]):

@@ -9,21 +9,16 @@ import torch
 from ranks.cases import run_ranks
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.profiler import Ring, measure_ring
+from mosaic.hardware import Link
+from mosaic.profiler import measure_ring
 from mosaic.profiler.communication import fit_link
 
 
 @pytest.mark.parametrize(("degree", "expected"), [(1, 0.0), (2, 0.02 + 1.0), (4, 0.06 + 1.5)])
 def test_a_ring_takes_its_steps_and_its_bytes(degree: int, expected: float):
-    ring = Ring(latency_us=10.0, gb_per_s=1.0)
+    ring = Link(latency_us=10.0, gb_per_s=1.0)
     assert ring.all_reduce_ms(1_000_000, degree) == pytest.approx(expected)
     assert ring.all_reduce_ms(0, degree) == 0.0
-
-
-def test_a_ring_that_cannot_be_is_refused():
-    for latency, bandwidth in ((-1.0, 1.0), (0.0, 0.0), (0.0, float("nan"))):
-        with pytest.raises(ValueError, match="a bandwidth above 0"):
-            Ring(latency_us=latency, gb_per_s=bandwidth)
 
 
 def test_a_fit_finds_the_link_that_was_measured():

@@ -21,14 +21,14 @@ from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.hardware import Cluster, Link, find_hardware
 from mosaic.profile import Phase, Profile, Sample
-from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules, sweep
+from mosaic.profiler import ProfileCache, ProfileSettings, Subject, profile_modules, sweep
 from mosaic.profiler.measure import StepTimes
 from mosaic.profiler.settings import Deadline, choose_quotas
 from mosaic.profiler.sweep import compose
 from mosaic.solver import solve
 
 ALONE = dataclasses.replace(FAST, pairs=False)
-RING = Ring(latency_us=10.0, gb_per_s=1.0)
+RING = Link(latency_us=10.0, gb_per_s=1.0)
 
 
 def profiled(model: Any = None, *, slots: int = 2, settings: ProfileSettings = ALONE, **options: Any) -> Profile:

@@ -7,8 +7,9 @@ import torch
 from planning_cases import flat, profile_of
 from torch import nn
 
+from mosaic.hardware import Link
 from mosaic.profile import Phase
-from mosaic.profiler import Ring, Route
+from mosaic.profiler import Route
 from mosaic.ranks.choosing.planning import cost_of_ranks
 from mosaic.ranks.running.prepare import find_for_ranks
 
@@ -19,7 +20,7 @@ def test_a_profile_that_is_given_has_its_own_sums_and_routing_is_added():
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     finding = find_for_ranks(model, torch.randn(6, 5), NAMES)
     profile = profile_of(dict.fromkeys(NAMES, flat(3.0)), num_slots=1, degrees=(1, 2))
-    ring = Ring(latency_us=1000.0, gb_per_s=1e-5)
+    ring = Link(latency_us=1000.0, gb_per_s=1e-5)
     given = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False)
     made = cost_of_ranks(model, finding, profile, ring, 2)
     assert given.time_ms("0", Phase.BACKWARD, 2, 1) == 3.0  # no rows travel, and its sum is in it
@@ -32,7 +33,7 @@ def test_rows_that_travel_take_the_way_that_was_measured_for_them_and_ranks_agre
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     finding = find_for_ranks(model, torch.randn(6, 5), NAMES)
     profile = profile_of(dict.fromkeys(NAMES, flat(3.0)), num_slots=1, degrees=(1, 2))
-    ring = Ring(latency_us=1000.0, gb_per_s=1e-5)
+    ring = Link(latency_us=1000.0, gb_per_s=1e-5)
     fast = Route(latency_us=0.0, gb_per_s=ring.gb_per_s * 2, agreement_ms=7.0)
     by_ring = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False)
     routed = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False, route=fast)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 
 import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.errors import InfeasibleError
-from mosaic.plan import Plan
-from mosaic.profile import ModuleMemory, Profile
+from mosaic.profile import Profile
 from mosaic.report.comparison import comparison_table
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.methods import METHODS, Method, compared_methods
@@ -43,15 +40,6 @@ def test_every_planner_and_solver_is_listed_in_order() -> None:
     assert all(row.seconds > 0 and row.num_stages >= 1 for row in rows)
 
 
-def test_only_the_methods_that_were_asked_for_are_run() -> None:
-    first, second = compared(small(), methods=("exact", "megatron"))
-    assert isinstance(first.plan, Plan)
-    assert (first.method, first.status) == ("exact", "optimal")
-    assert first.bound_ms == pytest.approx(first.predicted_ms)
-    assert isinstance(second.plan, Plan)
-    assert (second.status, second.bound_ms, second.is_runnable) == ("feasible", 0.0, True)
-
-
 def test_slices_show_and_cannot_be_run() -> None:
     times = dict.fromkeys("ab", lambda degree, quota: {1: 42.0, 2: 18.0}[degree])
     profile = profile_of(times, num_slots=1, degrees=(1, 2))
@@ -78,13 +66,6 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(mon
     assert rows[1].predicted_ms is rows[1].ratio is None
     assert (rows[1].num_stages, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
     assert rows[1].reason in printed(rows, width=200)
-
-
-def test_a_module_that_fits_nowhere_is_an_error_and_not_a_row() -> None:
-    memory = [ModuleMemory(module="head", resident_bytes=500, activation_bytes=0)]
-    profile = replace(small(), memory=tuple(memory), device=replace(small().device, memory_bytes=100))
-    with pytest.raises(InfeasibleError, match="'head' needs 500 bytes"):
-        compared(profile)
 
 
 @pytest.mark.parametrize("methods", [(), ("magic",), ("exact", "exact")])

@@ -95,13 +95,6 @@ def test_a_senseless_grid_is_refused(step: int, percents: tuple[float, ...] | No
         QuotaGrid(step_slots=step, percents=percents)
 
 
-def test_the_same_input_gives_the_same_plan() -> None:
-    times = {"a": linear(9), "b": linear(7), "c": flat(5)}
-    first, second = (plan_of(profile_of(times, num_slots=4, degrees=(1, 2)), num_devices=2) for _ in range(2))
-    assert first.stages == second.stages
-    assert replace(first.search, seconds=0) == replace(second.search, seconds=0)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_single_module_is_planned_by_every_method(method: str) -> None:
     assert plan_of(profile_of({"m": linear(4)}, num_slots=2), method=method).predicted_ms == 4.0
@@ -185,11 +178,3 @@ def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixtu
     assert "TwoBesideEachOther is neither a sum over pairs" in caplog.text
     with pytest.raises(ValueError, match="TwoBesideEachOther is neither a sum over pairs"):
         solve(profile.graph, cost, profile.device, method="exact")
-
-
-def test_the_sum_of_the_paper_is_no_proof_for_the_phases() -> None:
-    profile = profile_of_opposite_phases({"c": flat(20), "d": flat(20)})
-    cost = CostModel.from_profile(profile)
-    by_sum = solve(profile.graph, cost, profile.device, search=SearchOptions(objective="sum"))
-    assert by_sum.search.status == "feasible"
-    assert by_sum.search.bound_ms <= solve(profile.graph, cost, profile.device).predicted_ms <= by_sum.predicted_ms

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.next_step.planner import NextStepPlanner
-from mosaic.pipelining.next_step.step_planning import SharedStepPlanning, StepPlanning
+from mosaic.pipelining.next_step import NextStepPlanner
 from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.ways import Way
@@ -61,10 +61,9 @@ class StepSchedules:
         is_announced, self._announced = self._announced == number, -1
         found = None
         if self._world.rank == 0 and is_announced and self._ahead is not None:
-            handed = self._ahead.take(number)
-            is_same = handed.step == number and key == self._announced_key  # modes may have changed since
-            found = handed.schedule if is_same else None
-            self._note(number, handed.error)
+            planned = self._ahead.take(number)
+            found = planned.schedule if key == self._announced_key else None  # modes may have changed since
+            self._note(number, planned.error)
         if is_announced:
             found = self._world.broadcast(found)
         if found is None and key in self._known:

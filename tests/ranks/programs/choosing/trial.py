@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
+from mosaic.hardware import Link
 from mosaic.profile import Profile
-from mosaic.profiler import CpuTime, ForeignLoad, Ring, Route
+from mosaic.profiler import CpuTime, ForeignLoad, Route
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
@@ -92,9 +93,9 @@ def measured() -> Profile:
     return profile_of({LEFT: flat(10), RIGHT: flat(10)}, num_slots=1, degrees=(1, 2))
 
 
-def links(*_: Any, **__: Any) -> Ring:
+def links(*_: Any, **__: Any) -> Link:
     """Says what links there are, as the profile does of modules: on a busy machine measured ones may be any."""
-    return Ring(latency_us=50.0, gb_per_s=1.0)
+    return Link(latency_us=50.0, gb_per_s=1.0)
 
 
 def ways(*_: Any, **__: Any) -> Route:

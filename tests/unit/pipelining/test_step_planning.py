@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bench.papers.pipeline_models import find_known_model
-from mosaic.pipelining.next_step.planner import NextStepPlanner
-from mosaic.pipelining.next_step.step_planning import StepPlanning
+from mosaic.pipelining.next_step import NextStepPlanner
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
+from mosaic.pipelining.step_planning import StepPlanning
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 
@@ -22,11 +22,10 @@ def test_each_step_is_planned_ahead_for_its_own_microbatches_and_no_later_than_i
     with NextStepPlanner(planning) as planner:
         for step, microbatches in enumerate(drawn):
             planner.start(step, microbatches, step_s=2.0)
-            handed = planner.take(step, wait_s=60.0)
-            assert not handed.error
-            assert handed.step == step
+            planned = planner.take(step, wait_s=60.0)
+            assert not planned.error
             graph = space.tasks(request, partition, microbatches)
             natural = plan_step(
                 request, microbatches, partition=partition, options=PlannerOptions(method="natural", weights="with")
             )
-            assert check_pipeline_schedule(handed.schedule, graph).makespan_ns <= 1.05 * natural.makespan_ns
+            assert check_pipeline_schedule(planned.schedule, graph).makespan_ns <= 1.05 * natural.makespan_ns

@@ -1,0 +1,179 @@
+"""Planning ahead: which schedule is taken when, and the ways in which planning fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from next_step_cases import plan
+
+from mosaic.pipelining.next_step import BUDGET_SHARE, NextStepPlanner, Planned
+
+PATIENCE_S = 60.0
+"""On a busy machine; nothing waits so long."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[NextStepPlanner]:
+    with NextStepPlanner(plan) as planner:
+        yield planner
+
+
+class Steps:
+    number = 0
+
+    def __init__(self, planner: NextStepPlanner) -> None:
+        self.planner = planner
+
+    def start(self, step_s: float | None = None, **metadata: Any) -> None:
+        Steps.number += 1
+        self.planner.start(Steps.number, metadata, step_s=step_s)
+
+    def take(self, wait_s: float = PATIENCE_S) -> Planned:
+        return self.planner.take(Steps.number, wait_s=wait_s)
+
+
+@pytest.fixture
+def steps(shared: NextStepPlanner) -> Steps:
+    """Steps of one planner for many tests: the numbers go on."""
+    return Steps(shared)
+
+
+def test_a_schedule_is_planned_elsewhere_and_taken(steps: Steps) -> None:
+    for value in (3, 4):
+        steps.start(do="double", value=value)
+        assert steps.take() == Planned(schedule=2 * value)
+
+
+def test_the_best_so_far_is_taken_while_the_search_goes_on_and_the_search_then_ends(steps: Steps) -> None:
+    steps.start(do="offer", values=["good"])
+    assert steps.take() == Planned(schedule="good")
+    steps.start(do="double", value=1)
+    assert steps.take().schedule == 2
+
+
+def test_a_step_for_which_nothing_was_found_has_no_schedule_and_a_new_step_ends_it(steps: Steps) -> None:
+    steps.start(do="until over")
+    assert steps.take(wait_s=0) == Planned()
+    steps.start(do="until over")
+    steps.start(do="double", value=8)
+    assert steps.take().schedule == 16
+
+
+@pytest.mark.parametrize(("what", "said"), [("exit", "enough"), ("unreadable", "no such class here")])
+def test_an_error_is_reported_and_the_next_step_is_planned(steps: Steps, what: str, said: str) -> None:
+    steps.start(do=what)
+    planned = steps.take()
+    assert planned.schedule is None
+    assert said in planned.error
+    steps.start(do="double", value=6)
+    assert steps.take().schedule == 12
+
+
+def test_an_offer_before_an_error_is_taken_with_the_error(steps: Steps) -> None:
+    steps.start(do="fail", offer="good enough")
+    planned = steps.take()
+    while not planned.error:
+        planned = steps.take()
+    assert planned.schedule == "good enough"
+    assert "RuntimeError: no such link" in planned.error
+    assert "next_step_cases.py" in planned.error
+
+
+def test_a_search_has_a_share_of_the_steps_own_time_and_ends_with_it(steps: Steps) -> None:
+    steps.start(step_s=100.0, do="seconds")
+    (left,) = steps.take().schedule
+    assert 0 < left <= 100 * BUDGET_SHARE
+    steps.start(do="seconds")
+    assert steps.take().schedule == [None]
+    steps.start(step_s=0.01, do="until over")
+    assert steps.take() == Planned(schedule="over")
+
+
+def test_the_process_has_no_torch_and_half_of_the_cores(shared: NextStepPlanner, steps: Steps) -> None:
+    half = max(1, len(os.sched_getaffinity(0)) // 2)
+    steps.start(do="environment")
+    assert steps.take().schedule == {"torch": False, "cores": half, "threads": half, "pid": shared.pid}
+    assert shared.pid != os.getpid()
+
+
+def test_a_process_that_dies_is_reported_and_replaced_but_not_for_ever() -> None:
+    with NextStepPlanner(plan) as planner:
+        for step, what in enumerate(("double", "die", "double", "die", "die", "die")):
+            planner.start(step, {"do": what, "value": 2})
+            planned = planner.take(step, wait_s=PATIENCE_S)
+            if what == "die":
+                assert "exit code 7" in planned.error
+            else:
+                assert planned == Planned(schedule=4)
+        planner.start(6, {"do": "double", "value": 2})
+        assert "3 times in a row" in planner.take(6, wait_s=PATIENCE_S).error
+
+
+def test_a_process_that_does_not_stop_is_replaced() -> None:
+    with NextStepPlanner(plan, grace_s=0.01) as planner:
+        planner.start(0, {"do": "hang"})
+        assert planner.take(0, wait_s=PATIENCE_S).schedule == "hanging"
+        stuck = planner.pid
+        planner.start(1, {"do": "double", "value": 4})
+        assert "checks no should_stop()" in planner.take(1, wait_s=0.1).error
+        planner.start(2, {"do": "double", "value": 5})
+        assert planner.take(2, wait_s=PATIENCE_S).schedule == 10
+        assert planner.pid != stuck
+
+
+def test_closing_ends_a_process_that_hangs() -> None:
+    planner = NextStepPlanner(plan)
+    planner.start(0, {"do": "hang"})
+    planner.take(0, wait_s=PATIENCE_S)
+    pid = planner.pid
+    assert pid is not None
+    planner.close()
+    planner.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_process_dies_with_its_parent() -> None:
+    script = f"""
+import os, signal
+from next_step_cases import plan
+from mosaic.pipelining.next_step import NextStepPlanner
+planner = NextStepPlanner(plan)
+planner.start(0, {{"do": "hang"}})
+assert planner.take(0, wait_s={PATIENCE_S}).schedule == "hanging"
+print(planner.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as parent:
+        said, _ = parent.communicate(timeout=PATIENCE_S)  # the output ends when the planning process ends, too
+    assert int(said) > 0
+
+
+def not_here(metadata: Any, search: Any) -> None: ...
+
+
+def test_a_function_whose_module_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gone_module", sys.modules[__name__])
+    monkeypatch.setattr(not_here, "__module__", "gone_module")
+    with NextStepPlanner(not_here) as planner:
+        planner.start(0, {})
+        planned = planner.take(0, wait_s=PATIENCE_S)
+    assert planned.schedule is None
+    assert "No module named 'gone_module'" in planned.error
+
+
+def test_wrong_arguments_are_refused(shared: NextStepPlanner) -> None:
+    with pytest.raises(ValueError, match="num_threads=1000; use 1 to"):
+        NextStepPlanner(plan, num_threads=1000)
+    with pytest.raises(ValueError, match="step -3 is taken"):
+        shared.take(-3)
+    with pytest.raises(ValueError, match="step_s=nan"):
+        shared.start(1, {}, step_s=float("nan"))
