@@ -23,7 +23,6 @@ from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
     ProgressCallback,
-    Route,
     measure_ring,
     measure_route,
     profile_modules,
@@ -58,7 +57,7 @@ def plans_of_first(
 def _planned(
     on: Prepared,
     ring: Link,
-    route: Route | None,
+    route: Link | None,
     options: Options,
     trial: TrialSettings | None,
     kept: ProfileCache | None,
@@ -98,7 +97,7 @@ def cost_of_ranks(
     num_ranks: int,
     *,
     sums_over_ring: bool = True,
-    route: Route | None = None,
+    route: Link | None = None,
 ) -> RankedCost:
     """Returns the cost model of a profile with what ranks tell each other.
 
@@ -127,7 +126,6 @@ def cost_of_ranks(
         included_ms=included_ms,
         with_reduction=sums_over_ring,
         routes=route,
-        agreement_ms=route.agreement_ms if route is not None else 0.0,
     )
 
 
