@@ -142,9 +142,12 @@ def become(program: Program, rank: int) -> Callable[[], Any]:
     os.dup2(nothing, 0)
     os.environ.clear()
     os.environ.update(program.environment)
+    import torch
+
     module, function = program.function.split(":")
     if function not in getattr(sys.modules[module], "WHOLE_EXITS", ()):
         leave_early()
+    torch.set_num_threads(1)  # torch makes its pool of threads anew after a fork, which no two threads may do at once
     found = getattr(sys.modules[module], function)
     return lambda: found(rank, program.size, place)
 

@@ -293,6 +293,8 @@ class HostLanes(Lanes):
         """Starts the threads of lanes."""
         started = threading.Semaphore(0)
         own_threads = torch.get_num_threads()
+        # After a fork torch makes its pool of threads anew at the first use, and two threads must not do so at once.
+        torch.set_num_threads(own_threads)
         for key in keys:
             lane, pinned = self._lanes[key], None
             if self._cores is not None:

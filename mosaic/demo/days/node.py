@@ -185,6 +185,8 @@ class Run:
         while not happened():
             ended = self._child.poll() is not None
             if ended or monotonic() > until:
+                if ended:
+                    self.wait()  # for the lines that it has printed
                 self.kill_all()
                 came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
                 raise MosaicError(f"the run {came} before {what} came; see what it printed above")

@@ -91,7 +91,7 @@ def test_contexts_have_a_price_and_what_is_not_given_back_is_counted(gpu: Any):
         assert creation.kept_bytes == TINY.repeats * MIB
     assert (driver.open_pools, driver.lent) == (0, 0)
     assert result.origin.driver_version == "13.0"
-    assert any(absent.what == "torch.cuda.green_contexts" for absent in result.absent)
+    assert any(absent.what.startswith("torch.cuda.green_contexts") for absent in result.absent)
 
 
 def test_a_pool_grows_until_the_bound_or_until_the_driver_says_no(gpu: Any):

@@ -10,6 +10,7 @@ from mosaic.pipelining import baselines
 from mosaic.pipelining.baselines import Slot
 
 LETTERS = {"F": "F", "I": "B", "W": "W"}
+NOT_OURS = ("REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B", "UNSHARD", "RESHARD")
 
 
 def torchs(
@@ -18,7 +19,7 @@ def torchs(
     """The one place that reads torch's actions: a full backward becomes both of its halves where they are apart."""
 
     def read(action) -> list[str]:
-        if action is None or action.computation_type.name in ("REDUCE_GRAD", "UNSHARD", "RESHARD"):
+        if action is None or action.computation_type.name in NOT_OURS:
             return []
         if action.sub_actions:
             return [slot for one in action.sub_actions for slot in read(one)]

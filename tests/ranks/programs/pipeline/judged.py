@@ -14,7 +14,7 @@ import torch
 from executor_cases import order
 from pipeline_cases import chain, images
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from mosaic.graph import Part
@@ -55,6 +55,8 @@ def lowered(size: int, seed: int, *, weights_apart: bool) -> PipelineSchedule:
 def in_torchs_words(schedule: PipelineSchedule) -> dict[int, list[_Action]]:
     """The actions of a chain, each chunk a stage; torch's runtime waits and frees by itself."""
     posts = {Verb.SEND: "SEND", Verb.RECEIVE: "RECV"}
+    if hasattr(schedules, "WAIT_SEND_F"):  # from torch 2.15 on
+        posts[Verb.AWAIT_SENT] = "WAIT_SEND"
     has_weights = any("W" in cell for row in schedule.rows for cell in row)
     computes = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "I" if has_weights else "B", ActionKind.WEIGHTS: "W"}
     found: dict[int, list[_Action]] = {}
