@@ -7,7 +7,6 @@ from mosaic.profiler.cache import ProfileCache, open_cache
 from mosaic.profiler.communication import (
     Launched,
     Network,
-    Route,
     measure_launched,
     measure_ring,
     measure_route,
@@ -32,7 +31,6 @@ __all__ = [
     "ProgressCallback",
     "QuotaChoice",
     "Retries",
-    "Route",
     "Subject",
     "Utilisation",
     "batch_of",

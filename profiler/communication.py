@@ -32,14 +32,6 @@ class Network(Protocol):
         """Returns the time in which ``degree`` devices sum ``num_bytes`` that each of them has, in milliseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route(Link):
-    """The way of rows from all ranks to fewer: nothing is added up, and bytes go one way, unlike in a ring."""
-
-    agreement_ms: float
-    """Time to gather a few numbers on all ranks, in milliseconds; it comes before rows move."""
-
-
 def fit_link(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
     """Returns the latency in microseconds and the bandwidth in 10^9 bytes a second with the least squares of relative
     errors.
@@ -83,15 +75,15 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
     return Link(latency_us=latency_us, gb_per_s=gb_per_s)
 
 
-def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
+def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
     """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same.
+
+    Nothing is added up, and bytes go one way, unlike in a ring.
 
     Raises:
         ValueError: Larger messages took no longer.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    gathered = [torch.zeros(8, dtype=torch.int64, device=device) for _ in range(size)]
-    agreement_ms = _slowest_ms(lambda: dist.all_gather(gathered, gathered[0].clone(), group=group), device, group)
 
     def point(num_bytes: int) -> tuple[int, float, float]:
         rows = torch.zeros(num_bytes // 4, device=device)
@@ -102,7 +94,7 @@ def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
         return size - 1, (size - 1) * num_bytes, _slowest_ms(work, device, group)
 
     latency_us, gb_per_s = _tried_again(lambda: fit_link([point(num_bytes) for num_bytes in _ROUTE_SIZES]))
-    return Route(latency_us=latency_us, gb_per_s=gb_per_s, agreement_ms=agreement_ms)
+    return Link(latency_us=latency_us, gb_per_s=gb_per_s)
 
 
 def _tried_again(fitted: Callable[[], T]) -> T:

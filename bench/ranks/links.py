@@ -21,7 +21,6 @@ def links(rank: int, size: int) -> Iterator[Figure]:
     for what, link in (("ring of", ring), ("way of rows between", route)):
         yield Figure(name=f"{what} {size} ranks: latency, us", source="measured", value=link.latency_us)
         yield Figure(name=f"{what} {size} ranks: bandwidth, GB/s", source="measured", value=link.gb_per_s)
-    yield Figure(name=f"agreement of {size} ranks, ms", source="measured", value=route.agreement_ms)
     for num_bytes in (2**16, 2**20, 2**24):
         rows = 64
         routing = RowRouting(held=(rows,) * size, members=(0,))

@@ -128,7 +128,6 @@ class RankedCost(RetimedCost):
         included_ms: Time in the base's backward for summing gradients, of a module at a degree.
         with_reduction: Whether summing gradients takes time; if not, the base's is taken out.
         routes: Link for rows that travel, if another one, as on the host, where sums go both ways at a time.
-        agreement_ms: Time in which ranks agree on a call of a module that is not on all of them, in milliseconds.
 
     Raises:
         ValueError: ``num_ranks`` is below 1.
@@ -144,7 +143,6 @@ class RankedCost(RetimedCost):
         included_ms: Callable[[str, int], float] = lambda module, degree: 0.0,
         with_reduction: bool = True,
         routes: Link | None = None,
-        agreement_ms: float = 0.0,
     ) -> None:
         if num_ranks < 1:
             raise ValueError(f"num_ranks={num_ranks}; there is at least one rank")
@@ -153,7 +151,6 @@ class RankedCost(RetimedCost):
         self._traffic = dict(traffic)
         self._network = network
         self._route_network = routes or network
-        self._agreement_ms = agreement_ms
         self._included_ms = included_ms
         self._with_reduction = with_reduction
         self._known: dict[tuple[str, int, int], Communication] = {}
@@ -169,7 +166,7 @@ class RankedCost(RetimedCost):
                 compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
                 exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
             self._known[key] = Communication(
-                route_forward_ms=forward_ms + (self._agreement_ms if degree < self.num_ranks else 0.0),
+                route_forward_ms=forward_ms,
                 route_backward_ms=backward_ms,
                 reduce_ms=exposed,
                 hidden_ms=whole.time_ms - exposed,

@@ -20,8 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost import Cost
-from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad, ProfileSettings, measure_ring, measure_route
@@ -55,7 +53,7 @@ class Trained(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How much is measured."""
+    """The extent of a measurement."""
 
     rounds: int = 4
     """Rounds in which both take turns; 1 or more."""
@@ -67,12 +65,12 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMethod:
-    """What one method's plan took."""
+    """The measurements of one method's plan."""
 
     method: str
     """Solver or planner."""
     plan: Plan | None = None
-    """What ran; None where the method made none."""
+    """The plan that ran; None where the method made none."""
     same_as: str = ""
     """An earlier method whose plan is the same, so that its measurements are these; empty where there is none."""
     reason: str = ""
@@ -84,15 +82,13 @@ class MeasuredMethod:
     ratios: tuple[float, ...] = ()
     """For each round the median step over data-parallel training's."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
-    """What all ranks together sent in a step, by phase: forward, backward, reduce."""
+    """Bytes that all ranks together sent in a step, by phase: forward, backward, reduce."""
     held_bytes: tuple[int, ...] = ()
     """Parameters, gradients and optimizer state, by rank."""
     ddp_held_bytes: tuple[int, ...] = ()
     """The same in data-parallel training."""
     foreign_cpu_share: float | None = None
     """Share of the first rank's node's CPU time that processes took that belong to no rank; None where unknown."""
-    started_s: float = 0.0
-    """From a plan to a model that can train: communicators, lanes, weights from rank 0; of the slowest rank."""
 
     @property
     def predicted_ms(self) -> float | None:
@@ -125,19 +121,19 @@ def compare_plans(
     world = World.join(backend.torch_device)
     plans: dict[str, Plan | str]
     plans = {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
-    baseline = _DataParallel(make())
+    baseline = _data_parallel(make())
     measured: dict[str, MeasuredMethod] = {}
-    for method, found in plans.items():
+    for method, planned in plans.items():
         tell(method)
-        if isinstance(found, str):
-            measured[method] = MeasuredMethod(method=method, reason=found)
+        if isinstance(planned, str):
+            measured[method] = MeasuredMethod(method=method, reason=planned)
             continue
-        layout = _layout_of(found)
+        layout = _layout_of(planned)
         twin = next((m for m in measured.values() if m.plan is not None and _layout_of(m.plan) == layout), None)
         if twin is not None:
-            measured[method] = replace(twin, method=method, plan=found, same_as=twin.same_as or twin.method)
+            measured[method] = replace(twin, method=method, plan=planned, same_as=twin.same_as or twin.method)
             continue
-        measured[method] = _measured(world, method, found, make(), baseline, rounds or Rounds(), backend)
+        measured[method] = _measured(world, method, planned, make(), baseline, rounds or Rounds(), backend)
     return list(measured.values())
 
 
@@ -151,8 +147,8 @@ def compare_launched(
     """
     was_there = dist.is_initialized()
     try:
-        found = compare_plans(make, methods, **options)
-        return found, dist.get_rank() == 0
+        measured = compare_plans(make, methods, **options)
+        return measured, dist.get_rank() == 0
     finally:
         if not was_there and dist.is_initialized():
             dist.destroy_process_group()
@@ -170,27 +166,16 @@ def _plans(
     def planned() -> dict[str, Plan | str]:
         profile = profile_of_all(on, ring, settings)
         cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size, route=route)
-        return _planned(methods, on.finding, cost, backend, world.size)
+        plans: dict[str, Plan | str] = {}
+        for method in methods:
+            try:
+                plans[method] = plan_to_run(method, on.finding.graph, cost, backend.device, num_devices=world.size)
+            except (InfeasibleError, UndecidedError, ValueError) as reason:  # the others may have one
+                plans[method] = str(reason)
+        return plans
 
-    found = world.run_on_all(lambda: planned() if world.rank == 0 else {})
-    plans: dict[str, Plan | str] = world.broadcast(found)
+    plans: dict[str, Plan | str] = world.broadcast(world.run_on_all(lambda: planned() if world.rank == 0 else {}))
     return plans
-
-
-def _planned(
-    methods: Sequence[str],
-    finding: Finding,
-    cost: Cost,
-    backend: Backend,
-    num_ranks: int,
-) -> dict[str, Plan | str]:
-    found: dict[str, Plan | str] = {}
-    for method in methods:
-        try:
-            found[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks)
-        except (InfeasibleError, UndecidedError, ValueError) as reason:  # the others may have one
-            found[method] = str(reason)
-    return found
 
 
 def _layout_of(plan: Plan) -> Any:
@@ -202,29 +187,31 @@ def _measured(
     method: str,
     plan: Plan,
     trained: Trained,
-    baseline: _DataParallel,
+    baseline: Steps,
     rounds: Rounds,
     backend: Backend,
 ) -> MeasuredMethod:
-    began = time.perf_counter()
     handle = colocate_ranks(trained.model, sample=trained.sample, plan=plan, backend=backend)
-    started_s = time.perf_counter() - began
     try:
         ours = Steps(trained.model, trained)
         ours.take(rounds.warm_steps)
-        baseline.steps.take(rounds.warm_steps)
+        baseline.take(rounds.warm_steps)
         handle.clear_timeline()
         load = ForeignLoad()
         runs = {
-            "ddp": lambda: slowest(world, baseline.steps.take(rounds.steps)),
+            "ddp": lambda: slowest(world, baseline.take(rounds.steps)),
             "ours": lambda: slowest(world, ours.take(rounds.steps)),
         }
         ddp_ms, step_ms = take_turns(runs, rounds.rounds).values()
         share = load.share
-        sent = _sent(handle.metrics(), rounds.rounds * rounds.steps)
+        metrics, steps = handle.metrics(), rounds.rounds * rounds.steps
+        sent = {
+            phase: sum(n for name, n in metrics.items() if name.startswith(f"sent_bytes/{phase}/")) / steps
+            for phase in ("forward", "backward", "reduce")
+        }
     finally:
         handle.remove()
-    told = world.all_gather((sent, ours.held_bytes, baseline.steps.held_bytes, started_s, share))
+    told = world.all_gather((sent, ours.held_bytes, baseline.held_bytes, share))
     return MeasuredMethod(
         method=method,
         plan=plan,
@@ -235,34 +222,21 @@ def _measured(
         ),
         sent_bytes={phase: sum(by_rank[phase] for by_rank, *_ in told) for phase in sent},
         held_bytes=tuple(held for _, held, *_ in told),
-        ddp_held_bytes=tuple(held for _, _, held, *_ in told),
+        ddp_held_bytes=tuple(held for _, _, held, _ in told),
         foreign_cpu_share=told[0][-1],
-        started_s=max(seconds for *_, seconds, _ in told),
     )
 
 
 def slowest(world: World, times_ms: list[float]) -> list[float]:
     """Returns for each step the time of the rank that took longest; every rank calls it."""
-    found = torch.tensor(times_ms, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=world.carrier_of(found))
-    times: list[float] = found.tolist()
+    slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
+    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX, group=world.carrier_of(slowest_ms))
+    times: list[float] = slowest_ms.tolist()
     return times
 
 
-def _sent(metrics: Mapping[str, float], steps: int) -> dict[str, float]:
-    return {
-        phase: sum(value for name, value in metrics.items() if name.startswith(f"sent_bytes/{phase}/")) / steps
-        for phase in ("forward", "backward", "reduce")
-    }
-
-
 class Steps:
-    """Training steps of one loop on this rank.
-
-    Args:
-        model: What is called: the model, or a wrapper around it.
-        trained: The model with its batch and loss.
-    """
+    """Training steps of one loop on this rank."""
 
     def __init__(self, model: nn.Module, trained: Trained) -> None:
         self._model = model
@@ -290,15 +264,12 @@ class Steps:
         return _nbytes(parameters) + _nbytes(gradients) + _nbytes(state)
 
 
-class _DataParallel:
-    """The baseline: torch's DDP on the same ranks."""
-
-    def __init__(self, trained: Trained) -> None:
-        trained.loss(called(trained.model, trained.sample)).backward()
-        unused = any(p.requires_grad and p.grad is None for p in trained.model.parameters())
-        trained.model.zero_grad(set_to_none=True)
-        wrapped = DistributedDataParallel(trained.model, find_unused_parameters=unused)
-        self.steps = Steps(wrapped, trained)
+def _data_parallel(trained: Trained) -> Steps:
+    """Returns the steps of the baseline: torch's DDP on the same ranks."""
+    trained.loss(called(trained.model, trained.sample)).backward()
+    unused = any(p.requires_grad and p.grad is None for p in trained.model.parameters())
+    trained.model.zero_grad(set_to_none=True)
+    return Steps(DistributedDataParallel(trained.model, find_unused_parameters=unused), trained)
 
 
 def called(model: nn.Module, sample: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which examples run on how many ranks, and what they need; the packages themselves are loaded by the ranks alone."""
+"""Examples that run on two ranks, and their packages, which the ranks alone load."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import importlib.util
 from collections.abc import Sequence
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("transformers", "peft", "accelerate", "lightning")}
-RUNS = {
-    2: (
-        # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
-        ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
-        ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
-        ("huggingface.py", "--model", "audio", "--loop", "trainer"),
-        ("lightning_loop.py", "--form", "trainer"),
-    ),
-    3: (
-        ("imagebind.py",),  # some batches come without audio; two towers are frozen
-        ("joint.py",),  # two models, each called by the loop
-    ),
-}
+RUNS = (
+    # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
+    ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
+    ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
+    ("huggingface.py", "--model", "audio", "--loop", "trainer"),
+    ("lightning_loop.py", "--form", "trainer"),
+    ("joint.py",),  # two models, each called by the loop
+)
 
 
 def needs(run: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ class Attributes:
     def set_since(self) -> str:
         """Describes what was set since the first reading, and not by the module itself; the same text on all ranks."""
         now = self.read()
-        texts = {name: _text(now.get(name, (None, None))[0]) for name in _changed(self._first, now) - self.own}
+        texts = {name: _text(now[name][0]) for name in _changed(self._first, now) - self.own if name in now}
         return ", ".join(f"{name} = {text}" for name, text in sorted(texts.items()) if text)
 
 

@@ -128,16 +128,16 @@ def move(
     sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
     if is_back:
         sends, receives = receives, sends
-    found: dict[int, torch.Tensor] = {}
+    moved: dict[int, torch.Tensor] = {}
     for group in dict.fromkeys((ranked.control, ranked.group)):
         places = [
             place for place, tensor in enumerate(tensors) if carrier_of(tensor, ranked.group, ranked.control) is group
         ]
         if places:
             own, tag = [tensors[place] for place in places], 1 + 2 * (phase == "backward") + is_back
-            found.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase, tag)[1], strict=True))
+            moved.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase, tag)[1], strict=True))
             _count(ranked, own, sends, phase)
-    return [found[place] for place in range(len(tensors))]
+    return [moved[place] for place in range(len(tensors))]
 
 
 def error_of(ranked: Ranked, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
@@ -174,13 +174,7 @@ class UnroutedCall:
 def split_routed_kwargs(
     run: Callable[..., Any], kwargs: dict[str, Any], known: Collection[str]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns a module's own call with the keyword arguments that hold no rows, and the other ones.
-
-    Args:
-        run: Makes the call.
-        kwargs: Its keyword arguments.
-        known: Names of those in the sample's step.
-    """
+    """Returns a module's own call with the keyword arguments that hold no rows, and the other ones."""
     added = {name: value for name, value in kwargs.items() if name not in known and _holds_no_rows(value)}
     if not added:
         return run, kwargs

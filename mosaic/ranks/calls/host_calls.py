@@ -38,14 +38,11 @@ from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
+_MAX_SIGNATURES = 256
+
 
 class HostCalls(RoutedCalls):
     """Runs routed calls over an ``Executor``.
-
-    Args:
-        lanes: This rank's lanes; lanes without slots are added to them.
-        backward_begins: Called in the caller's thread when the backward of a call is reached.
-        progress: Where this rank is.
 
     Attributes:
         executor: The engine of one rank.
@@ -61,6 +58,7 @@ class HostCalls(RoutedCalls):
         self.executor.looks_early = False  # or ranks would stop at different calls, as it comes
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
+        self._signatures: dict[tuple[str, int, int, bool], Signature] = {}
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         self.ranked = dict(ranked)
@@ -134,11 +132,11 @@ class HostCalls(RoutedCalls):
         waits = self.executor.awaits(site, state) or waits or bool(attributes) or ranked.is_new or ranked.writes
         held = state if ranked.is_member and not waits else None
         going = partial(ForwardPass, ranked, is_there=is_there, attributes=attributes, routes=routes)
-        found = self._launch(ranked, run, arguments, held, going)
+        made = self._launch(ranked, run, arguments, held, going)
         last = site.last_forward
         if waits and last is not None:
             self.executor.wait(last)
-        return found
+        return made
 
     def reach(self, site: PlacedModule) -> None:
         """Lets a module's forward end here before somebody else reaches into it; where it does not run it has none."""
@@ -185,15 +183,20 @@ class HostCalls(RoutedCalls):
             assert drawn_from is not None
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch_state(CPU)
-        signature = signature_of(ranked, arguments)
+        kind = (ranked.name, ranked.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
+        if kind not in self._signatures:
+            if len(self._signatures) >= _MAX_SIGNATURES:  # numbers of rows that never repeat
+                self._signatures.clear()
+            self._signatures[kind] = signature_of(ranked, *kind[1:])
+        signature = self._signatures[kind]
         call = RoutedCall(self, ranked, site, partial(going, run), arguments, signature, held)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
             executor.wait(site.last_forward)
-            found = count_draws(before, torch_state(CPU))
-            self._draws[key] = found or 0
-            if found is None:
+            drawn = count_draws(before, torch_state(CPU))
+            self._draws[key] = drawn or 0
+            if drawn is None:
                 site.obstacle = "it draws random numbers in a way that cannot be foreseen"
         token = made.pop() if len(made) > len(ranked.template.leaves) else None
         return ranked.result_of(made), token
@@ -278,10 +281,6 @@ class RoutedCall(Call):
         with self._calls.in_step():
             return super().forward()
 
-    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], Any]:
-        """Calls it once: a second try would send its messages twice."""
-        return self._run_module(run, arguments)
-
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
     ) -> list[torch.Tensor | None]:
@@ -290,10 +289,10 @@ class RoutedCall(Call):
         All ranks return every gradient: this one may have none of the rows, and no rank waits for another here.
         """
         with self._calls.in_step():
-            found = super().backward(grads, keep=keep, by_caller=by_caller)
+            computed = super().backward(grads, keep=keep, by_caller=by_caller)
         return [
             torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
-            for grad, (size, dtype) in zip(found, self._likes, strict=True)
+            for grad, (size, dtype) in zip(computed, self._likes, strict=True)
         ]
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -305,22 +304,20 @@ class RoutedCall(Call):
             )
         self._calls.backward_begins()
         executor, site = self.executor, self.site
-        found = super().launch_backward(grads)
+        pending = super().launch_backward(grads)
         running = executor.backwards.current()
         if self._ranked.reducer is not None:
             running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
-        return found
+        return pending
 
     def _reduce(self) -> None:
         with self._calls.in_step():
             self._ranked.reduce()
 
 
-def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
-    """Returns what a call returns on this rank: the leaves of its result in a list, and its token behind them."""
-    rows = ranked.rows_of(arguments.leaves)
-    edges = tuple(range(len(arguments.differentiable)))
-    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and arguments.state.grad]
+def signature_of(ranked: Ranked, rows: int, num_edges: int, grad: bool) -> Signature:
+    """Returns the signature of a call on this rank: the leaves of its result in a list, and its token behind them."""
+    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and grad]
     outputs: list[OutputInfo] = []
     leaves: list[Any] = []
 
@@ -339,7 +336,7 @@ def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
         outputs=tuple(outputs),
         spec=flatten([None] * len(leaves))[1],
         leaves=tuple(leaves),
-        edges=edges,
+        edges=tuple(range(num_edges)),
         draws=0,
         drawing=None,
         obstacle=None,

@@ -45,7 +45,7 @@ class ForwardPass:
     error: ModuleContractError | None = None
     """Why the call cannot be routed: all ranks are told and raise."""
     spec: pytree.TreeSpec | None = None
-    """How arguments nest that are not those of the sample's step; for calls that are not routed."""
+    """The nesting of arguments that are not those of the sample's step; for calls that are not routed."""
     anchor: torch.Tensor | None = None
     """An empty tensor that hangs below the call in the graph, whose backward is reached after the call's."""
     made: list[Any] = field(init=False, default_factory=list)
@@ -178,7 +178,7 @@ class ForwardPass:
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""
         ranked, template = self.ranked, self.ranked.template
-        found = [
+        returned = [
             (tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in self.made
         ]
@@ -187,12 +187,12 @@ class ForwardPass:
             ((rows, *leaf.shape[1:]), leaf.dtype, index in now) if isinstance(leaf, torch.Tensor) else leaf
             for index, leaf in enumerate(template.leaves)
         ]
-        if found != wanted:
+        if returned != wanted:
             raise ModuleContractError(
-                f"{ranked.name!r} returned {found} for {rows} rows where {wanted} was expected (shape, dtype, whether "
-                "it takes a gradient): each tensor needs a row for each row of the arguments, or it cannot be split, "
-                "and has to take a gradient or not as in the sample's step, or ranks that do not run the module do "
-                f"not know: colocate again, or leave it where it is: colocate(..., exclude=[{ranked.name!r}])"
+                f"{ranked.name!r} returned {returned} for {rows} rows where {wanted} was expected (shape, dtype, "
+                "whether it takes a gradient): each tensor needs a row for each row of the arguments, and takes a "
+                "gradient or not as in the sample's step, since other ranks rely on that; colocate again, or leave it "
+                f"where it is: colocate(..., exclude=[{ranked.name!r}])"
             )
 
 
@@ -224,15 +224,7 @@ class Here(torch.autograd.Function):
     def run(
         ranked: Ranked, run: Callable[..., Any], part: list[Any], spec: pytree.TreeSpec, outside: list[torch.Tensor]
     ) -> tuple[list[Any], pytree.TreeSpec]:
-        """Runs the forward; returns the leaves of its result, and how they nest.
-
-        Args:
-            ranked: The module.
-            run: Makes its own call.
-            part: The leaves of its arguments.
-            spec: How they nest.
-            outside: Its anchor and the arguments that take a gradient.
-        """
+        """Runs the forward; returns the leaves of its result, and how they nest."""
         state, context = ThreadState.capture(), copy_context()
         inputs: list[torch.Tensor] = []
 
@@ -253,8 +245,8 @@ class Here(torch.autograd.Function):
         roots = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not roots:
             return made, made_spec
-        found = iter(Here.apply(ranked, roots, inputs, *outside))
-        home = [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
+        results = iter(Here.apply(ranked, roots, inputs, *outside))
+        home = [next(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
         return home, made_spec
 
     @staticmethod
@@ -271,15 +263,15 @@ class Here(torch.autograd.Function):
 
         def backward() -> list[torch.Tensor | None]:
             torch.autograd.backward(ctx.roots, grads, retain_graph=keep)
-            found = [tensor.grad for tensor in inputs]
+            input_grads = [tensor.grad for tensor in inputs]
             for tensor in inputs:
                 tensor.grad = None
-            return found
+            return input_grads
 
         ranked.backward_begins()
-        found = ranked.compute(backward, "backward")
+        input_grads = ranked.compute(backward, "backward")
         ranked.backward_ends()
-        return None, None, None, None, *found
+        return None, None, None, None, *input_grads
 
 
 class ToMembers(torch.autograd.Function):

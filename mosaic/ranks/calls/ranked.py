@@ -49,16 +49,16 @@ from mosaic.ranks.world.progress import Traffic, Waiting
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a call returns, but for the number of rows: for ranks that do not run the module."""
+    """The result of a call except for the number of rows, for ranks that do not run the module."""
 
     spec: Any
-    """How results nest."""
+    """The nesting of results."""
     leaves: tuple[Any, ...]
     """A tensor on the meta device for each tensor, anything else as it is."""
     differentiable: tuple[bool, ...]
     """For each leaf, whether it wants a gradient when the module trains."""
     device: torch.device
-    """Where its tensors are."""
+    """Device of its tensors."""
 
     @staticmethod
     def of(result: Any) -> Template:
@@ -124,7 +124,7 @@ class Ranked:
     writes: bool = field(init=False, default=False)
     """Whether its forward was seen to write attributes, globals, or variables that it encloses."""
     spec: Any = field(init=False)
-    """How arguments nest."""
+    """The nesting of arguments."""
     keywords: frozenset[str] = field(init=False)
     """Of arguments in the sample's step."""
     sample_wants: list[bool] = field(init=False)
@@ -229,5 +229,5 @@ class Ranked:
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
+        """The factor of gradients on members that makes their mean over the members that over all ranks."""
         return len(self.members) / self.size

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 class RoutedCalls:
     """Runs routed calls over the executor of one rank.
 
-    Args:
-        executor: The executor.
-        backward_begins: Called when the backward of a call is reached, by the thread that runs it.
-        progress: The place of this rank; told of a failure.
-
     Attributes:
         ranked: The modules.
     """
@@ -97,7 +92,7 @@ class RoutedCalls:
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
+        """The start of the oldest recorded piece of work."""
         return self.executor.origin_ns
 
     def clear_spans(self) -> None:

@@ -38,13 +38,8 @@ if TYPE_CHECKING:
 class RankedRuns:
     """The placed calls of one rank.
 
-    Args:
-        lanes: This rank's lanes; a module computes on the one of its quota.
-        progress: Notes where this rank is.
-        in_order: On streams, modules that keep to the order of the caller's stream, and why.
-
     Attributes:
-        lanes: The same.
+        lanes: Of this rank; a module computes on the one of its quota.
         in_place: For each module and reason, how many of its calls were waited for where they were made.
         places: For each module and reason, the line of the first such call.
         in_order: Modules that keep to the order of the caller's stream, and why.
@@ -80,14 +75,7 @@ class RankedRuns:
     def begin(
         self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle] = ()
     ) -> None:
-        """Takes what it runs.
-
-        Args:
-            ranked: The modules, in the order in which the sample's step called them.
-            shared: Reduce the gradients of what does not belong to one placed module alone, in this order, once a
-                backward has ended.
-            hooks: On parameters, to be taken off at the end.
-        """
+        """Takes modules in the order of the sample's step, reducers of what they share, and hooks to remove."""
         self._hooks.extend(hooks)
         self._ranked = dict(ranked)
         self._order = {name: index for index, name in enumerate(ranked)}
@@ -98,12 +86,7 @@ class RankedRuns:
         self._calls.begin(ranked)
 
     def begin_alike(self, reducer: GradientReducer, reduced: Mapping[str, int]) -> None:
-        """Takes modules that all run on all ranks, one after the other: data-parallel training, without any routing.
-
-        Args:
-            reducer: Reduces the gradients of the whole model.
-            reduced: For each module, how many bytes of gradients that takes.
-        """
+        """Takes modules that all run on all ranks, one after the other: data-parallel training, without any routing."""
         self._reduced = dict(reduced)
         self.begin({}, [reducer])
 
@@ -176,8 +159,8 @@ class RankedRuns:
                 args, kwargs = ranked.without_rows()
                 self._noted(self._calls.call(ranked, ranked.plain, args, kwargs, is_there=False, waits=False))
 
-    def _noted(self, found: tuple[Any, torch.Tensor | None]) -> Any:
-        result, token = found
+    def _noted(self, made: tuple[Any, torch.Tensor | None]) -> Any:
+        result, token = made
         if token is not None and self._called is not None:
             self._tokens.append(token)
         return result

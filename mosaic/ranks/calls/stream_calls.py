@@ -63,12 +63,6 @@ if TYPE_CHECKING:
 class StreamCalls(RoutedCalls):
     """Runs routed calls over a ``StreamExecutor``.
 
-    Args:
-        lanes: This rank's lanes.
-        backward_begins: Called when the backward of a call is reached, by the thread that runs it.
-        progress: Where this rank is.
-        in_order: Modules that have to keep to the order of the loop's stream, and why.
-
     Attributes:
         executor: The engine of one rank.
     """
@@ -183,7 +177,7 @@ class StreamCalls(RoutedCalls):
 
     @property
     def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started, on ``time.perf_counter_ns``."""
+        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
         return self._zero_ns + self.executor.origin_ns
 
     def _reached(self) -> None:
@@ -199,12 +193,7 @@ class StreamCalls(RoutedCalls):
 
 
 class LanePlace(SumPlace):
-    """The stream of a lane, on which a module's gradients are summed up.
-
-    Args:
-        lane: The lane.
-        user: The loop's stream.
-    """
+    """The stream of a lane, on which a module's gradients are summed up."""
 
     def __init__(self, lane: StreamLane, user: Any) -> None:
         self._lane = lane

@@ -1,4 +1,4 @@
-"""Which plans for several ranks are tried: the one that was planned, data-parallel training, and perhaps one more."""
+"""The plans for several ranks that are tried: the solver's, data-parallel training, and perhaps one more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mosaic.take_turns import TrialSettings
 RANK_TRIAL = TrialSettings(
     max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
 )
-"""How plans are tried by default: short turns, and so many that one slow moment of the machine decides nothing."""
+"""The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
 _CHEAP = ("sequential", "distmm")
 """Planners that answer at once, for a third plan."""
@@ -25,12 +25,12 @@ _CHEAP = ("sequential", "distmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What to try."""
+    """The plans to try."""
 
     plans: tuple[Plan, ...]
     """The one to beat first; a single one runs untried."""
     sentences: tuple[str, ...] = ()
-    """What to know of the choice: predicted times, or why there is nothing to try."""
+    """Reasons for the choice: predicted times, or why there is nothing to try."""
 
 
 def data_parallel_plan(
@@ -51,14 +51,14 @@ def data_parallel_plan(
     """
     record = SearchRecord(method=DATA_PARALLEL)
     if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
-        found = plan_to_run(
+        plan = plan_to_run(
             DATA_PARALLEL, graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
         )
-        narrow = [placed.module for placed in found.placements if placed.degree < num_devices]
+        narrow = [placed.module for placed in plan.placements if placed.degree < num_devices]
         if narrow:
             reasons = [f"{name} does not fit on all of them" for name in narrow]
             raise InfeasibleError(f"{num_devices} devices do not hold all modules", reasons=reasons)
-        return replace(found, search=record)
+        return replace(plan, search=record)
     slots = tuple(range(without_reserved(device, communication_slots).num_slots))
     stages = tuple(
         Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=tuple(range(num_devices)))),))
@@ -76,15 +76,7 @@ def rank_plans_to_try(
     cost: Cost | None = None,
     communication_slots: int = 0,
 ) -> Candidates:
-    """Returns the plans to try against data-parallel training.
-
-    Args:
-        best: What was planned or given.
-        graph: What it places.
-        settings: Bounds of the trial.
-        cost: What it was planned with; None where nobody knows.
-        communication_slots: What is reserved.
-    """
+    """Returns the plans to try against data-parallel training."""
     try:
         plain = data_parallel_plan(
             graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots
@@ -118,7 +110,7 @@ def _third(
     communication_slots: int,
 ) -> Plan | None:
     """Returns one more plan that is predicted to gain, if there is time for all of them to win."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for method in _CHEAP if settings.max_plans > 1 else ():
         with suppress(InfeasibleError, UndecidedError):  # one fewer to try
             plan = plan_to_run(
@@ -129,10 +121,10 @@ def _third(
                 num_devices=best.num_devices,
                 communication_slots=communication_slots,
             )
-            found.append(plan)
+            plans.append(plan)
     known = (_shape_of(best), _shape_of(plain))
     steps = settings.rounds_to_win * settings.steps_per_visit
-    for plan in sorted(found, key=lambda one: one.predicted_ms):
+    for plan in sorted(plans, key=lambda one: one.predicted_ms):
         shares = 1 + (best.predicted_ms + plan.predicted_ms) / plain.predicted_ms
         gains = plan.predicted_ms * settings.smallest_gain <= plain.predicted_ms
         if gains and _shape_of(plan) not in known and steps * shares <= settings.max_lost_steps:

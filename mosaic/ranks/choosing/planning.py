@@ -23,7 +23,6 @@ from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
     ProgressCallback,
-    Route,
     measure_ring,
     measure_route,
     profile_modules,
@@ -42,21 +41,15 @@ def plans_of_first(
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
     The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
-
-    Args:
-        on: The model on this rank.
-        options: How to plan.
-        trial: How plans are to be tried; None: the one that is planned runs.
-        kept: What rank 0 has measured before.
     """
     world = on.world
     device = on.backend.torch_device
     ring = measure_ring(device, group=world.everyone)
     route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
-    found = world.run_on_all(
+    candidates = world.run_on_all(
         lambda: _planned(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
-    texts, sentences = world.broadcast(([to_json(plan) for plan in found.plans], found.sentences))
+    texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 
@@ -64,7 +57,7 @@ def plans_of_first(
 def _planned(
     on: Prepared,
     ring: Link,
-    route: Route | None,
+    route: Link | None,
     options: Options,
     trial: TrialSettings | None,
     kept: ProfileCache | None,
@@ -89,11 +82,11 @@ def _planned(
     cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
     plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
-        found = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
+        candidates = Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
     else:
-        found = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
+        candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
     load = load_of_others(profile, options.profiling)
-    return replace(found, sentences=(*found.sentences, load)) if load else found
+    return replace(candidates, sentences=(*candidates.sentences, load)) if load else candidates
 
 
 def cost_of_ranks(
@@ -104,7 +97,7 @@ def cost_of_ranks(
     num_ranks: int,
     *,
     sums_over_ring: bool = True,
-    route: Route | None = None,
+    route: Link | None = None,
 ) -> RankedCost:
     """Returns the cost model of a profile with what ranks tell each other.
 
@@ -133,7 +126,6 @@ def cost_of_ranks(
         included_ms=included_ms,
         with_reduction=sums_over_ring,
         routes=route,
-        agreement_ms=route.agreement_ms if route is not None else 0.0,
     )
 
 
@@ -144,15 +136,7 @@ def profile_of_all(
     progress: ProgressCallback | None = None,
     kept: ProfileCache | None = None,
 ) -> Profile:
-    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``.
-
-    Args:
-        on: The model with one rank's batch, of which every rank has as many rows.
-        ring: Adds to backwards what summing gradients takes.
-        settings: How carefully.
-        progress: Told how far it is.
-        kept: What was measured before.
-    """
+    """Profiles the batch of all ranks on this one, at ``degrees_to_measure``."""
     size, finding = on.world.size, on.finding
     return profile_modules(
         on.model,

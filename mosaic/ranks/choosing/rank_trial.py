@@ -34,11 +34,6 @@ _LOG = logging.getLogger("mosaic")
 def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> tuple[Plan, TrialReport]:
     """Returns the plan to run, and what was measured; every rank calls it with the same plans and gets the same.
 
-    Args:
-        on: The model on this rank.
-        plans: The one to beat first.
-        settings: Bounds.
-
     Raises:
         RankFailedError: Another rank has failed; names it.
     """
@@ -80,26 +75,26 @@ class _Trying:
         assert opened is not None
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
-            found = place(self._on, plan, opened, gives_up=False)
+            activated = place(self._on, plan, opened, gives_up=False)
         with world.cancel_token(f"trial/{self._num_turns}", loan.groups) as token:
-            failed = self._steps(found, visit.num_steps, turns, token)
+            failed = self._steps(activated, visit.num_steps, turns, token)
         if failed is None:
             world.groups.give_back(loan)
         else:
             world.groups.destroy(loan)
             turns.exclude(visit.candidate, f"could not run: {failed}")
 
-    def _steps(self, found: Activated, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
+    def _steps(self, activated: Activated, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
         model, world = self._on.model, self._on.world
         attachment = Attachment(model, self._on.finding, before_call=lambda: None)
-        attachment.begin(found.placed, None)
+        attachment.begin(activated.placed, None)
         try:
             world.all_gather(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):
                 took_ms, why = 0.0, None
                 try:
-                    took_ms = self._step(found)
+                    took_ms = self._step(activated)
                 except RankFailedError:
                     raise
                 except Exception as failure:  # of any kind: the plan loses, and all ranks have to hear of it
@@ -119,10 +114,10 @@ class _Trying:
         finally:
             attachment.end()
 
-    def _step(self, found: Activated) -> float:
+    def _step(self, activated: Activated) -> float:
         start = self._clock.mark()
         sample_step(self._run)
-        found.placed.executor.settle()
+        activated.placed.executor.settle()
         end = self._clock.mark()
         self._clock.settle()
         return self._clock.ms_between(start, end)

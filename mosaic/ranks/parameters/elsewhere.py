@@ -23,19 +23,19 @@ from mosaic.errors import ModuleContractError
 from mosaic.parts.weights import swap, swappable
 
 _ASKED = {"_local_scalar_dense": "item", "_to_copy": "to"}
-"""How people call an operator that torch calls otherwise."""
+"""Users' names of operators that torch calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the values of a module are."""
+    """The ranks that have the values of a module."""
 
     name: str
     """The placed module."""
     ranks: tuple[int, ...]
     """Those that hold its parameters."""
     remedy: str = ""
-    """What to do instead of reading them; empty: what can be done where a model is colocated."""
+    """The remedy that an error names; empty for that of a colocated model."""
 
     def __str__(self) -> str:
         return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
@@ -60,13 +60,7 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def of(like: torch.Tensor, home: Home, *, is_parameter: bool = False) -> Elsewhere:
-        """Returns one on the meta device.
-
-        Args:
-            like: Has its shape, strides and type.
-            home: Where its values are.
-            is_parameter: Whether it stands for a ``nn.Parameter``, and is an instance of it.
-        """
+        """Returns one on the meta device."""
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             Elsewhere,
             like.shape,
@@ -160,13 +154,13 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments that an operator writes into."""
-    found = []
+    written = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
             if given is not None:
-                found.append(given)
-    return found
+                written.append(given)
+    return written
 
 
 def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -220,13 +214,7 @@ def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int
 
 
 def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Gives every part of a model what it was without; the parameters stay the same objects.
-
-    Args:
-        model: The model.
-        whole: Returns a tensor's values, from its name and what is here; called for all tensors, in one order, once
-            for each.
-    """
+    """Gives every part of a model what it was without; the parameters stay the same objects."""
     with swappable(model):
         for path, tensor in tensors_of(model):
             values = whole(path, tensor)
@@ -247,7 +235,7 @@ class GivenUp:
     """Refuses calls of what has no parameters here: a part that the loop calls itself, or a copy of the model."""
 
     home: Home
-    """Where they are."""
+    """The ranks that have them."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         raise ModuleContractError(

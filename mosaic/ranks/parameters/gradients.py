@@ -18,7 +18,7 @@ _LARGE = 1 << 16
 
 
 class SumPlace:
-    """Where gradients are summed: in the calling thread's place; on streams a lane's."""
+    """The place of gradient sums: the calling thread's; on streams a lane's."""
 
     def follow(self) -> None:
         """Orders the place behind the work that the calling thread has launched."""
@@ -65,10 +65,6 @@ class _Bucket:
 
     def hand_out(self, total: torch.Tensor, there: Container[int]) -> list[torch.Tensor]:
         """Copies the sums into the gradients.
-
-        Args:
-            total: What ``gather`` returned, summed.
-            there: Ids of the parameters that have a gradient on any rank; others keep none.
 
         Returns:
             Gradients that were not there before.

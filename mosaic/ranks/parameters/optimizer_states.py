@@ -22,12 +22,6 @@ def move_states(
     Every rank calls it, with optimizers of the same parameters in the same order. One parameter's state at a time goes
     from the first rank that has it to all of them, through host memory.
 
-    Args:
-        optimizers: Those that step the model's parameters.
-        before: The ranks that held each parameter, by its id; of those that are not in it, nothing is moved.
-        after: The ranks that hold it now.
-        world: The ranks.
-
     Returns:
         The number of parameters whose states were moved.
 

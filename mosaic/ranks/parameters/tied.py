@@ -49,7 +49,7 @@ def marked(name: str, compute: Compute) -> Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Which ranks hold which tensors of a model."""
+    """The ranks that hold each tensor of a model."""
 
     by_name: Mapping[str, Members]
     """For each name of a parameter or buffer, the ranks that hold it."""
@@ -75,15 +75,7 @@ def holdings_of(
     users: Mapping[int, frozenset[str | None]],
     size: int,
 ) -> Holdings:
-    """Decides which ranks hold what.
-
-    Args:
-        model: The model, whole.
-        subjects: Its placed modules.
-        members: The ranks that run each of them.
-        users: Who uses what.
-        size: Number of ranks.
-    """
+    """Decides which ranks hold what."""
     everyone = tuple(range(size))
     containers: dict[int, set[str]] = {}
     for subject in subjects:
@@ -112,7 +104,7 @@ def holdings_of(
     return Holdings(
         by_name={name: by_id[id(tensor)] for name, tensor in named.items()},
         by_id=by_id,
-        tied={group: tuple(found) for group, found in sorted(tied.items())},
+        tied={group: tuple(parameters) for group, parameters in sorted(tied.items())},
         loose=tuple(loose),
         names_of_tied=tuple(sorted(first.values())),
         devices={name: tensor.device for name, tensor in named.items()},

@@ -1,4 +1,4 @@
-"""Which rows of a batch go from which rank to which: arithmetic without torch.
+"""The way of a batch's rows between ranks: arithmetic without torch.
 
 Every rank holds some rows of the global batch. A module on d of the ranks (its *members*) runs on d parts of these
 rows, as equal as can be. A member keeps as many of its own rows as it has room for, so that only what must travel does:
@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 @dataclass(frozen=True, kw_only=True)
 class RowRouting:
-    """How many of a batch's rows go from each rank to each rank that runs a module.
+    """The numbers of a batch's rows that go from each rank to each rank that runs a module.
 
     Those that a rank gives to one member are contiguous.
 
@@ -83,7 +83,7 @@ class RowRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What all ranks agree on for a call; the same on all of them."""
+    """The facts of a call on which all ranks agree."""
 
     facts: tuple[tuple[int, ...], ...]
     """Of each rank's call."""

@@ -113,7 +113,7 @@ class RankSampler(Sampler[list[int]]):
 
     @property
     def weight(self) -> float:
-        """What makes of this rank's mean its part of the mean over all rows: 1 for equal shares."""
+        """The factor that makes this rank's mean its part of the mean over all rows: 1 for equal shares."""
         return self.shares[self.rank] * len(self.shares) / sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:
@@ -155,8 +155,8 @@ class RankSampler(Sampler[list[int]]):
             return list(range(self._size))
         # Of a generator of its own: what ranks draw from the default one differs with the modules that they run.
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        found: list[int] = torch.randperm(self._size, generator=generator).tolist()
-        return found
+        order: list[int] = torch.randperm(self._size, generator=generator).tolist()
+        return order
 
 
 def _in_proportion(num_rows: int, shares: Sequence[int]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from mosaic.take_turns import TrialReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a plan needs of this rank alone."""
+    """The part of a plan that this rank opens alone."""
 
     runs: RankedRuns
     """Its lanes."""
@@ -49,21 +49,15 @@ class Activated:
     placed: PlacedPlan
     """This rank's part of it."""
     holdings: Holdings
-    """Which ranks hold which tensors of the model."""
+    """The ranks that hold each tensor of the model."""
     notes: tuple[str, ...]
-    """What ``describe()`` says of it."""
+    """Lines for ``describe()``."""
     feeds: tuple[Feed, ...]
-    """What modules' rows weigh."""
+    """Bytes of modules' rows."""
 
 
 def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
-    """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything.
-
-    Args:
-        on: The model on this rank.
-        plan: Where its modules run.
-        is_warm: Whether the modules have run on this rank's lanes before.
-    """
+    """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything."""
     rank, finding = on.world.rank, on.finding
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
     slots = {
@@ -82,14 +76,7 @@ def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
 
 
 def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) -> Activated:
-    """Gives the modules to their ranks; all ranks call it alike.
-
-    Args:
-        on: The model on this rank.
-        plan: Where its modules run.
-        opened: This rank's lanes for the plan.
-        gives_up: Whether to free what this rank does not need; not where the plan is only tried.
-    """
+    """Gives the modules to their ranks; all ranks call it alike."""
     finding, world = on.finding, on.world
     rank, runs = world.rank, opened.runs
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
@@ -125,7 +112,7 @@ def activate(session: RankSession, on: Prepared, plan: Plan, report: TrialReport
 
 
 def is_data_parallel(plan: Plan) -> bool:
-    """Whether all modules run on all devices, each with these to itself: then no rows have to move."""
+    """Returns whether all modules run on all devices, each with these to itself: then no rows have to move."""
     return all(
         len(placed.devices) == plan.num_devices and plan.is_alone(placed.module, num_slots=plan.device.num_slots)
         for placed in plan.placements

@@ -113,12 +113,6 @@ class PassThroughDDP(DistributedDataParallel):
 def make_pass_through(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapping[str, Any]) -> None:
     """Makes a wrapper that is being constructed one that passes calls through.
 
-    Args:
-        wrapper: The wrapper, of ``DistributedDataParallel`` or a class made from it.
-        module: The module that it wraps: the colocated model, or one that holds no other parameters that train.
-        handle: The model's.
-        options: The wrapper's options, by name.
-
     Raises:
         UnsupportedModelError: The wrapper would have done more than reducing, or reduced more than the model's.
     """

@@ -36,7 +36,7 @@ class RankSession(Session):
     """A session on one of several ranks."""
 
     holdings: Holdings = field(init=False)
-    """Which ranks hold which tensors of the model."""
+    """The ranks that hold each tensor of the model."""
     feeds: tuple[Feed, ...] = ()
     """Bytes of modules' rows."""
     report: TrialReport = field(init=False)

@@ -44,7 +44,7 @@ class Prepared:
     world: World
     """The ranks."""
     backend: Backend
-    """Where this rank runs."""
+    """The backend of this rank."""
 
 
 def prepare(
@@ -82,12 +82,7 @@ def backend_for(model: nn.Module, backend: Backend | None, device: torch.device)
 
 
 def cores_of_rank(rank: int | None = None, ranks: int | None = None) -> tuple[int, ...]:
-    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common.
-
-    Args:
-        rank: Its number among the ranks of its machine; by default as the launcher says.
-        ranks: How many these are; by default as the launcher says.
-    """
+    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
     cores = available_cores()
     rank = int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks

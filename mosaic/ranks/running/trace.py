@@ -19,11 +19,11 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to ``time.perf_counter_ns`` here to have rank 0's."""
+    """The difference of rank 0's ``time.perf_counter_ns`` to this rank's."""
 
     offset_ns: int
     error_ns: int
-    """How far it may be off: half the time of the fastest message there and back."""
+    """Its largest error: half the time of the fastest message there and back."""
 
 
 def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
@@ -35,24 +35,19 @@ def measure_clock(group: dist.ProcessGroup) -> ClockOffset:
                 group.recv([torch.zeros(1)], other, 0).wait()
                 group.send([torch.tensor([time.perf_counter_ns()])], other, 0).wait()
         return ClockOffset(offset_ns=0, error_ns=0)
-    found = []
+    offsets = []
     for _ in range(_ROUNDS):
         answer = torch.zeros(1, dtype=torch.int64)
         asked = time.perf_counter_ns()
         group.send([torch.zeros(1)], 0, 0).wait()
         group.recv([answer], 0, 0).wait()
         heard = time.perf_counter_ns()
-        found.append(ClockOffset(offset_ns=int(answer) - (asked + heard) // 2, error_ns=(heard - asked) // 2))
-    return min(found, key=lambda one: one.error_ns)
+        offsets.append(ClockOffset(offset_ns=int(answer) - (asked + heard) // 2, error_ns=(heard - asked) // 2))
+    return min(offsets, key=lambda one: one.error_ns)
 
 
 def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
-    """Returns what a rank computed, on its own clock.
-
-    Args:
-        spans: In milliseconds since
-        origin_ns: this time of ``time.perf_counter_ns``.
-    """
+    """Returns what a rank computed, on its own clock."""
     return [
         RankSpan(
             kind="compute",
@@ -67,12 +62,7 @@ def computed_spans(spans: Iterable[Span], origin_ns: int) -> list[RankSpan]:
 
 
 def trace_of(computed: Iterable[RankSpan], world: World) -> RankTrace:
-    """Returns this rank's trace; every rank asks, since clocks are compared.
-
-    Args:
-        computed: What it computed, on its own clock.
-        world: The ranks.
-    """
+    """Returns this rank's trace; every rank asks, since clocks are compared."""
     with world.progress.waiting(THE_LOOP, "agreement"):
         clock = measure_clock(world.agreements)
     shift_us = clock.offset_ns / 1e3

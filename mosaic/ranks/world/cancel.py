@@ -42,14 +42,6 @@ class CancelToken:
     """A block of work that any rank may cancel: the others' calls in its groups then raise.
 
     A rank that is killed cancels nothing; the watchdog names it.
-
-    Args:
-        store: Shared by the ranks.
-        rank: This one.
-        progress: Its ``explain`` names the rank that cancelled for errors that end waits.
-        grace_s: How long aborting may take before this process is ended.
-        name: Of the work; no other token of the run has it.
-        groups: The communicators of the work that this rank is in.
     """
 
     def __init__(

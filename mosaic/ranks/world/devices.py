@@ -1,4 +1,4 @@
-"""Which GPU is a rank's, and whether its model is there."""
+"""The GPU of a rank, and a check that its model is there."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
 class GroupKey(NamedTuple):
-    """What makes two communicators exchangeable."""
+    """The properties in which exchangeable communicators agree."""
 
     ranks: tuple[int, ...]
     """Its ranks."""
@@ -37,12 +37,7 @@ class GroupLoan(list[tuple[GroupKey, Any]]):
 
 
 class GroupPool:
-    """Makes communicators, and keeps those that were given back. All ranks ask for the same in the same order.
-
-    Args:
-        make: Makes one; on ranks that are not in it, what torch returns there.
-        forget: Told of one that is to be destroyed.
-    """
+    """Makes communicators, and keeps those that were given back. All ranks ask for the same in the same order."""
 
     def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
         self._make = make
@@ -92,10 +87,6 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
     NCCL runs one CTA a channel, each on an SM of its own; this bounds them for the one communicator, unlike the
     variable ``NCCL_MAX_CTAS``, which bounds all of the process. Not tried on GPUs.
 
-    Args:
-        backend: Of the group.
-        max_ctas: At most so many; None for as many as NCCL likes.
-
     Returns:
         None for communicators that run on no SMs, and where there is no bound.
     """
@@ -116,9 +107,6 @@ def own_group_keys(name: str) -> Iterator[None]:
 
     Where the default group is bound to a device, torch has ranks outside of a new group split NCCL's communicator,
     which waits for all ranks; those inside of a gloo group never do (``_new_process_group_helper``).
-
-    Args:
-        name: Of the rendezvous; the same on all ranks.
     """
     groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
     assert default is not None
@@ -137,10 +125,6 @@ def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int 
 
     NCCL reads ``NCCL_LAUNCH_ORDER_IMPLICIT`` once in a process, at its first collective (src/enqueue.cc). Without that
     order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.stream_calls``).
-
-    Args:
-        environ: This process's environment.
-        num_collectives: How many collectives NCCL has run in this process; None where that is unknown.
 
     Raises:
         BackendUnavailableError: NCCL does not keep the order, or may have read the variable before it was set.

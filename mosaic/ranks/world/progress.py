@@ -42,7 +42,7 @@ class Traffic:
 
 
 WaitedPhase = SentPhase | Literal["agreement"]
-"""What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""
+"""Part of a step in which a rank waits for others; an agreement is anything that all decide or collect together."""
 Waiting = Callable[[SentPhase], AbstractContextManager[None]]
 """Returns a block in which a thread waits for other ranks, in a phase of one module."""
 
@@ -55,7 +55,7 @@ THE_LOOP = "the loop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """What a rank was doing at some moment."""
+    """The activity of a rank at some moment."""
 
     step: int
     """Backwards that had ended before."""
@@ -91,7 +91,7 @@ class Wait:
     module: str
     """Module whose rows or gradients it waited for."""
     phase: str
-    """Which part of the step: a ``WaitedPhase``."""
+    """The part of the step: a ``WaitedPhase``."""
     step: int
     """Backwards that had ended before."""
     start_ns: int
@@ -131,11 +131,11 @@ class RankProgress:
 
     @property
     def now(self) -> Whereabouts:
-        """Where it is; of several threads, what computes counts before what waits, and long before short."""
+        """The present place; of several threads, what computes counts before what waits, and long before short."""
         for doing, table in (("computing", self._computing), ("waiting", self._waiting)):
-            found = sorted(table.values(), key=lambda entry: entry[2])
-            if found:
-                return self._whereabouts(doing, *found[0])
+            entries = sorted(table.values(), key=lambda entry: entry[2])
+            if entries:
+                return self._whereabouts(doing, *entries[0])
         return self._whereabouts("elsewhere" if self._last[0] else "starting", *self._last)
 
     @property

@@ -18,7 +18,7 @@ from mosaic.errors import BackendUnavailableError
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 0.02
 _LAST_S = 1.0
-"""How much longer rank 0, which may hold the store, stays than the others once the rendezvous has failed."""
+"""Seconds that rank 0, which may hold the store, stays after a failed rendezvous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

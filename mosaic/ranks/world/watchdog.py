@@ -69,12 +69,6 @@ class Fault:
 class Watchdog:
     """Writes this rank's heartbeats, and explains errors of communication.
 
-    Args:
-        members: All ranks.
-        rank: This one.
-        progress: The place of this one.
-        settings: ``beat_s``, ``grace_s`` and ``timeout_s``.
-
     Attributes:
         groups: Communicators that are aborted when this rank ends with an error.
     """

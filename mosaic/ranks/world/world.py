@@ -34,14 +34,14 @@ from mosaic.ranks.world.rendezvous import Members, is_launched, open_store
 from mosaic.ranks.world.watchdog import Watchdog
 
 PATIENCE_S = 1800.0
-"""How long ranks wait while one of them profiles and solves."""
+"""Seconds that ranks wait while one of them profiles and solves."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What has to be the same on all ranks."""
+    """Facts that have to be the same on all ranks."""
 
     mosaic: str
     """Version of Mosaic."""
@@ -294,11 +294,7 @@ class World:
     # Checks, which raise on all ranks alike.
 
     def check_devices(self, device: tuple[str, str]) -> None:
-        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one.
-
-        Args:
-            device: This rank's kind of device, and a text that no other device has; empty for none in particular.
-        """
+        """Raises BackendUnavailableError if some ranks are on GPUs and others are not, or two are on one."""
         devices = [tuple(each) for each in self.all_gather(device)]
         others = [f"rank {rank} on {kind}" for rank, (kind, _) in enumerate(devices) if kind != devices[0][0]]
         if others:
@@ -360,5 +356,5 @@ class World:
 
 def _gpu_of(device: torch.device) -> str:
     """Returns a text that names a GPU among all machines; empty where torch does not tell, or there is none."""
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
-    return "" if found is None else f"{os.uname().nodename} {found}"
+    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    return "" if identity is None else f"{os.uname().nodename} {identity}"

@@ -9,7 +9,6 @@ from torch import nn
 
 from mosaic.hardware import Link
 from mosaic.profile import Phase
-from mosaic.profiler import Route
 from mosaic.ranks.choosing.planning import cost_of_ranks
 from mosaic.ranks.running.prepare import find_for_ranks
 
@@ -29,14 +28,14 @@ def test_a_profile_that_is_given_has_its_own_sums_and_routing_is_added():
     assert made.communication("0", 2, 1).reduce_ms > given.communication("0", 2, 1).reduce_ms == 0.0
 
 
-def test_rows_that_travel_take_the_way_that_was_measured_for_them_and_ranks_agree_before():
+def test_rows_that_travel_take_the_way_that_was_measured_for_them():
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     finding = find_for_ranks(model, torch.randn(6, 5), NAMES)
     profile = profile_of(dict.fromkeys(NAMES, flat(3.0)), num_slots=1, degrees=(1, 2))
     ring = Link(latency_us=1000.0, gb_per_s=1e-5)
-    fast = Route(latency_us=0.0, gb_per_s=ring.gb_per_s * 2, agreement_ms=7.0)
+    fast = Link(latency_us=0.0, gb_per_s=ring.gb_per_s * 2)
     by_ring = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False)
     routed = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False, route=fast)
     given = by_ring.communication("1", 1, 1).route_forward_ms
-    assert routed.communication("1", 1, 1).route_forward_ms == pytest.approx((given - 2.0) / 2 + 7.0)
+    assert routed.communication("1", 1, 1).route_forward_ms == pytest.approx((given - 2.0) / 2)
     assert routed.communication("1", 2, 1).route_forward_ms == 0.0

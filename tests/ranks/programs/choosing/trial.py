@@ -20,7 +20,7 @@ from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.hardware import Link
 from mosaic.profile import Profile
-from mosaic.profiler import CpuTime, ForeignLoad, Route
+from mosaic.profiler import CpuTime, ForeignLoad
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
@@ -98,9 +98,9 @@ def links(*_: Any, **__: Any) -> Link:
     return Link(latency_us=50.0, gb_per_s=1.0)
 
 
-def ways(*_: Any, **__: Any) -> Route:
+def ways(*_: Any, **__: Any) -> Link:
     """Says what ways rows have."""
-    return Route(latency_us=50.0, gb_per_s=1.0, agreement_ms=0.1)
+    return Link(latency_us=50.0, gb_per_s=1.0)
 
 
 def tried(model: nn.Module, *turns: float) -> RankHandle:

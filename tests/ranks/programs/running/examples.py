@@ -76,9 +76,9 @@ def changed(source: str, rank: int) -> str:
 
 def data_parallel(name: str, arguments: Sequence[str]) -> str:
     """Returns an example's source with plain data-parallel training instead of Mosaic's line."""
-    if name == "raters.py" or (name == "huggingface.py" and set(FRAMEWORKS) & set(arguments)):
+    if name == "huggingface.py" and set(FRAMEWORKS) & set(arguments):
         return plain_source(name)
-    if name in ("imagebind.py", "joint.py"):
+    if name == "joint.py":
         instead = r"REFERENCE.append(averaged(\1))"
     else:
         instead = r"\1 = Forwarding(\1, find_unused_parameters=True); REFERENCE.append(\1.module)"
@@ -118,18 +118,14 @@ def compare(name: str, arguments: Sequence[str], rank: int, size: int) -> dict[s
     finally:
         mosaic.colocate = plain
         fresh_frameworks()
-    if not handles:  # raters, each of which this rank runs by itself
-        same = all(torch.equal(a[key], b[key]) for a, b in zip(ours, theirs, strict=True) for key in a)
-        return {"losses": 0.0 if same else 1.0, "parameters": 0.0, "placed": list(ours[0]), "members": []}
     (handle,) = handles
     apart = relative_change(handle.full_state_dict(), trained.state_dict(), before)
-    placed = {item.module: list(item.devices) for item in handle.plan.placements}
+    placed = [item.module for item in handle.plan.placements]
     handle.remove()
     return {
         "losses": max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(ours, theirs, strict=True)),
         "parameters": apart,
-        "placed": list(placed),
-        "members": list(placed.values()),
+        "placed": placed,
     }
 
 
@@ -158,7 +154,7 @@ def examples(rank: int, size: int) -> dict[str, Any]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")  # read by frameworks; nobody connects to it
     found = {}
-    for run in RUNS[size]:
+    for run in RUNS:
         if all(HAS[package] for package in needs(run)):
             found[" ".join(run)] = compare(run[0], [*run[1:], "--steps", str(size)], rank, size)
     return found
