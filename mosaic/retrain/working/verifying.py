@@ -23,17 +23,17 @@ def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> st
     Raises:
         MosaicError: No step can be repeated, or one differs; names the first.
     """
-    checkpoints = list(reversed(checkpoints_in(work.day.checkpoints)))
+    oldest_first = list(reversed(checkpoints_in(work.day.checkpoints)))
     last = max(steps_in(work.day.metrics), default=0)
-    if not checkpoints or checkpoints[0].step >= last:
+    if not oldest_first or oldest_first[0].step >= last:
         raise MosaicError(
             f"{work.day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
         )
-    first = checkpoints[0]
+    first = oldest_first[0]
     to = min(first.step + steps, last)
-    after = next((checkpoint for checkpoint in checkpoints if first.step < checkpoint.step <= to), None)
+    after = next((checkpoint for checkpoint in oldest_first if first.step < checkpoint.step <= to), None)
     if after is not None:
-        to = max(checkpoint.step for checkpoint in checkpoints if checkpoint.step <= to)
+        to = max(checkpoint.step for checkpoint in oldest_first if checkpoint.step <= to)
     with group.shared_folder() as aside:
         checkpoints, metrics = aside / "checkpoints", aside / "metrics.jsonl"
         if group.rank == 0:

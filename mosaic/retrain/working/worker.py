@@ -90,15 +90,15 @@ def _run(work: Work, arguments: argparse.Namespace) -> None:
     stop = StopRequests()
     group = work.group()
     use_repeatable_kernels(group.device)
-    stop = None
+    stopped = None
     try:
         _do_parts(work, group, stop, arguments)
-    except _StopError as found:
-        stop = found
+    except _StopError as error:
+        stopped = error
     group.leave()
     end_ranks()
-    if stop is not None:
-        raise stop
+    if stopped is not None:
+        raise stopped
 
 
 def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: argparse.Namespace) -> None:
