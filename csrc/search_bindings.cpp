@@ -49,12 +49,6 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     return shares;
 }
 
-Objective objective_of(const std::string& name) {
-    if (name == "sum") return Objective::sum;
-    if (name == "phases") return Objective::phases;
-    throw std::invalid_argument("objective='" + name + "' is not known; use 'sum' or 'phases'");
-}
-
 void bind_problem(py::module_& module) {
     py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
         .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
@@ -71,24 +65,13 @@ void bind_problem(py::module_& module) {
         .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
                     "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.");
     py::class_<Problem>(module, "Problem", "What is to be planned.")
-        .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory,
-                         const std::string& objective) {
-                 Problem problem{modules, {num_devices, num_slots, memory}, objective_of(objective), {}};
+        .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory) {
+                 Problem problem{modules, {num_devices, num_slots, memory}, {}};
                  check(problem);
                  return problem;
              }),
              py::arg("modules"), py::kw_only(), py::arg("num_devices"), py::arg("num_slots"),
-             py::arg("memory_bytes") = 0, py::arg("objective") = "phases")
-        .def(
-            "disturb_by_pairs",
-            [](Problem& problem, const std::vector<std::vector<std::vector<Ns>>>& forward,
-               const std::vector<std::vector<std::vector<Ns>>>& backward) {
-                problem.interference.pairs[0] = forward;
-                problem.interference.pairs[1] = backward;
-                problem.interference.form = Form::pairwise;
-                check(problem);
-            },
-            py::arg("forward_ns"), py::arg("backward_ns"))
+             py::arg("memory_bytes") = 0)
         .def(
             "disturb_by_shares",
             [](Problem& problem, const std::vector<ShareRows>& forward, const std::vector<ShareRows>& backward) {

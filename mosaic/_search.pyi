@@ -44,12 +44,7 @@ class Problem:
         num_devices: int,
         num_slots: int,
         memory_bytes: int = 0,
-        objective: str = "phases",
     ) -> None: ...
-    def disturb_by_pairs(
-        self, forward_ns: Sequence[Sequence[Sequence[int]]], backward_ns: Sequence[Sequence[Sequence[int]]]
-    ) -> None:
-        """Adds, for each module and option, what neighbour n at quota q costs: entry n * (num_slots + 1) + q."""
     def disturb_by_shares(
         self,
         forward: Sequence[tuple[int, int, Sequence[Sequence[float]]]],

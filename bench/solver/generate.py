@@ -18,7 +18,10 @@ from typing import Literal, get_args
 from mosaic.cost.communication import gradient_sum
 from mosaic.cost.degrees import degrees_between, degrees_to_measure
 from mosaic.hardware import find_cluster
+from mosaic.solver.held_memory import find_devices
 from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
+from mosaic.solver.options import DeploymentOption
+from mosaic.solver.stage import Machine
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)
@@ -230,22 +233,29 @@ def _build(recipe: Recipe, name: str, kinds: Sequence[Kind], waits: Waits, dice:
 
 
 def _least_memory(modules: Sequence[InstanceModule], num_devices: int) -> int:
-    """About the least memory of a GPU with which modules have GPUs that hold what they keep; not proven least."""
+    """About the least memory of a GPU with which modules, each in turn, have GPUs that hold what they keep."""
+    options = {module.name: sorted({_kept(o).degree: _kept(o) for o in module.options}.values()) for module in modules}
+    partition = [(name,) for name in options]
+    low, high = 0, sum(module.options[0].memory_bytes for module in modules)
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        machine = Machine(num_devices=num_devices, num_slots=1, memory_bytes=middle)
+        if find_devices(options, partition, machine).stages is None:
+            low = middle
+        else:
+            high = middle
+    return high
 
-    def kept(option: InstanceOption) -> int:
-        return option.resident_bytes + option.activation_bytes
 
-    lightest = [min(module.options, key=lambda o: (o.degree * kept(o), o.memory_bytes)) for module in modules]
-    memory = max(min(option.memory_bytes for option in module.options) for module in modules)
-    while True:
-        held, works = [0] * num_devices, [0] * num_devices
-        for option in sorted(lightest, key=lambda o: -o.memory_bytes):
-            for gpu in sorted(range(num_devices), key=lambda g: held[g])[: option.degree]:
-                held[gpu] += kept(option)
-                works[gpu] = max(works[gpu], option.memory_bytes - kept(option))
-        if max(map(sum, zip(held, works, strict=True))) <= memory:
-            return memory
-        memory = round(memory * 1.05) + 1
+def _kept(option: InstanceOption) -> DeploymentOption:
+    return DeploymentOption(
+        degree=option.degree,
+        quota=1,
+        forward_ns=0,
+        backward_ns=0,
+        memory_bytes=option.memory_bytes,
+        kept_bytes=option.resident_bytes + option.activation_bytes,
+    )
 
 
 def _draw_waits(shape: Shape, num_modules: int, dice: random.Random) -> Waits:

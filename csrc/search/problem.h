@@ -67,10 +67,6 @@ struct Machine {
     std::int64_t memory = 0;  // bytes of each device; 0: not limited
 };
 
-// What a stage costs: the slowest module's forward and backward together (the paper's Eq. 4), or the slowest
-// forward plus the slowest backward, which is how long a training step's two halves take.
-enum class Objective { sum, phases };
-
 // Extra time of a module beside others on one device.
 enum class Form {
     none,
@@ -92,7 +88,6 @@ struct Interference {
 struct Problem {
     std::vector<Module> modules;
     Machine machine;
-    Objective objective = Objective::phases;
     Interference interference;
 
     int size() const { return static_cast<int>(modules.size()); }

@@ -9,7 +9,6 @@ writes what it can do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
@@ -92,13 +91,6 @@ class Lane(Protocol):
 
     def mark(self) -> Mark:
         """Notes the point that the lane has come to; to be called from work that runs on it."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Lets the work that calls it, on the lane's own thread, go on while no other lane works.
-
-        Where lanes have no threads there is nothing to hold back: the caller launches one piece of work at a time.
-        """
-        return nullcontext()
 
 
 @runtime_checkable

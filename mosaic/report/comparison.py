@@ -11,6 +11,8 @@ from mosaic.solver.compare import Comparison
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mosaic.plan import Plan
+
 _COLUMNS = (
     ("planner", False),
     ("predicted\nms", True),
@@ -34,32 +36,33 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
     return table
 
 
-def _cells(one: Comparison) -> list[str]:
-    if one.predicted_ms is None:
-        return [one.method, "-", "-", "-", "-", f"{one.seconds:.2f}", f"{one.status}: {one.reason}"]
+def _cells(row: Comparison) -> list[str]:
+    plan = row.plan
+    if plan is None:
+        return [row.method, "-", "-", "-", "-", f"{row.seconds:.2f}", f"{row.status}: {row.reason}"]
     return [
-        one.method,
-        f"{one.predicted_ms:.2f}",
-        "-" if one.ratio is None else f"{one.ratio:.2f}",
-        str(one.num_stages),
-        str(len(one.sliced)),
-        f"{one.seconds:.2f}",
-        _note(one),
+        row.method,
+        f"{plan.predicted_ms:.2f}",
+        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        str(len(plan.stages)),
+        str(len(plan.sliced)),
+        f"{row.seconds:.2f}",
+        _note(plan),
     ]
 
 
-def _note(one: Comparison) -> str:
-    if one.status == "optimal":
+def _note(plan: Plan) -> str:
+    if plan.search.status == "optimal":
         return "proven best of whole modules"
-    if one.bound_ms > 0 and one.predicted_ms:
-        return f"at most {one.predicted_ms / one.bound_ms - 1:.1%} above the best of whole modules"
-    return "" if one.is_runnable else "cannot be run: it slices modules"
+    if plan.search.bound_ms > 0 and plan.predicted_ms:
+        return f"at most {plan.predicted_ms / plan.search.bound_ms - 1:.1%} above the best of whole modules"
+    return "cannot be run: it slices modules" if plan.sliced else ""
 
 
 def _caption(compared: Sequence[Comparison]) -> str:
     lines = ["nothing here was measured; modules only, without optimizer and loss"]
     if any(one.method.startswith("distmm") for one in compared):
         lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
-    if any(one.sliced for one in compared):
+    if any(one.plan is not None and one.plan.sliced for one in compared):
         lines.append("slices are cut between equal operators; their number is assumed where not given")
     return "\n".join(lines)

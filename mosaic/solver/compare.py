@@ -31,43 +31,26 @@ which proves nothing; or a problem that the method does not take."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What one method made of it, or why it could not."""
+    """A method's plan, or the reason why it has none."""
 
     method: str
-    """Name of the planner or solver."""
+    """Name in ``METHODS``."""
     plan: Plan | None = None
-    """What it answers; None where it could not."""
-    predicted_ms: float | None = None
-    """Predicted time of a step's modules, in milliseconds; None where it could not."""
+    """None where it has none."""
     status: Outcome
     """How it ended."""
     reason: str = ""
-    """Why it could not; empty where it could."""
+    """Why it has no plan."""
     ratio: float | None = None
-    """Its predicted time over the least of all that were compared; 1 for the best. None where it could not,
-    or where the best takes no time."""
+    """Its predicted time over the least of all that are compared; None without a plan, or where the best takes no
+    time."""
     seconds: float = 0.0
     """Wall time of planning."""
 
     @property
-    def num_stages(self) -> int:
-        """Stages, one after the other; 0 where it could not."""
-        return 0 if self.plan is None else len(self.plan.stages)
-
-    @property
-    def sliced(self) -> tuple[str, ...]:
-        """Modules that it cuts into several parts."""
-        return () if self.plan is None else self.plan.sliced
-
-    @property
-    def is_runnable(self) -> bool:
-        """Whether its plan can be run: it keeps modules whole."""
-        return self.plan is not None and not self.sliced
-
-    @property
-    def bound_ms(self) -> float:
-        """No plan of whole modules is predicted to take less, in milliseconds; 0 where it gives no bound."""
-        return 0.0 if self.plan is None else self.plan.search.bound_ms
+    def predicted_ms(self) -> float | None:
+        """Predicted time of a step's modules, in milliseconds."""
+        return None if self.plan is None else self.plan.predicted_ms
 
 
 def compare(
@@ -113,7 +96,7 @@ def compare(
         except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
             row = Comparison(method=method, status=_outcome_of(error), reason=str(error))
         else:
-            row = Comparison(method=method, plan=plan, status=plan.search.status, predicted_ms=plan.predicted_ms)
+            row = Comparison(method=method, plan=plan, status=plan.search.status)
         rows.append(replace(row, seconds=time.perf_counter() - began))
     best = min((row.predicted_ms for row in rows if row.predicted_ms is not None), default=0.0)
     return tuple(

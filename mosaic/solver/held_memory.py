@@ -170,8 +170,8 @@ class _Placement:
         if sum(self._kept) + sum(peaks) + self._later[index] > machine.num_devices * machine.memory_bytes:
             return False
         states = [
-            (kept + peak, held, *column)
-            for kept, peak, held, *column in zip(self._kept, peaks, slots, *self._works, strict=True)
+            (kept + peak, held, *columns)
+            for kept, peak, held, *columns in zip(self._kept, peaks, slots, *self._slots, *self._works, strict=True)
         ]
         for option in self._options[name]:
             room = [

@@ -6,10 +6,6 @@
 
 namespace mosaic::search {
 
-Ns cost_of(const Problem& problem, const Stage& stage) {
-    return problem.objective == Objective::phases ? stage.forward + stage.backward : stage.latency;
-}
-
 void time_stage(const Problem& problem, Stage& stage) {
     stage.forward = stage.backward = stage.latency = 0;
     for (const Placed& own : stage.placed) {

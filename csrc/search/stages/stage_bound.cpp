@@ -11,7 +11,7 @@ constexpr std::int32_t kNoArea = INT32_MAX / 128;
 }  // namespace
 
 StageBound::StageBound(const Problem& problem)
-    : objective_(problem.objective), room_(std::int64_t{problem.machine.num_devices} * problem.machine.num_slots) {
+    : room_(std::int64_t{problem.machine.num_devices} * problem.machine.num_slots) {
     const auto fits = [&](const Option& option) {
         return problem.machine.memory == 0 || option.memory <= problem.machine.memory;
     };
@@ -49,8 +49,7 @@ StageBound::StageBound(const Problem& problem)
 
 Ns StageBound::operator()(Mask set) const {
     const Ns alone = slowest(latency_, set);
-    const Ns phases = objective_ == Objective::phases ? least_forward(set) + least_backward(set) : 0;
-    const Ns least = std::max(alone, phases);
+    const Ns least = std::max(alone, least_forward(set) + least_backward(set));
     if ((set & (set - 1)) == 0 || alone >= kNever) return std::min(least, kNever);
     const auto fits = [&](std::size_t place) {
         std::int64_t needed = 0;

@@ -23,7 +23,6 @@ class StageBound {
   private:
     static Ns slowest(const std::vector<Ns>& least, Mask set);
 
-    Objective objective_;
     std::int64_t room_;
     std::vector<Ns> forward_;  // least of each module
     std::vector<Ns> backward_;

@@ -28,7 +28,7 @@ StageSearch::StageSearch(const Problem& problem, const Effort& effort)
     : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
-    calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, problem.objective, {}});
+    calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, {}});
     undisturbed_ = std::make_unique<StageSearch>(*calm_, effort);
 }
 
@@ -95,7 +95,7 @@ void StageSearch::take_undisturbed(Mask set, StageValue& value, Ns cutoff) {
     if (calm.cost >= kNever) return;
     Stage stage = calm.stage;
     time_stage(problem_, stage);
-    keep(value, stage, cost_of(problem_, stage));
+    keep(value, stage, cost_of(stage));
 }
 
 // Guesses upwards from the bound until there is a placement, halves what is between the two, and settles the rest with
@@ -121,16 +121,11 @@ bool StageSearch::close(Mask set, StageValue& value, Ns cutoff, bool is_whole) {
     }
 }
 
-// Whether a set can be placed for less than `below`. With phases of their own, the forward time is split into ranges,
+// Whether a set can be placed for less than `below`. The forward time is split into ranges,
 // and a range is done with where its longest forward and the backward that is left beside its shortest cannot be met.
 Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t nodes) {
     Effort effort{nodes, effort_.clock};
     Stage stage;
-    if (problem_.objective == Objective::sum) {
-        const Answer answer = pack(set, {kNever, kNever, below - 1}, effort, stage);
-        if (answer == Answer::yes) keep(value, stage, cost_of(problem_, stage));
-        return answer;
-    }
     int num_cuts = 0;
     std::vector<Range> ranges{{bound_.least_forward(set), below - 1 - bound_.least_backward(set)}};
     while (!ranges.empty()) {
@@ -146,7 +141,7 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         }
         if (answer == Answer::no) continue;
         const Ns forward = stage.forward;
-        const Ns cost = cost_of(problem_, stage);
+        const Ns cost = cost_of(stage);
         keep(value, stage, cost);
         if (cost < below) return Answer::yes;
         // Neither half allows this placement again.

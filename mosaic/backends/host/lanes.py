@@ -7,8 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -96,8 +95,6 @@ class _Arbiter:
         self.held: set[int] = set()
         self.num_submitted = 0
         self.num_running = 0
-        self.num_pausing = 0  # work that has begun and waits to go on alone
-        self.is_alone = False
         self.closing = False
 
     def open(self, key: Key) -> None:
@@ -147,24 +144,6 @@ class _Arbiter:
             while not self._is_at_rest():
                 self.at_rest.wait()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self.lock:
-            self.num_running -= 1
-            self.num_pausing += 1  # from here on nothing begins
-            self.at_rest.notify_all()
-            while self.num_running:
-                self.at_rest.wait()
-            self.num_running += 1
-            self.num_pausing -= 1
-            self.is_alone = True
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.is_alone = False
-                self._wake_ready()
-
     def close(self) -> None:
         with self.lock:
             self.closing = True
@@ -172,7 +151,7 @@ class _Arbiter:
                 condition.notify()
 
     def _is_at_rest(self) -> bool:
-        return not self.num_running and not self.num_pausing and not any(self.queues.values())
+        return not self.num_running and not any(self.queues.values())
 
     def _wake_ready(self) -> None:
         for key, queue in self.queues.items():
@@ -180,7 +159,7 @@ class _Arbiter:
                 self.wake[key].notify()
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
-        if self.num_pausing or self.is_alone or not ticket.ready or not self.held.isdisjoint(ticket.slots):
+        if not ticket.ready or not self.held.isdisjoint(ticket.slots):
             return False
         for queue in self.queues.values():
             first = queue[0] if queue else ticket
@@ -242,13 +221,6 @@ class HostLane(Lane):
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
         """Hands over work; see ``mosaic.backends.base.Lane``."""
         return self._arbiter.submit(self._key, self._slots, work, after)
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Lets the work that calls it, on this lane's thread, go on while no other lane works.
-
-        Others end what they have begun and begin nothing new until it is left. Of several that ask, one goes at a time.
-        """
-        return self._arbiter.alone()
 
     def mark(self) -> HostMark:
         """Reads the clock."""

@@ -9,7 +9,9 @@ import torch
 
 
 def on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor without values that has a tensor's shape, strides and dtype."""
+    """Returns a tensor without values that has a tensor's shape, strides and dtype; a sparse one has no strides."""
+    if tensor.layout != torch.strided:
+        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

@@ -39,6 +39,7 @@ _SHARES = Obstacle(
     "it uses a parameter that is used outside of it too",
     todo="move that use into the module, or leave it where it is",
 )
+_SPARSE = Obstacle("it returns a sparse tensor", todo="make it sparse where it is used")
 _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
 )
@@ -186,6 +187,7 @@ def learn(
         _DRAWS_OTHERWISE if not others.is_same(python_state()) else None,
         _foreign(found, module),
         _SHARES if parted & found.leaves.keys() else None,
+        _SPARSE if any(tensor.layout != torch.strided for tensor in made) else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
         sets_context(context, copy_context()),
         belongs_to_thread(module),

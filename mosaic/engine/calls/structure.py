@@ -117,8 +117,10 @@ def is_opaque(leaf: object) -> bool:
 def leaf_key(leaf: object) -> Hashable:
     """Returns what must be equal for two calls to be the same call: shapes and strides of tensors, other values."""
     if isinstance(leaf, torch.Tensor):
-        strides = leaf.stride() if leaf.layout == torch.strided and not leaf.is_contiguous() else None
-        return (tuple(leaf.shape), strides, leaf.dtype, leaf.requires_grad)
+        order: Hashable = leaf.layout
+        if order == torch.strided:
+            order = None if leaf.is_contiguous() else leaf.stride()
+        return (tuple(leaf.shape), order, leaf.dtype, leaf.requires_grad)
     if isinstance(leaf, slice):
         return ("slice", leaf.start, leaf.stop, leaf.step)
     if isinstance(leaf, PLAIN_TYPES):

@@ -15,9 +15,8 @@ from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.random_numbers import drawing_from
-from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions, strides_of
+from mosaic.engine.calls.signature import Arguments, Signature, strides_of
 from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors
 from mosaic.engine.host.lane_work import is_out_of_memory
@@ -27,6 +26,7 @@ from mosaic.find.restore import same
 T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
+_NO_MEMORY = "there was no memory for it beside the others"
 _SHARED_IS_WRITTEN = "one of its results is written to in place, and another one has the same memory"
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ class RunsCalls(RunsLaneTensors, Protocol):
 
     def wait(self, ticket: Ticket[T]) -> T:
         """Waits for work."""
-
-    def note_second_try(self, module: str, place: str) -> None:
-        """Notes a call that runs again with all other lanes at rest."""
 
 
 class Call:
@@ -107,10 +104,12 @@ class Call:
         assert arguments is not None, "a call ran twice"
         try:
             try:
-                leaves, spec = self._run_with_memory(run, arguments)
+                leaves, spec = self._run_module(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
+            if is_out_of_memory(error) and not self.is_glue:
+                raise self._unforeseen(_NO_MEMORY, "use smaller batches", apart=True) from error
             _add_place(error, f"in {run.__name__}, which follows" if self.is_glue else "in module", self)
             raise
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
@@ -129,41 +128,6 @@ class Call:
             refuses = refused if info.shares_memory and not self.is_glue else None
             made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name, refuses))
         return made
-
-    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
-        """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.
-
-        Nobody has seen a result by then, so that it is as if the first try had not been, unless that has written
-        somewhere: then what was raised is raised, with a note.
-        """
-        generator = self._generator[0] if self._generator is not None else None
-        drawn = generator.get_state() if generator is not None else None
-        written = self.site.module if self.signature.writes_buffers else None
-        buffers = buffer_versions(written)
-        try:
-            return self._run_module(run, arguments)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if buffers != buffer_versions(written) or self._versions != arguments.versions:
-                error.add_note(
-                    f"{self.site.name!r} was not run again: it had written into its buffers or inputs by then"
-                )
-                raise
-        # The error is gone by now, and with it what the failed try held.
-        self._forget_graph()
-        if generator is not None and drawn is not None:
-            generator.set_state(drawn)
-        self.executor.note_second_try(self.site.name, self._origin)
-        rest = self.site.lane.alone() if on_lane() else nullcontext()
-        try:
-            with rest:
-                return self._run_module(run, arguments)
-        except BaseException as error:
-            error.add_note(
-                "this was its second try, with the other lanes at rest: in the first there was no memory for it"
-            )
-            raise
 
     def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
         drawing: AbstractContextManager[None] = nullcontext()
@@ -271,9 +235,9 @@ class Call:
                 f"{self._origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
             )
 
-    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
+    def _unforeseen(self, what: str, todo: str, *, apart: bool = False) -> UnforeseenError:
         """Keeps the module off its lane from now on; returns what to raise for the present call."""
-        self.site.obstacle = Obstacle(what, todo=todo)
+        self.site.obstacle = Obstacle(what, todo=todo, apart=apart)
         name = self.site.name
         return UnforeseenError(
             f"{name!r}, called at {self._origin}: {what}; {todo}, or {self.executor.way_out.format(name)}"

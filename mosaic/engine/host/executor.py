@@ -158,6 +158,8 @@ class Executor(LaneWork):
         arguments = Arguments.take(args, kwargs, join_joined)
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
+        if any(tensor.layout != torch.strided for tensor in arguments.differentiable):
+            return self._run_here(site, run, args, kwargs, "it takes a sparse tensor that wants a gradient")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
             return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
         state = ModuleState.take(site.module)
@@ -419,7 +421,7 @@ class Executor(LaneWork):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else is out of the ordinary: kinds of calls that do not repeat, and calls without memory."""
+        """What else is out of the ordinary: kinds of calls that do not repeat."""
         learned = (
             f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
             "call to call, such as a number, as a tensor"
@@ -427,12 +429,7 @@ class Executor(LaneWork):
             if count > _MANY
         )
         waits = f"results are waited for where modules are called: {self._compiled!r} is compiled by torch"
-        tried = (
-            f"{count} call{'s' if count > 1 else ''} of {module} ran out of memory on its lane ({place}) and was run "
-            "again, with the other lanes at rest"
-            for (module, place), count in self.second_tries.copy().items()
-        )
-        return (*([waits] if self._compiled else []), *learned, *tried)
+        return (*([waits] if self._compiled else []), *learned)
 
     @property
     def num_learned(self) -> int:

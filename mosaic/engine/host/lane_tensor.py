@@ -231,6 +231,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: LaneTensor) -> torch.Tensor:
         ctx.is_leaf = tensor.is_leaf
+        ctx.set_materialize_grads(False)  # what gets no gradient in the plain loop gets none here
         plain: torch.Tensor = tensor.value().detach()
         return plain
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,7 +35,6 @@ class LaneWork:
         lanes: The lanes.
         unseen: Work whose end the caller has not seen, and whose errors must not be lost.
         log: When work ran.
-        second_tries: By module and line, calls for which there was no memory beside the others.
         num_backwards: How many of the caller's backwards have ended; those inside of others are not counted.
         num_launched: How many calls of modules went to lanes.
         closed: Whether the lanes were given back.
@@ -46,7 +45,6 @@ class LaneWork:
         self.lanes = lanes
         self.unseen: deque[Ticket[Any]] = deque()
         self.log = SpanLog()
-        self.second_tries: Counter[tuple[str, str]] = Counter()
         self.num_backwards = 0
         self.num_launched = 0
         self.closed = False
@@ -124,12 +122,6 @@ class LaneWork:
         """Returns the first ``UnforeseenError`` that the caller has not seen, or None; all work has ended."""
         errors = map(_error_of, self.unseen)
         return next((error for error in errors if isinstance(error, UnforeseenError)), None)
-
-    def note_second_try(self, module: str, place: str) -> None:
-        """Notes, from the lane's thread, a call that runs again with all other lanes at rest."""
-        self.second_tries[module, place] += 1
-        if self.second_tries[module, place] == 1:
-            _LOG.warning("%s ran out of memory on its lane (%s); run again with the others at rest", module, place)
 
     def record(self, site: PlacedModule, phase: str, start_ns: int) -> None:
         """Notes work of a module's that ran in the caller's thread and ends now."""

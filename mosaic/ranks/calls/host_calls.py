@@ -281,10 +281,6 @@ class RoutedCall(Call):
         with self._calls.in_step():
             return super().forward()
 
-    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], Any]:
-        """Calls it once: a second try would send its messages twice."""
-        return self._run_module(run, arguments)
-
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, by_caller: bool
     ) -> list[torch.Tensor | None]:

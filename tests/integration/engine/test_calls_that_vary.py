@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, pair_batch, run_both, train
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
 from torch import nn
 from torch.nn import functional
 
@@ -138,3 +138,20 @@ def test_a_cast_in_the_middle_of_training_is_learned_anew():
 
     described = run_both(lambda: Adds(Embeds(), Embeds()), pair_batch(), SIDE_BY_SIDE, loop)
     assert "ran in place" not in described
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_sparse_argument_that_wants_a_gradient_keeps_the_module_in_place():
+    def multiplied(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(x, self.layers.weight.T) if x.is_sparse_csr else self.layers(x)
+
+    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.left(x.to_sparse_csr().requires_grad_()) * self.right(y)
+
+    def make() -> Glued:
+        model = Glued(glue, Doing(multiplied), Doing(multiplied))
+        model.left.layers, model.right.layers = nn.Linear(8, 16), nn.Linear(8, 16)
+        return model
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(4), include=["left", "right"])
+    assert "it takes a sparse tensor that wants a gradient" in described

@@ -161,12 +161,11 @@ def trained_with(backend: FakeBackend, how: str, pieces: Any, *, casts: bool, gr
     return found
 
 
-@pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
 @pytest.mark.parametrize(
     ("kind", "graphs"),
     [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
 )
-@pytest.mark.parametrize("how", ["run", "run_all"])
+@pytest.mark.parametrize(("how", "casts"), [("run", True), ("run_all", False)])
 def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, how: str, graphs: bool, casts: bool, kind: str):
     model = Normed()
     twin = copy.deepcopy(model)
@@ -201,9 +200,10 @@ BETWEEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("casts", "grad"), [(False, True), (True, True), (True, False)], ids=["plain", "autocast", "frozen"]
+    ("casts", "grad", "graphs"),
+    [(False, True, False), (True, True, True), (True, False, False)],
+    ids=["plain", "autocast, graphs", "frozen"],
 )
-@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
 @pytest.mark.parametrize("between", BETWEEN)
 def test_what_a_piece_uses_may_be_used_between_pieces(
     backend: FakeBackend, between: str, graphs: bool, casts: bool, grad: bool

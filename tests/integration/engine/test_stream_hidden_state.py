@@ -8,8 +8,9 @@ import pytest
 from hidden_state_cases import BETWEEN, CASES, EAGER, held_back, run_on_streams, shown, train
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-@pytest.mark.parametrize("in_sample", [False, True], ids=["only in the loop", "in the sample"])
+@pytest.mark.parametrize(
+    ("in_sample", "graphs"), [(True, False), (False, True)], ids=["launched, in the sample", "graphs, only in the loop"]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_done_around_a_call_is_seen_by_the_call(case: str, in_sample: bool, graphs: bool):
     run_on_streams(partial(shown, case, in_sample), train, graphs=graphs, captured=case not in EAGER)

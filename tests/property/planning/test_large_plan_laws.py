@@ -63,8 +63,8 @@ def in_a_row(instance: Instance, num_copies: int) -> Instance:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_copies_in_a_row_take_as_long_as_one_so_many_times(shape):
     one = generate(Recipe(shape=shape, num_modules=8, tight_memory=True, seed=3))
-    alone = _search.plan(problem_of(one, "phases"), effort=60.0)
-    found = _search.plan(problem_of(in_a_row(one, 3), "phases"), effort=60.0)
+    alone = _search.plan(problem_of(one), effort=60.0)
+    found = _search.plan(problem_of(in_a_row(one, 3)), effort=60.0)
     assert alone.status == found.status == "optimal"
     assert found.cost_ns == 3 * alone.cost_ns
 
