@@ -74,7 +74,7 @@ MODELS = {
     "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
 }
 SAYS = {
-    "windows by layers": "has layers of sliding_attention; mask words cannot express such layers: build it from a config",
+    "windows by layers": "has layers of sliding_attention; mask words cannot express such layers: build it",
     "chunks": "has layers of chunked_attention",
     "linear attention": "has layers of linear_attention",
     "a window of all layers": "has sliding_window=64; mask words cannot express such layers",
