@@ -81,10 +81,6 @@ class Hardware:
     works meanwhile: a kernel begins when it was launched and the one before it has ended."""
     kernel_us: float = 0.0
     """Time of a GPU from one kernel's end to the next one's work, however small, in microseconds."""
-    graph_launch_us: float = 0.0
-    """As ``launch_us``, of a kernel in a CUDA graph."""
-    graph_kernel_us: float = 0.0
-    """As ``kernel_us``, of a kernel in a CUDA graph."""
     lane_bytes: int = 0
     """Memory that a lane takes by itself, in bytes: library workspaces of its streams."""
     efficiency: Efficiency = field(default_factory=Efficiency)
@@ -96,7 +92,7 @@ class Hardware:
             _check_positive(f"{self.name}: {name}", getattr(self, name))
         if self.sms_per_slot > self.num_sms:
             raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} is more than num_sms={self.num_sms}")
-        for name in ("launch_us", "kernel_us", "graph_launch_us", "graph_kernel_us", "lane_bytes"):
+        for name in ("launch_us", "kernel_us", "lane_bytes"):
             if not 0 <= getattr(self, name) < math.inf:  # also catches NaN
                 raise ValueError(f"{self.name}: {name}={getattr(self, name)}; use a finite number, 0 or more")
 
@@ -126,10 +122,6 @@ class Hardware:
         if dtype in ("float32", "complex64"):
             return self.tf32_tflops if is_conv else self.fp32_tflops
         return self.bf16_tflops
-
-    def replaying(self) -> Hardware:
-        """Returns the device as it is where kernels are launched as CUDA graphs."""
-        return dataclasses.replace(self, launch_us=self.graph_launch_us, kernel_us=self.graph_kernel_us)
 
     def bandwidth_gb_per_s(self, num_sms: int) -> float:
         """Returns the most that ``num_sms`` SMs draw of the memory, in 10^9 bytes a second."""

@@ -1,1 +1,1 @@
-"""Training that can be killed at any instant and goes on with the same bits: data by position, the loop, its state."""
+"""Training that survives a kill at any instant with equal bits: data by position, the loop, its state."""

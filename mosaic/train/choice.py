@@ -1,8 +1,8 @@
-"""The plan of a day: chosen and tried before its first step, stored, and run as it is by every restart.
+"""The plan of a day: tried before its first step, stored, and reused unchanged by every restart.
 
-A trial inside of the loop would take its steps at several thread counts, and a restart would decide by the clock anew;
-so plans are tried on a model of their own, which is thrown away, and no step of it trains the real one. On several
-ranks ``colocate`` tries plans before the loop by itself.
+A trial inside the loop would take steps at several thread counts, and a restart would choose by the clock again.
+The trial therefore runs on a model of its own, which is discarded. On several ranks ``colocate`` tries plans itself,
+before the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.records import PlanKey, StoredPlan
 
 MAX_TRIAL_STEPS = 600
-"""Steps after which a trial that has not ended is left; it is bounded by itself (120 steps, and again if it drifts)."""
+"""Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -40,7 +40,7 @@ def key_of(
     colocate: bool,
     pipeline: str = "",
 ) -> PlanKey:
-    """Returns what a plan for a model, a batch and a device would be made for."""
+    """Returns the key under which a plan for a model, a batch and a device is stored."""
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
     leaves = [
         [pytree.keystr(path), list(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__]
@@ -60,7 +60,7 @@ def key_of(
 
 
 def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
-    """Returns why a day has to be planned anew; empty where the plan of the day before runs on."""
+    """Returns the reason to plan a day anew; empty if the plan of the day before still fits."""
     if before is None:
         return "this is the first day"
     busy = "" if before.is_measured else "other processes used the CPU when it was measured the day before"
@@ -70,15 +70,15 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
 def choose_by_trial(
     model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str, exclude: tuple[str, ...] = ()
 ) -> tuple[StoredPlan, Profile | None]:
-    """Chooses what runs on one rank; returns it, and the profile that it was made from.
+    """Chooses the plan of one rank; returns it with its profile.
 
     Args:
-        model: One to be thrown away, on the device where it will train.
-        batch: The first one.
+        model: A model to discard afterwards, on the training device.
+        batch: The first batch.
         loss: Runs the model on a batch.
-        key: What the plan is for.
-        why: Why it is made.
-        exclude: Names or patterns of modules that are left where they are called.
+        key: The key of the plan.
+        why: The reason to plan.
+        exclude: Names or patterns of modules that stay where they are called.
     """
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
 
@@ -101,13 +101,13 @@ def choose_by_trial(
         handle.remove()
 
 
-def plain(key: PlanKey, why: str, said: str) -> StoredPlan:
-    """Returns what is stored where the plain loop runs."""
+def plain(key: PlanKey, why: str, description: str) -> StoredPlan:
+    """Returns the record of a day that runs the plain loop."""
     return StoredPlan(
         plan=None,
         threads=torch.get_num_threads(),
         key=key,
-        said=said,
+        said=description,
         speedup=None,
         step_ms=None,
         why=why,
@@ -116,9 +116,9 @@ def plain(key: PlanKey, why: str, said: str) -> StoredPlan:
 
 
 def _stored(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
-    tried = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
-    plain = tried.pop(f"trial_ms/{PLAIN}", None)
-    speedup = plain / min(tried.values()) if plain is not None and tried and handle.active else None
+    trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
+    plain_ms = trial_ms.pop(f"trial_ms/{PLAIN}", None)
+    speedup = plain_ms / min(trial_ms.values()) if plain_ms is not None and trial_ms and handle.active else None
     return StoredPlan(
         plan=handle.plan if handle.active else None,
         threads=torch.get_num_threads(),
@@ -132,14 +132,14 @@ def _stored(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
 
 
 def stored_of_ranks(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
-    """Returns what several ranks run, once ``colocate`` has chosen it."""
-    tried = [value for name, value in handle.metrics().items() if name.startswith("trial_ms/")]
+    """Returns the record of the plan that ``colocate`` chose for several ranks."""
+    trial_ms = [value for name, value in handle.metrics().items() if name.startswith("trial_ms/")]
     return StoredPlan(
         plan=handle.plan,
         threads=torch.get_num_threads(),
         key=key,
         said=handle.describe(),
-        speedup=max(tried) / min(tried) if len(tried) > 1 else None,
+        speedup=max(trial_ms) / min(trial_ms) if len(trial_ms) > 1 else None,
         step_ms=None,
         why=why,
         is_measured=handle.profile is not None,
@@ -147,12 +147,12 @@ def stored_of_ranks(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
 
 
 def stored_of_pipeline(model: PipelinedModel, key: PlanKey, why: str) -> StoredPlan:
-    """Returns what the ranks of a pipeline run, once it was tried."""
+    """Returns the record of a pipeline after its trial."""
     return replace(plain(key, why, model.describe()), pipeline=model.way)
 
 
 def drift_of(before: StoredPlan | None, step_ms: float | None, *, limit: float = 0.10) -> str:
-    """Says by how much a day's steps were slower or faster than when its plan was new; empty within the limit."""
+    """Describes how far a day's step time has moved since its plan was new; empty within the limit."""
     if before is None or before.step_ms is None or step_ms is None:
         return ""
     change = step_ms / before.step_ms - 1

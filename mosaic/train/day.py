@@ -1,10 +1,10 @@
-"""A day's training put together: data, model, plan, state of the last checkpoint, and then the loop."""
+"""A day's training: data, model, plan, state of the last checkpoint, and the loop."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,68 +26,125 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice
-from mosaic.train.crew import Crew
 from mosaic.train.data.iterable import IterableLoader
 from mosaic.train.data.loader import BatchCut, BatchLoader, MicroBatch, StepLoader
 from mosaic.train.data.samples import RejectCount, Samples
 from mosaic.train.data.seeds import seed_step
-from mosaic.train.day_settings import DaySettings
 from mosaic.train.environment import environment_here
-from mosaic.train.loop import Loop, Trainee
+from mosaic.train.loop import Loop, LoopSettings, TrainState
 from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.program import Program
 from mosaic.train.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained
 from mosaic.train.signals import StopRequests
+from mosaic.train.worker_group import WorkerGroup
 
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """Settings of a model that is divided over ranks by its layers."""
+
+    memory_bytes: int
+    """Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs."""
+    said: str
+    """All that its plan depends on beside model and batch, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaySettings:
+    """Settings of a day."""
+
+    loop: LoopSettings
+    num_steps: int
+    batch: int
+    """Samples of a step, over all ranks."""
+    micro_batches: int
+    """Micro-batches of a step."""
+    workers: int
+    """Processes that read samples, for this rank."""
+    max_unreadable: float
+    """Part of the samples that may draw an unreadable row."""
+    exact: bool
+    """Give equal bits on any number of ranks."""
+    exact_data: bool
+    """Refuse an iterable data set without a state."""
+    colocate: bool
+    """Let Mosaic run modules side by side."""
+    exclude: tuple[str, ...]
+    """Names or patterns of modules that stay where they are called."""
+    pipeline: PipelineSettings | None
+    """Settings of a pipeline; None for no pipeline."""
+    start: Path | None
+    """Checkpoints of the champion's day; None if they are gone."""
+    weights: Path | None
+    """The champion's weights; None for new ones."""
+    plan: Path
+    """The day's ``plan.json``."""
+    profile: Path
+    """The day's ``profile.json``, from which its plan was made."""
+    plan_before: Path | None
+    """The plan of the day before."""
+    drift: str
+    """Drift of the step time that the plan of the day before no longer fits; empty if it fits."""
+    modalities: str
+    """Modalities of today's new rows."""
+    environment: Path
+    """The day's ``environment.json``."""
+    program: str
+    """SHA-256 of the user's file."""
+
+
 class Day:
-    """A day that is ready to train; every rank makes its own.
+    """A day that is ready to train; every rank constructs its own.
 
     Args:
         program: The user's functions.
-        samples: The day's data; of a data set that can only be gone through, a function that opens it.
-        settings: All else.
-        crew: The ranks.
+        samples: The day's data; for an iterable data set, a function that opens it.
+        settings: Settings.
+        group: The ranks.
 
     Raises:
-        MosaicError: Data, plan or checkpoints are not as they have to be; says what.
+        MosaicError: Data, plan or checkpoints are invalid.
     """
 
     def __init__(
-        self, program: Program, samples: Samples | Callable[[], Iterable[Any]], settings: DaySettings, crew: Crew
+        self,
+        program: Program,
+        samples: Samples | Callable[[], Iterable[Any]],
+        settings: DaySettings,
+        group: WorkerGroup,
     ) -> None:
         self._program = program
         self._samples = samples
         self._settings = settings
-        self._crew = crew
+        self._group = group
         self.model = self._new_model()
-        batches = [crew.moved(part.data) for part in self._first_micro_batches()]
+        batches = [group.moved(part.data) for part in self._first_micro_batches()]
         self.plan, within_day = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._placed(batches)
-        crew.begin(self.model, self._cut)
-        self._trainee = self._made()
-        self.handle.prepare_saving(optimizer=self._trainee.optimizers, companions=self._trainee.companions)
+        group.begin(self.model, self._cut)
+        self._state = self._train_state()
+        self.handle.prepare_saving(optimizer=self._state.optimizers, companions=self._state.companions)
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
 
-    def train(self, told: StopRequests, *, to: int | None = None) -> Trained:
-        """Trains from where the day stands to its last step, or to ``to``, unless it is told to stop.
+    def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:
+        """Trains from the last checkpoint to the day's last step, to ``to``, or to a stop signal.
 
         Raises:
-            MosaicError: The training failed, or its checkpoints cannot be read or written; says what.
+            MosaicError: The training failed, or its checkpoints cannot be read or written.
         """
-        settings, crew = self._settings, self._crew
+        settings, group = self._settings, self._group
         step, notes, state = self._begin()
-        loop = Loop(self._program, self._trainee, settings.loop, crew, told, step=step, notes=notes)
+        loop = Loop(self._program, self._state, settings.loop, group, stop, step=step, notes=notes)
         self.model.train()
         rejects = RejectCount(settings.max_unreadable)
-        if crew.rank == 0 or crew.reads_all:  # the counts of all ranks are added when they are kept
+        if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
             rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
         with self._loader(range(step, settings.num_steps), settings.workers, rejects, state) as batches:
             ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
-        if self.plan.step_ms is None and loop.step_ms is not None and crew.rank == 0:
+        if self.plan.step_ms is None and loop.step_ms is not None and group.rank == 0:
             self.plan = replace(self.plan, step_ms=loop.step_ms)
             save(self.plan, settings.plan)
         return Trained(
@@ -100,38 +157,38 @@ class Day:
         )
 
     def leave(self) -> None:
-        """Gives the plain model back: whole, on every rank; of a pipeline, what the rank has of it."""
+        """Restores the plain model on every rank; in a pipeline, the layers of the rank."""
         if isinstance(self.handle, mosaic.Handle | PipelinedModel):
             self.handle.remove()
 
     def export(self, path: Path, name: str | None) -> nn.Module | None:
-        """Leaves, and writes the model as one plain file, or what is kept beside it under a name.
+        """Leaves, and writes the model, or the EMA model of a name, as one plain file.
 
         Returns:
-            What was written; None where it is divided over ranks.
+            The written model; None if it is divided over ranks.
         """
-        model = self.model if name is None else self._trainee.companions[name]
+        model = self.model if name is None else self._state.companions[name]
         if isinstance(self.handle, PipelinedModel):
-            KeptModel(model, self._crew.ranks).export(path)
+            KeptModel(model, self._group.ranks).export(path)
             self.leave()
             return None
         self.leave()
-        if self._crew.rank == 0:
+        if self._group.rank == 0:
             export(model, path, OneRank())
         return model
 
     def try_step(self) -> float:
-        """Takes one step that nobody keeps, for a check; returns its loss."""
+        """Takes one step for a check and discards it; returns its loss."""
         rejects = RejectCount(self._settings.max_unreadable)
-        told, notes = StopRequests(), DayNotes(loaded="", rejects={})
-        loop = Loop(self._program, self._trainee, self._settings.loop, self._crew, told, step=0, notes=notes)
+        stop, notes = StopRequests(), DayNotes(loaded="", rejects={})
+        loop = Loop(self._program, self._state, self._settings.loop, self._group, stop, step=0, notes=notes)
         self.model.train()
         with self._loader(range(1), 0, rejects) as batches:
-            return self._crew.mean_loss(loop.take_step(next(batches)))
+            return self._group.mean_loss(loop.take_step(next(batches)))
 
     def check_for_ranks(self) -> None:
-        """Raises UnsupportedModelError if several ranks could not train the plain model, as ``leave`` gave it back."""
-        batch, model = self._crew.moved(self._first_micro_batches()[0].data), self.model
+        """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
+        batch, model = self._group.moved(self._first_micro_batches()[0].data), self.model
         try:
             find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._settings.exclude)
         except UnsupportedModelError as error:
@@ -139,15 +196,15 @@ class Day:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Room that a checkpoint takes."""
-        trainee = self._trainee
-        return room_needed(self.model, trainee.optimizers, trainee.companions)
+        """Size of a checkpoint."""
+        state = self._state
+        return room_needed(self.model, state.optimizers, state.companions)
 
     # Data.
 
     def _new_model(self) -> nn.Module:
         seed_step(self._settings.loop.seed, 0, 0)
-        return self._program.make_model().to(self._crew.device)
+        return self._program.make_model().to(self._group.device)
 
     def _first_micro_batches(self) -> tuple[MicroBatch, ...]:
         with self._loader(range(1), 0, RejectCount(1.0)) as batches:
@@ -155,11 +212,11 @@ class Day:
 
     @property
     def _cut(self) -> BatchCut:
-        settings, crew = self._settings, self._crew
+        settings, group = self._settings, self._group
         return BatchCut(
             batch=settings.batch,
-            num_ranks=1 if crew.reads_all else crew.size,
-            rank=0 if crew.reads_all else crew.rank,
+            num_ranks=1 if group.reads_all else group.size,
+            rank=0 if group.reads_all else group.rank,
             micro_batches=settings.micro_batches,
             exact=settings.exact,
         )
@@ -181,53 +238,53 @@ class Day:
             steps,
             workers=workers,
             collate=self._program.collate,
-            pin=self._crew.device.type == "cuda",
+            pin=self._group.device.type == "cuda",
             rejects=rejects,
         )
 
     # The plan.
 
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
-        """Returns the plan that the day runs, and why it is another one than the day began with; empty if it is not."""
-        settings, crew = self._settings, self._crew
+        """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
+        settings, group = self._settings, self._group
         key = choice.key_of(
             self.model,
             batches[0],
-            crew.device,
-            1 if settings.exact else crew.size,
+            group.device,
+            1 if settings.exact else group.size,
             settings.modalities,
             colocate=settings.colocate,
             pipeline=settings.pipeline.said if settings.pipeline is not None else "",
         )
-        there = _read(settings.plan)
-        within_day = key.differences(there.key) if there is not None else ""
-        if there is not None and not within_day:
-            return there, ""
-        before = _read(settings.plan_before) if there is None else None
+        current = _read(settings.plan)
+        within_day = key.differences(current.key) if current is not None else ""
+        if current is not None and not within_day:
+            return current, ""
+        before = _read(settings.plan_before) if current is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
-        chosen = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
-        if crew.rank == 0 and (crew.size == 1 or settings.exact or settings.pipeline is not None):
-            save(chosen, settings.plan)
-        return chosen, within_day and f"{within_day}, so it was planned anew"
+        plan = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
+        if group.rank == 0 and (group.size == 1 or settings.exact or settings.pipeline is not None):
+            save(plan, settings.plan)
+        return plan, within_day and f"{within_day}, so it was planned anew"
 
     def _chosen(self, key: PlanKey, batches: list[Any], why: str) -> StoredPlan:
-        settings, crew = self._settings, self._crew
+        settings, group = self._settings, self._group
         if settings.pipeline is not None:
-            tried = self._pipelined(batches, None)
-            tried.remove()
-            self.model = self._new_model()  # whatever the trial left in it
-            return choice.stored_of_pipeline(tried, key, why)
+            pipelined = self._pipelined(batches, None)
+            pipelined.remove()
+            self.model = self._new_model()  # the trial may have changed it
+            return choice.stored_of_pipeline(pipelined, key, why)
         if settings.exact:
-            return choice.plain(key, why, "every rank has the whole model, so that their number changes no bit")
-        if not settings.colocate and crew.size == 1:
+            return choice.plain(key, why, "every rank has the whole model, so their number changes no bit")
+        if not settings.colocate and group.size == 1:
             return choice.plain(key, why, "the recipe asks for the plain loop")
-        if crew.size > 1:
+        if group.size > 1:
             return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
         model = self._new_model()
-        chosen, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.exclude)
+        plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.exclude)
         if profile is not None:
             save(profile, settings.profile)
-        return chosen
+        return plan
 
     def _pipelined(self, batches: list[Any], way: KeptWay | None) -> PipelinedModel:
         assert self._settings.pipeline is not None
@@ -236,16 +293,16 @@ class Day:
         return PipelinedModel(self.model, self._program.loss, batches, way=way, memory_bytes=limit)
 
     def _placed(self, batches: list[Any]) -> KeepsCheckpoints:
-        """Lets the plan run the model; on several ranks a new one is chosen here, before the first step."""
-        crew, plan, batch = self._crew, self.plan, batches[0]
+        """Places the model by the plan; several ranks choose a new plan here, before the first step."""
+        group, plan, batch = self._group, self.plan, batches[0]
         if plan.pipeline is not None:
             return self._pipelined(batches, plan.pipeline)
 
         def sample() -> Any:
             return self._program.loss(self.model, batch)
 
-        if self._settings.exact or (plan.plan is None and crew.size == 1):
-            return KeptModel(self.model, crew.ranks)
+        if self._settings.exact or (plan.plan is None and group.size == 1):
+            return KeptModel(self.model, group.ranks)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._settings.colocate:
             options = Options(method=DATA_PARALLEL)
@@ -257,16 +314,16 @@ class Day:
             raise _for_recipe(error) from error
         if plan.plan is None:
             self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
-            if crew.rank == 0:
+            if group.rank == 0:
                 save(self.plan, self._settings.plan)
         return handle
 
     # State.
 
-    def _made(self) -> Trainee:
+    def _train_state(self) -> TrainState:
         program, model = self._program, self.model
         optimizers, schedulers = program.optimizers(model, self._settings.num_steps)
-        return Trainee(
+        return TrainState(
             model=model,
             keeper=self.handle,
             optimizers=optimizers,
@@ -276,28 +333,28 @@ class Day:
         )
 
     def _environment(self) -> str:
-        """Says what is not as it was when the day began; empty where nothing is."""
-        settings, crew = self._settings, self._crew
-        here = environment_here(crew.device, num_ranks=crew.size, program=settings.program)
+        """Describes changes of the environment since the day began; empty for none."""
+        settings, group = self._settings, self._group
+        here = environment_here(group.device, num_ranks=group.size, program=settings.program)
         if not settings.environment.is_file():
-            if crew.rank == 0:
+            if group.rank == 0:
                 save(here, settings.environment)
             return ""
         before = load(Environment, settings.environment)
-        return "; ".join(here.differences(replace(before, num_ranks=crew.size) if settings.exact else before))
+        return "; ".join(here.differences(replace(before, num_ranks=group.size) if settings.exact else before))
 
     def _begin(self) -> tuple[int, DayNotes, Any]:
-        """Loads the day's last checkpoint, or begins from the champion; returns step, notes and the data's state."""
+        """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
         settings, keeper = self._settings, self.handle
-        found = self._load()
-        if found is not None:
-            notes = DayNotes(**found.extra["notes"])
+        checkpoint = self._load()
+        if checkpoint is not None:
+            notes = DayNotes(**checkpoint.extra["notes"])
             if self._differences and notes.differs_from_step is None:
-                notes = replace(notes, differs_from_step=found.step, differs_because=self._differences)
-            states = found.extra["data"]
-            return found.step, notes, states[self._crew.rank] if self._crew.rank < len(states) else None
+                notes = replace(notes, differs_from_step=checkpoint.step, differs_because=self._differences)
+            states = checkpoint.extra["data"]
+            return checkpoint.step, notes, states[self._group.rank] if self._group.rank < len(states) else None
         notes = DayNotes(loaded=self._start(), rejects={})
-        if self._crew.rank == 0:
+        if self._group.rank == 0:
             count = settings.loop.keep + 2
             model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
             check_room(
@@ -306,48 +363,50 @@ class Day:
                 count=count,
                 more_bytes=2 * model_bytes,
             )
-        extra = {"notes": asdict(notes), "data": [None] * self._crew.size}
-        keeper.save(settings.loop.checkpoints, step=0, extra=extra, **self._trainee.belongings)
+        extra = {"notes": asdict(notes), "data": [None] * self._group.size}
+        keeper.save(settings.loop.checkpoints, step=0, extra=extra, **self._state.checkpointed)
         return 0, notes, None
 
     def _load(self) -> Loaded | None:
-        """Loads the newest checkpoint that is whole; where all are damaged, the day begins anew, with the same bits."""
+        """Loads the newest intact checkpoint; without one the day starts again, with the same bits."""
         folder = self._settings.loop.checkpoints
         try:
-            return self.handle.load(folder, fall_back=True, missing_ok=True, **self._trainee.belongings)
+            return self.handle.load(folder, fall_back=True, missing_ok=True, **self._state.checkpointed)
         except InvalidCheckpointError:
-            if not all(damage_of(each.path) for each in checkpoints_in(folder)):
+            if not all(damage_of(checkpoint.path) for checkpoint in checkpoints_in(folder)):
                 raise
-            _LOG.warning("no checkpoint in %s is whole; the day begins anew", folder)
+            _LOG.warning("all checkpoints in %s are damaged; the day starts again", folder)
             return None
 
     def _start(self) -> str:
-        """Takes the champion's weights and, where they are kept, its optimizers' moments; says what came of it."""
-        settings, trainee = self._settings, self._trainee
+        """Loads the champion's weights and, if present, its optimizers' moments; describes the result."""
+        settings, state = self._settings, self._state
         if settings.weights is None:
             return NEW_WEIGHTS
         if settings.start is not None and checkpoints_in(settings.start):
-            try:  # an earlier checkpoint of its day would not be the champion
-                found = self.handle.load(
+            try:  # no fall_back: an earlier checkpoint is not the champion
+                loaded = self.handle.load(
                     settings.start,
-                    optimizer=trainee.optimizers,
-                    companions=trainee.companions,
+                    optimizer=state.optimizers,
+                    companions=state.companions,
                     partial=True,
                     new_run=True,
                 )
             except InvalidCheckpointError as error:
                 _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
             else:
-                assert found is not None
-                return _said("weights and the optimizers' state of the champion", found.new, found.gone, found.changed)
+                assert loaded is not None
+                return _description(
+                    "weights and the optimizers' state of the champion", loaded.new, loaded.gone, loaded.changed
+                )
         overlap = self.handle.load_weights(settings.weights, partial=True)
-        for companion in trainee.companions.values():
+        for companion in state.companions.values():
             companion.load_state_dict(self.model.state_dict(), strict=False)
-        return _said("weights of the champion", overlap.new, overlap.gone, overlap.changed)
+        return _description("weights of the champion", overlap.new, overlap.gone, overlap.changed)
 
 
 def device_of(name: str, rank: int) -> torch.device:
-    """Returns where a rank trains: ``cpu``, ``cuda``, or ``auto`` for the GPU if there is one."""
+    """Returns the device of a rank: ``cpu``, ``cuda``, or ``auto`` for a GPU if present."""
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
         device = torch.device("cuda", rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(device)
@@ -367,7 +426,7 @@ def _read(path: Path | None) -> StoredPlan | None:
     try:
         return load(StoredPlan, path)
     except InvalidFileError as error:
-        _LOG.warning("%s; it is planned anew", error)
+        _LOG.warning("%s; the day is planned again", error)
         return None
 
 
@@ -375,8 +434,8 @@ def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks_exact = true, or ranks = 1")
 
 
-def _said(what: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
+def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
     parts = [
         f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names
     ]
-    return "; ".join((what, *parts))
+    return "; ".join((source, *parts))

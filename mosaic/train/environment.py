@@ -1,4 +1,4 @@
-"""What bits depend on beside data and weights: versions, device, threads, settings."""
+"""The environment that bits depend on, beside data and weights: versions, device, threads, settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mosaic.train.records import Environment
 
 
 def environment_here(device: torch.device, *, num_ranks: int, program: str) -> Environment:
-    """Reads off this process what bits depend on.
+    """Reads this process's environment.
 
     Args:
-        device: Where it trains.
+        device: Training device.
         num_ranks: Processes that train.
         program: SHA-256 of the user's file.
     """
@@ -42,12 +42,12 @@ def environment_here(device: torch.device, *, num_ranks: int, program: str) -> E
 
 
 def use_repeatable_kernels(device: torch.device) -> None:
-    """Chooses the kernels that give the same bits each time; where there is none, torch warns with its name."""
+    """Selects deterministic kernels; torch warns about operators without one."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is first used
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Else tensors that are made without values are filled first: 620 times in a step of six transformer layers.
+    # True would fill each uninitialized tensor: 620 times in a step of six transformer layers.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -1,14 +1,14 @@
-"""How a process that trains ends, as the process that started it sees it. No torch."""
+"""Exit codes of a training process. No torch."""
 
 DONE = 0
-"""All that was asked for is done."""
+"""The work is done."""
 FAILED = 1
-"""Something is wrong that another start does not mend."""
+"""An error that a restart does not cure."""
 QUARANTINED = 5
-"""Today's data was not trained on."""
+"""Today's data was quarantined, not trained on."""
 OUT_OF_MEMORY = 71
-"""Memory ran out; another start may find more."""
+"""Memory ran out; a restart may find more."""
 LOADER_DIED = 72
-"""A process that loads data was killed; another start may help."""
+"""A worker of the loader was killed; a restart may help."""
 INTERRUPTED = 75
-"""It was told to stop, or the window is over; it goes on later (``EX_TEMPFAIL``)."""
+"""A signal came, or the window is over; the run resumes later (``EX_TEMPFAIL``)."""

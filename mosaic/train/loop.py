@@ -1,7 +1,7 @@
-"""The loop of a day: it can be killed at any instant, and goes on with the same bits.
+"""The loop of a day, which survives a kill at any instant and resumes with equal bits.
 
 A step is a function of the state before it, of its positions in the stream, and of (seed, step, micro-batch): every
-random number is drawn under these. So the state that is kept is the model's, the optimizers', and one step number.
+random number is seeded by these. A checkpoint therefore holds the model, the optimizers, and one step number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
-from mosaic.train.crew import Crew, StepLoss
 from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
@@ -31,30 +30,31 @@ from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.program import Program
 from mosaic.train.records import WINDOW_OVER, DayNotes
 from mosaic.train.signals import StopRequests
+from mosaic.train.worker_group import StepLoss, WorkerGroup
 
 _LOG = logging.getLogger(__name__)
 FIRST_STEPS = 5
-"""Steps of a process that are slower than the others, and do not count for its median."""
+"""Slow first steps of a process, which its median leaves out."""
 MAX_TRIES = 3
-"""How often a step is made anew whose modules were called in a new way."""
+"""Most attempts of a step whose modules are called in a new way."""
 MAX_STEPS_NOT_FINITE = 20
-"""Steps in a row whose loss is infinite or no number, after which a day fails; a scaler skips a few."""
+"""Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """What a loop is told."""
+    """Settings of a loop."""
 
     seed: int
-    """Of everything that is drawn."""
+    """Seed of all random numbers."""
     save_s: float
     """Seconds between checkpoints."""
     keep: int
-    """Checkpoints that stay."""
+    """Checkpoints to keep."""
     clip_norm: float | None = None
-    """Norm that gradients are scaled down to; None for no limit."""
+    """Largest norm of the gradients; None for no limit."""
     until: float | None
-    """When the training has to end, as ``time.monotonic()`` counts; None for never."""
+    """Deadline on the clock of ``time.monotonic()``; None for none."""
     checkpoints: Path
     """The day's checkpoints."""
     metrics: Path | None
@@ -62,13 +62,13 @@ class LoopSettings:
 
 
 @dataclass(slots=True)
-class Trainee:
-    """What is trained: a model with all that belongs to it."""
+class TrainState:
+    """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
 
     model: nn.Module
-    """In place, colocated or not."""
+    """The model, colocated or not."""
     keeper: KeepsCheckpoints
-    """Its handle."""
+    """The model's handle."""
     optimizers: tuple[torch.optim.Optimizer, ...]
     """At least one."""
     schedulers: tuple[Any, ...]
@@ -76,11 +76,11 @@ class Trainee:
     scaler: Any
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
-    """Kept beside the model, such as an average of its weights."""
+    """EMA models."""
 
     @property
-    def belongings(self) -> dict[str, Any]:
-        """What ``save`` and ``load`` take."""
+    def checkpointed(self) -> dict[str, Any]:
+        """Arguments of ``save`` and ``load``."""
         return {
             "optimizer": self.optimizers,
             "scheduler": self.schedulers,
@@ -91,7 +91,7 @@ class Trainee:
 
 @dataclass(frozen=True, slots=True)
 class _Unlogged:
-    """A step that is done, but not in the log."""
+    """A finished step that is not in the log yet."""
 
     step: int
     loss: StepLoss
@@ -101,28 +101,28 @@ class _Unlogged:
 
 
 class Loop:
-    """Trains.
+    """The training loop.
 
     Args:
         program: The user's functions.
-        trainee: The model and what belongs to it.
-        settings: How long, and where it is kept.
-        crew: The ranks that train together.
-        told: Listens to signals.
-        step: The step to go on from.
-        notes: What the checkpoint said.
+        state: The train state.
+        settings: Settings.
+        group: The ranks that train together.
+        told: Stop signals.
+        step: Steps already done.
+        notes: Notes of the checkpoint.
 
     Attributes:
-        step: Steps that are done.
-        notes: What the next checkpoint says.
+        step: Steps done.
+        notes: Notes for the next checkpoint.
     """
 
     def __init__(
         self,
         program: Program,
-        trainee: Trainee,
+        state: TrainState,
         settings: LoopSettings,
-        crew: Crew,
+        group: WorkerGroup,
         told: StopRequests,
         *,
         step: int,
@@ -131,11 +131,11 @@ class Loop:
         self.step = step
         self.notes = notes
         self._program = program
-        self._trainee = trainee
+        self._state = state
         self._settings = settings
-        self._crew = crew
+        self._group = group
         self._told = told
-        self._generators = generators_of(trainee.model)
+        self._generators = generators_of(state.model)
         self._saved = time.monotonic()
         self._failed_saves = 0
         self._not_finite = 0
@@ -145,18 +145,18 @@ class Loop:
 
     @property
     def step_ms(self) -> float | None:
-        """Median time of the steps of this process but its first few, in ms."""
+        """Median step time of this process without its first steps, in ms."""
         times = self._times_ms[FIRST_STEPS:]
         return statistics.median(times) if times else None
 
     def run(self, batches: StepLoader, last: int) -> str:
-        """Takes steps up to ``last``, or until it is told to stop; then saves.
+        """Takes steps up to ``last``, or until a stop signal; then saves.
 
         Returns:
             ``done``, the name of a signal, or ``window over``.
 
         Raises:
-            MosaicError: The loss is no number, rows cannot be read, or checkpoints cannot be written.
+            MosaicError: The loss is not finite, rows are unreadable, or checkpoints cannot be written.
         """
         ended, self._batches = "", batches
         while self.step < last and not (ended := self._agree_to_stop()):
@@ -164,7 +164,7 @@ class Loop:
             try:
                 batch = next(batches)
             except MosaicError:
-                if not self._told.received:  # whoever told us to stop may have ended the loader's workers
+                if not self._told.received:  # the stop signal may have ended the loader's workers
                     raise
                 continue
             loss = self.take_step(batch)
@@ -175,57 +175,58 @@ class Loop:
         return ended or "done"
 
     def take_step(self, batch: StepBatch) -> StepLoss:
-        """Takes one optimizer step; returns this rank's part of its loss, which need not have arrived."""
-        trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
+        """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
+        state, scaler, group = self._state, self._state.scaler, self._group
         losses = self._gradients(batch)
-        crew.finish()
+        group.finish()
         self._clip()
-        for optimizer in trainee.optimizers:
+        for optimizer in state.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
             else:
                 optimizer.step()
         if scaler is not None:
             scaler.update()
-        for scheduler in trainee.schedulers:
+        for scheduler in state.schedulers:
             scheduler.step()
-        for optimizer in trainee.optimizers:
+        for optimizer in state.optimizers:
             optimizer.zero_grad()
         if self._program.update_companions is not None:
             with torch.no_grad():
-                self._program.update_companions(trainee.model, trainee.companions)
-        return crew.bring(losses)
+                self._program.update_companions(state.model, state.companions)
+        return group.bring(losses)
 
     def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
-        """Goes forward and backward; returns the losses.
+        """Runs forward and backward; returns the losses.
 
-        A module's first call of a kind is made on other threads than all others, and a process that goes on from a
-        checkpoint makes first calls in other steps than one that was never killed: so none of them counts.
+        A module's first call of a kind runs on other threads than later calls. A resumed process makes them in other
+        steps than a process that was never killed. Steps with first calls therefore run again.
         """
-        model, keeper = self._trainee.model, self._trainee.keeper
-        if isinstance(keeper, Handle) and self._crew.device.type == "cpu":
+        model, keeper = self._state.model, self._state.keeper
+        if isinstance(keeper, Handle) and self._group.device.type == "cpu":
             for _ in range(MAX_TRIES):
-                known, buffers = keeper.num_learned, {name: buffer.clone() for name, buffer in model.named_buffers()}
+                num_learned = keeper.num_learned
+                buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
                 losses = self._try_gradients(batch)
-                if not any(self._crew.any_of(keeper.num_learned > known)):
+                if not any(self._group.any_of(keeper.num_learned > num_learned)):
                     return losses
                 model.zero_grad()
                 with torch.no_grad():
                     for name, buffer in model.named_buffers():
                         if name in buffers:
                             buffer.copy_(buffers[name])
-        return self._try_gradients(batch)  # of a model that is not colocated, or whose calls are never alike
+        return self._try_gradients(batch)  # not colocated, or new calls each time
 
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
-        trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
-        if isinstance(trainee.keeper, PipelinedModel):
+        state, scaler, group = self._state, self._state.scaler, self._group
+        if isinstance(state.keeper, PipelinedModel):
             seed_step(self._settings.seed, self.step, 0)
-            return trainee.keeper.add_gradients([crew.moved(part.data) for part in batch.micro_batches], scaler)
+            return state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
         losses = []
         for part in batch.micro_batches:
             seed_step(self._settings.seed, self.step, part.index, self._generators)
-            with crew.micro_batch(part.index):
-                loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
+            with group.micro_batch(part.index):
+                loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
@@ -233,20 +234,20 @@ class Loop:
     def _clip(self) -> None:
         if self._settings.clip_norm is None:
             return
-        trainee = self._trainee
-        if trainee.scaler is not None:
-            for optimizer in trainee.optimizers:
-                trainee.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(trainee.model.parameters(), self._settings.clip_norm)
+        state = self._state
+        if state.scaler is not None:
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clip_norm)
 
     def _flush_log(self) -> None:
-        """Writes the figures of all steps that are done; a run that goes on from here makes none of them again."""
+        """Logs all finished steps; a run that resumes here does not repeat them."""
         for unlogged in self._unlogged:
-            self._write(unlogged, self._crew.mean_loss(unlogged.loss))
+            self._write(unlogged, self._group.mean_loss(unlogged.loss))
         self._unlogged.clear()
 
-    def _write(self, done: _Unlogged, value: float) -> None:
-        step, rejects = done.step, done.rejects
+    def _write(self, unlogged: _Unlogged, value: float) -> None:
+        step, rejects = unlogged.step, unlogged.rejects
         self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
         if self._not_finite >= MAX_STEPS_NOT_FINITE:
             raise MosaicError(
@@ -255,26 +256,28 @@ class Loop:
             )
         if self._settings.metrics is None:
             return
-        row: dict[str, Any] = {"step": step, "loss": value, "at": round(done.at, 3), "ms": round(done.ms, 3)}
+        row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
         if rejects:
-            row["rejects"] = [f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in rejects]
+            row["rejects"] = [
+                f"{reject.source} row {reject.row}: {reject.reason}: {reject.detail}" for reject in rejects
+            ]
         try:
             append_line(self._settings.metrics, row)
         except OSError as error:
             self._remember(f"lines of {self._settings.metrics.name} are missing: {error.strerror or error}")
 
     def _agree_to_stop(self) -> str:
-        """Returns why all ranks stop here, or nothing; saves if it is time to."""
+        """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
         flags = bool(self._told.received), over, now - self._saved >= settings.save_s
-        # the loss of the step before the last, whose own may be on its way: so a GPU has work while it is read
+        # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
-        (told, over, due), loss = self._crew.agree(flags, before.loss if before else None)
+        (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
         if before is not None and loss is not None:
             self._write(before, loss)
-        if told:
-            return self._told.received or "told by another rank"
+        if stop:
+            return self._told.received or "stopped by another rank"
         if over:
             return WINDOW_OVER
         if due:
@@ -282,11 +285,11 @@ class Loop:
         return ""
 
     def save(self, *, is_last: bool) -> None:
-        """Begins a checkpoint; the last one is waited for.
+        """Begins a checkpoint; waits for the last one.
 
-        Where the disk is full, old checkpoints are dropped and the loop goes on; twice in a row is an error.
+        A full disk drops old checkpoints; two in a row are an error.
         """
-        keeper, settings = self._trainee.keeper, self._settings
+        keeper, settings = self._state.keeper, self._settings
         self._flush_log()
         self._saved = time.monotonic()
         try:
@@ -295,7 +298,7 @@ class Loop:
                 step=self.step,
                 keep=settings.keep,
                 extra=self._extra(),
-                **self._trainee.belongings,
+                **self._state.checkpointed,
             )
             if is_last:
                 keeper.finish_saving()
@@ -312,16 +315,16 @@ class Loop:
             self._failed_saves = 0
 
     def _extra(self) -> dict[str, Any]:
-        """Returns what is kept beside tensors: of all ranks the rows that could not be read, and where the data is."""
+        """Returns all ranks' unreadable rows and data states for the checkpoint."""
         batches = self._batches
-        mine = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
-        told = self._crew.gather(mine)
+        local = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
+        gathered = self._group.gather(local)
         total: dict[str, Counter[str]] = {}
-        for counts, _ in told[:1] if self._crew.reads_all else told:
+        for counts, _ in gathered[:1] if self._group.reads_all else gathered:
             for source, reasons in counts.items():
                 total.setdefault(source, Counter()).update(reasons)
         self.notes = replace(self.notes, rejects={source: dict(reasons) for source, reasons in total.items()})
-        return {"notes": asdict(self.notes), "data": [state for _, state in told]}
+        return {"notes": asdict(self.notes), "data": [state for _, state in gathered]}
 
     def _remember(self, message: str) -> None:
         if message not in self.notes.messages:

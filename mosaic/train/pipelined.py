@@ -1,7 +1,7 @@
-"""A function of the user's around their model, run by all ranks in a pipeline: the loss in steps, scores without.
+"""A user's ``loss`` or ``score`` function and model, run by all ranks in a pipeline.
 
-The function and the model are one module to ``mosaic.pipeline``, called with the tensors of a batch by name. So neither
-the model nor ``loss(model, batch)`` has to know of pipelines, and names in checkpoints are the model's own.
+``mosaic.pipeline`` sees the function and the model as one module, which it calls with the tensors of a batch by name.
+Users' code therefore needs no change for pipelines, and checkpoints hold the model's own names.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.train.data.seeds import generators_of
 
 COUNTED = PlannerOptions(limits=OrderLimits(rollouts=1000))
-"""How steps are planned: by counts, so that a start after a kill finds the same orders."""
+"""Planner options of steps: limits by counts, so a restart finds the same orders."""
 ONE_CHAIN = PlannerOptions(partition="mixed-time", weights="with", limits=OrderLimits(effort=0.0))
-"""How scoring is planned: whole micro-batches, one after the other."""
+"""Planner options of scoring: whole micro-batches, one after the other."""
 DRAW = "ranks run its layers in other orders and would draw other numbers: draw from torch's default generator"
 _REST = "rest of the batch"
 
 Columns = Mapping[str, Any]
-"""By name what ``score`` gives for each row."""
+"""Columns of ``score`` by name, one entry per row."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Rest:
-    """What a batch has beside its tensors."""
+    """A batch without its tensors."""
 
     leaves: tuple[Any, ...]
     names: tuple[str | None, ...]
-    """For each leaf the tensor that stands there."""
+    """Name of the tensor at each leaf."""
     tree: Any
     index: int
-    """Of the micro-batch in its step."""
+    """Index of the micro-batch in its step."""
 
     def __repr__(self) -> str:
-        return str(self.tree)  # names shapes that are known, which values do not change
+        return str(self.tree)  # identifies the shapes, so it must not depend on values
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
         pairs = zip(self.leaves, self.names, strict=True)
@@ -70,14 +70,14 @@ class PipelinedModel(KeptModel):
     """A model that trains in a pipeline; every rank makes the same calls.
 
     Args:
-        model: With all weights, on this rank's device; those of other ranks are given up.
+        model: A model with all weights, on this rank's device; it loses the weights of other ranks.
         loss: Runs the model on a batch.
-        batches: Those of a step, for which it is planned.
-        way: What an earlier start chose; None: planned, tried and chosen now.
-        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
+        batches: The micro-batches of a step, for the plan.
+        way: The choice of an earlier start; None plans and tries now.
+        memory_bytes: Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs.
 
     Raises:
-        MosaicError: The model or its loss cannot be cut over these ranks; says where and why.
+        MosaicError: The model or its loss cannot be cut over these ranks.
     """
 
     def __init__(
@@ -108,15 +108,15 @@ class PipelinedModel(KeptModel):
 
     @property
     def way(self) -> KeptWay:
-        """What runs."""
+        """The chosen pipeline."""
         return self._pipe.kept_way
 
     def describe(self) -> str:
-        """Says what runs, and why."""
+        """Describes the choice and its reason."""
         return self._pipe.describe()
 
     def add_gradients(self, batches: Sequence[Any], scaler: torch.amp.GradScaler | None) -> list[Tensor]:
-        """Goes forward and backward with the micro-batches of a step; returns the loss of each, on every rank."""
+        """Runs forward and backward of a step's micro-batches; returns the loss of each, on every rank."""
         before = python_state()
         losses = self._pipe.step(_microbatches(batches), scaler=scaler)
         if not before.is_same(python_state()):
@@ -124,7 +124,7 @@ class PipelinedModel(KeptModel):
         return list(losses)
 
     def remove(self) -> None:
-        """Leaves the other ranks; the model keeps the weights that are here."""
+        """Leaves the other ranks; the model keeps this rank's weights."""
         self._pipe.remove(gather=False)
 
     def _plan_name(self) -> str:
@@ -135,10 +135,10 @@ class PipelinedScores:
     """Scores of a model in a pipeline; every rank makes the same calls.
 
     Args:
-        model: With all weights, on this rank's device; those of other ranks are given up at the first batch.
+        model: A model with all weights, on this rank's device; it loses the weights of other ranks at the first batch.
         score: Runs the model on a batch.
-        micro_batches: Into how many a batch is cut.
-        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
+        micro_batches: Micro-batches of a batch.
+        memory_bytes: Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs.
     """
 
     def __init__(
@@ -149,20 +149,20 @@ class PipelinedScores:
         self._score = score
         self._memory_bytes = memory_bytes
         self._pipe: Any = None
-        self._found: dict[int, dict[str, Any]] = {}
+        self._columns: dict[int, dict[str, Any]] = {}
 
     def scores(self, batches: Sequence[Any]) -> list[Columns]:
-        """Scores micro-batches, the model being in evaluation mode; every rank gets all columns, as lists.
+        """Scores micro-batches in evaluation mode; every rank gets all columns, as lists.
 
         Raises:
-            MosaicError: The model or its scores cannot be cut over these ranks; says why.
+            MosaicError: The model or its scores cannot be cut over these ranks.
         """
         if self._pipe is None:
             self._begin(batches)
-        self._found.clear()
+        self._columns.clear()
         self._pipe.evaluate(_microbatches(batches))
-        told = {at: columns for found in self._pipe.world.all_gather(self._found) for at, columns in found.items()}
-        return [told[at] for at in range(len(batches))]
+        gathered = {at: columns for part in self._pipe.world.all_gather(self._columns) for at, columns in part.items()}
+        return [gathered[at] for at in range(len(batches))]
 
     def remove(self) -> None:
         """Leaves the other ranks."""
@@ -171,7 +171,7 @@ class PipelinedScores:
 
     def _begin(self, batches: Sequence[Any]) -> None:
         for parameter in self.model.parameters():
-            parameter.requires_grad_(False)  # a rank needs room for weights alone
+            parameter.requires_grad_(False)  # saves the memory of gradients
         first = max(batches, key=_num_tensors)
         with torch.no_grad(), forked(next(self.model.parameters()).device):
             expected = _as_lists(self._score(self.model, first))
@@ -183,25 +183,25 @@ class PipelinedScores:
             memory_bytes=self._memory_bytes,
             trial=False,
         )
-        (found,) = self.scores([first])
+        (columns,) = self.scores([first])
         for name, column in expected.items():
-            if not _alike(column, found.get(name)):
+            if not _alike(column, columns.get(name)):
                 raise MosaicError(
                     f"score gives other values of {name!r} in a pipeline than on one device; compute it from what the "
                     "model returns, or from the batch"
                 )
 
     def _note(self, output: Columns, microbatch: Mapping[str, Any]) -> Tensor:
-        """Keeps what the last rank has computed; in the place of a loss."""
-        self._found[microbatch[_REST].index] = _as_lists(output)
+        """Stores the scores of the last rank; stands for a loss."""
+        self._columns[microbatch[_REST].index] = _as_lists(output)
         return torch.zeros(())
 
 
 def _checked(loss: Any, microbatch: Mapping[str, Any]) -> Tensor:
-    """Returns what ``loss`` gave.
+    """Returns the loss.
 
     Raises:
-        MosaicError: It is no scalar.
+        MosaicError: It is not a scalar.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
@@ -214,7 +214,7 @@ def _microbatches(batches: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _microbatch(batch: Any, index: int) -> dict[str, Any]:
-    """Returns a batch as keyword arguments: its tensors by name, and the rest of it."""
+    """Returns a batch as keyword arguments: its tensors by name, and a ``_Rest``."""
     pairs, tree = pytree.tree_flatten_with_path(batch)
     names = tuple(_name(path) if isinstance(leaf, Tensor) else None for path, leaf in pairs)
     tensors = {name: leaf for name, (_, leaf) in zip(names, pairs, strict=True) if name is not None}
@@ -223,7 +223,7 @@ def _microbatch(batch: Any, index: int) -> dict[str, Any]:
 
 
 def _sample(batches: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns micro-batches, first the one with most tensors: by it the model is cut."""
+    """Returns micro-batches; the first has the most tensors, and the cut of the model follows it."""
     return _microbatches(sorted(batches, key=_num_tensors, reverse=True))
 
 
@@ -232,7 +232,7 @@ def _num_tensors(batch: Any) -> int:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Names a tensor of a batch as people do, such as ``image``; one within others as Python does."""
+    """Names a tensor of a batch: ``image`` at the top level, else as in Python."""
     if len(path) == 1 and isinstance(path[0], pytree.MappingKey) and isinstance(path[0].key, str):
         return path[0].key
     return f"batch{pytree.keystr(path)}"
@@ -242,9 +242,9 @@ def _as_lists(columns: Columns) -> dict[str, Any]:
     return {name: column.tolist() if hasattr(column, "tolist") else column for name, column in columns.items()}
 
 
-def _alike(expected: Any, found: Any) -> bool:
+def _alike(expected: Any, actual: Any) -> bool:
     try:
-        one, other = torch.as_tensor(expected, dtype=torch.float64), torch.as_tensor(found, dtype=torch.float64)
+        left, right = torch.as_tensor(expected, dtype=torch.float64), torch.as_tensor(actual, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):  # texts, for instance
-        return bool(expected == found)
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+        return bool(expected == actual)
+    return left.shape == right.shape and torch.allclose(left, right, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The user's own functions, loaded and checked: what makes the model, its data, its loss, its scores."""
+"""The user's functions, loaded and checked: model, data, loss, scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mosaic.errors import MosaicError
 from mosaic.user_file import import_file
 
 WARM_UP_SHARE = 0.05
-"""Steps of a day over which the default optimizer's rate grows."""
+"""Part of a day's steps over which the default optimizer's rate grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +38,22 @@ class Program:
         """Loads functions by their names.
 
         Args:
-            names: ``FILE:NAME`` for each of this class's fields, or None for those that may be left out.
-            folder: Where the files are.
+            names: ``FILE:NAME`` for each of this class's fields, or None for optional fields.
+            folder: Folder of the files.
 
         Raises:
-            MosaicError: A file or function is not there, or takes other arguments; names it.
+            MosaicError: A file or function is missing, or takes other arguments.
         """
         modules: dict[str, Any] = {}
-        found: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
         for field, where in names.items():
             if where is None:
                 continue
             file, _, name = where.partition(":")
             if file not in modules:
                 modules[file] = import_file(folder / file)
-            found[field] = _function(modules[file], where, name, _TAKES[field])
-        return Program(**found)
+            functions[field] = _function(modules[file], where, name, _TAKES[field])
+        return Program(**functions)
 
     def optimizers(self, model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
         """Makes the optimizers and schedulers of a day.
@@ -63,20 +63,20 @@ class Program:
         """
         if self.make_optimizer is None:
             return _default_optimizer(model, num_steps)
-        made = self.make_optimizer(model, num_steps)
+        returned = self.make_optimizer(model, num_steps)
         schedulers: Any = ()
-        if isinstance(made, tuple) and len(made) == 2 and not isinstance(made[1], Optimizer):
-            made, schedulers = made
-        several = tuple(made) if isinstance(made, list | tuple) else (made,)
+        if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Optimizer):
+            returned, schedulers = returned
+        optimizers = tuple(returned) if isinstance(returned, list | tuple) else (returned,)
         schedulers = tuple(schedulers) if isinstance(schedulers, list | tuple) else (schedulers,)
-        wrong = [type(each).__name__ for each in several if not isinstance(each, Optimizer)]
-        wrong += [type(each).__name__ for each in schedulers if not hasattr(each, "step")]
-        if wrong or not several:
+        wrong = [type(item).__name__ for item in optimizers if not isinstance(item, Optimizer)]
+        wrong += [type(item).__name__ for item in schedulers if not hasattr(item, "step")]
+        if wrong or not optimizers:
             raise MosaicError(
                 f"make_optimizer returned {', '.join(wrong) or 'nothing'}; return an optimizer, a list of them, or "
                 "(optimizers, schedulers)"
             )
-        return several, schedulers
+        return optimizers, schedulers
 
 
 _TAKES = {
@@ -90,7 +90,7 @@ _TAKES = {
     "collate": 1,
     "make_scaler": 0,
 }
-"""How many arguments each function is called with."""
+"""Number of arguments of each function."""
 
 
 def _function(module: Any, where: str, name: str, count: int) -> Any:
@@ -101,13 +101,13 @@ def _function(module: Any, where: str, name: str, count: int) -> Any:
         inspect.signature(function).bind(*range(count))
     except TypeError as error:
         raise MosaicError(f"{where} is called with {count} argument{'s' * (count != 1)}: {error}") from error
-    except ValueError:  # some that are built in tell no signature
+    except ValueError:  # some builtins have no signature
         pass
     return function
 
 
 def _default_optimizer(model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
-    """AdamW, whose rate grows and falls once a day, as one that goes on for days has to (arXiv:2403.08763)."""
+    """AdamW whose rate grows and falls once a day, as continual training needs (arXiv:2403.08763)."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     warm = max(1, round(num_steps * WARM_UP_SHARE))
     up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warm + 1), total_iters=warm)

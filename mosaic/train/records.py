@@ -1,4 +1,4 @@
-"""What a day's training leaves in files: the plan that it runs, where it ran, and how it ended. No torch."""
+"""The files of a day's training: its plan, its environment, and its end. No torch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.plan import Plan
 
 WINDOW_OVER = "window over"
-"""How training ends whose device has to be given back."""
-
+"""End of a training whose device must be released."""
 
 NEW_WEIGHTS = "new weights"
-"""What a model started from that is no champion's."""
+"""Start of a model without a champion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
-    """What a plan was made for; where one of these changes, it is made anew."""
+    """The conditions of a plan; a change of one requires a new plan."""
 
     model: str
     """Fingerprint of the parameters' names, shapes and types."""
     batch: str
     """Fingerprint of the first batch's names, shapes and types."""
     modalities: str
-    """What today's new rows have, as their scores name it."""
+    """Modalities of today's new rows, by the names in their scores."""
     device: str
     """Name of the device."""
     num_ranks: int
@@ -33,12 +32,12 @@ class PlanKey:
     torch: str
     """Version of torch."""
     colocate: bool
-    """Whether the recipe lets modules run side by side."""
+    """The recipe lets modules run side by side."""
     pipeline: str = ""
-    """What the recipe says of a pipeline; empty for none."""
+    """The recipe's pipeline settings, in words; empty for none."""
 
     def differences(self, other: PlanKey) -> str:
-        """Says what is not as it was for another one; empty where nothing differs."""
+        """Describes the differences from an earlier key; empty for none."""
         words = {
             "model": "the model has other parameters",
             "batch": "the batch has other shapes",
@@ -50,42 +49,42 @@ class PlanKey:
             "pipeline": f"the pipeline was {other.pipeline or 'none'} and is {self.pipeline or 'none'}",
         }
         differing = [name for name in words if getattr(self, name) != getattr(other, name)]
-        if "num_ranks" in differing and "batch" in differing:  # a rank's part of the batch is another one then
+        if "num_ranks" in differing and "batch" in differing:  # the ranks change each rank's part of the batch
             differing.remove("batch")
         return "; ".join(words[name] for name in differing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
-    """``plan.json``: what a day runs."""
+    """``plan.json``: the plan of a day."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     plan: Plan | None
-    """What runs where; None for the plain loop, or a pipeline."""
+    """The placement; None for the plain loop, or a pipeline."""
     threads: int
-    """Of torch, within an operator, in the loop's own thread."""
+    """Torch's threads within an operator, in the loop's own thread."""
     key: PlanKey
-    """What it was made for."""
+    """Conditions of the plan."""
     said: str
-    """What ``describe()`` said when it was chosen."""
+    """Result of ``describe()`` at the choice."""
     speedup: float | None
-    """The plain loop's step over this plan's, measured in its trial; None where nothing was tried."""
+    """Step time of the plain loop over this plan's, from its trial; None without a trial."""
     step_ms: float | None
-    """Median time of a step while this plan was new, in ms; what a drift is seen against. None before it is known."""
+    """Median step time while this plan was new, in ms, the reference for a drift; None before it is known."""
     why: str
-    """Why it was made; empty where it is the plan of the day before."""
+    """Reason to plan; empty for the plan of the day before."""
     is_measured: bool
-    """Whether it was made from measurements, or nothing is to be placed; False where the machine was too busy."""
+    """True if it rests on measurements or places nothing; False if the machine was too busy."""
     pipeline: KeptWay | None = None
-    """Which layers are on which rank, and how steps are planned; None for no pipeline."""
+    """The layers of each rank and the plan of steps; None for no pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """``environment.json``: where a day's training began; what bits depend on beside data, weights and plan."""
+    """``environment.json``: the environment at a day's start, which bits depend on beside data, weights and plan."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -96,31 +95,33 @@ class Environment:
     numpy: str
     mosaic: str
     commit: str
-    """Of Mosaic's clone; empty outside of one, and where git could not say it, as when it is killed."""
+    """Commit of Mosaic's clone; empty outside a clone, or if git failed."""
     machine: str
     """Processor and system."""
     device: str
     """Name of the GPU and its driver, or ``cpu``."""
     threads: int
-    """Of torch, within an operator."""
+    """Torch's threads within an operator."""
     num_ranks: int
     """Processes that train."""
     tf32: bool
-    """Whether matrix products may round their inputs."""
+    """Matrix products may round their inputs."""
     program: str
     """SHA-256 of the user's file."""
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """Returns what differs from another one, a phrase each; a commit that is not known differs from none."""
-        mine, theirs = asdict(self), asdict(other)
+        """Describes each difference from an earlier environment; an unknown commit differs from none."""
+        current, earlier = asdict(self), asdict(other)
         if not (self.commit and other.commit):
-            mine["commit"] = theirs["commit"] = ""
-        return tuple(f"{name} was {theirs[name]} and is {mine[name]}" for name in mine if mine[name] != theirs[name])
+            current["commit"] = earlier["commit"] = ""
+        return tuple(
+            f"{name} was {earlier[name]} and is {current[name]}" for name in current if current[name] != earlier[name]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """``trained.json``: how a day's training ended."""
+    """``trained.json``: the end of a day's training."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -129,28 +130,27 @@ class Trained:
     ended: str
     """``done``, ``window over``, or the name of a signal."""
     step: int
-    """Steps that are done."""
+    """Steps done."""
     num_steps: int
     """Steps of the day."""
     step_ms: float | None
-    """Median of the last process, in ms."""
+    """Median step time of the last process, in ms."""
     digest: str
     """SHA-256 over all parameters and buffers."""
     notes: DayNotes
-    """What its checkpoints said of it."""
+    """Notes of its checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayNotes:
-    """What every checkpoint of a day carries along."""
+    """Notes in every checkpoint of a day."""
 
     loaded: str
-    """What the model started from, and what is new or gone in it."""
+    """Start of the model, with its new and missing parts."""
     rejects: dict[str, dict[str, int]]
-    """Rows that could not be read, by source and reason."""
+    """Unreadable rows, by source and reason."""
     differs_from_step: int | None = None
-    """First step that may have other bits than an undisturbed run; None for none."""
+    """First step whose bits may differ from an undisturbed run; None for none."""
     differs_because: str = ""
-    """Why."""
     messages: tuple[str, ...] = ()
-    """What the morning should know."""
+    """Messages for the morning's report."""

@@ -1,4 +1,4 @@
-"""A model's scores on rows in a fixed order: what the gate compares, and what a day's data is looked at by."""
+"""A model's scores on rows in a fixed order, for the gate and for the check of a day's data."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ VALUE = "value"
 """The column that decides."""
 _REPEATS = 5
 Scored = nn.Module | PipelinedScores
-"""A model that is scored, on one device or over ranks."""
+"""A model on one device or over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a row that could not be read."""
+    """An unreadable row."""
 
     reason: str
-    """Kind of the error, and what it said."""
+    """Kind and message of the error."""
 
 
 def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
-    """Yields rows of a data set, or ``Unreadable``; row i is read under (seed, i), so that it is always the same.
+    """Yields rows of a data set, or ``Unreadable``; (seed, i) seeds row i, so it is always the same.
 
-    Of one that can only be gone through, as many from its beginning as there are.
+    An iterable data set yields as many rows from its beginning as it has.
     """
     generators = generators_of(data)
     one_by_one = iter(data) if is_iterable(data) else None
@@ -57,50 +57,50 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
 def score_batches(
     program: Program, model: Scored, samples: Iterable[Any], *, batch: int, device: torch.device
 ) -> Iterator[Mapping[str, Any]]:
-    """Scores samples one batch after the other, in evaluation mode and without gradients.
+    """Scores samples batch by batch, in evaluation mode and without gradients.
 
     Args:
         program: The user's functions.
-        model: The model; its mode is put back.
-        samples: In order; those of a batch that is scored over ranks are cut into micro-batches.
+        model: The model; its mode is restored.
+        samples: Samples in order; ranks cut a batch into micro-batches.
         batch: Samples of a batch.
-        device: Where the model is.
+        device: The model's device.
 
     Yields:
-        What ``score`` returned for each batch or micro-batch.
+        The result of ``score`` for each batch or micro-batch.
 
     Raises:
-        MosaicError: ``score`` returns no columns with one entry a row.
+        MosaicError: The result of ``score`` is not a dict of columns with one entry per row.
     """
     collate = program.collate or default_collate
     plain = model.model if isinstance(model, PipelinedScores) else model
     rows = -(-batch // model.micro_batches) if isinstance(model, PipelinedScores) else batch
     was_training = plain.training
     plain.eval()
-    rest = iter(samples)
+    remaining = iter(samples)
     try:
         with torch.no_grad():
-            while part := list(islice(rest, batch)):
+            while part := list(islice(remaining, batch)):
                 parts = [part[first : first + rows] for first in range(0, len(part), rows)]
-                batches = [moved(collate(one), device) for one in parts]
+                batches = [moved(collate(chunk), device) for chunk in parts]
                 if isinstance(model, PipelinedScores):
                     scored: Iterable[Any] = model.scores(batches)
                 else:
-                    scored = [program.score(model, one) for one in batches]
-                for found, one in zip(scored, parts, strict=True):
-                    _check(found, len(one))
-                    yield found
+                    scored = [program.score(model, part) for part in batches]
+                for columns, chunk in zip(scored, parts, strict=True):
+                    _check(columns, len(chunk))
+                    yield columns
     finally:
         plain.train(was_training)
 
 
 def latency_ms(program: Program, model: Scored, samples: list[Any], device: torch.device) -> float:
-    """Measures how long a model takes to score samples together, in ms: the fastest of a few times."""
+    """Measures the time to score samples in one batch, in ms: the fastest of a few repeats."""
     times = []
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        for found in score_batches(program, model, samples, batch=len(samples), device=device):
-            torch.as_tensor(found[VALUE]).cpu()
+        for columns in score_batches(program, model, samples, batch=len(samples), device=device):
+            torch.as_tensor(columns[VALUE]).cpu()
         times.append((time.perf_counter() - began) * 1e3)
     return min(times)
 
@@ -110,9 +110,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
 
 
-def _check(found: Any, count: int) -> None:
-    if not isinstance(found, Mapping) or VALUE not in found:
-        raise MosaicError(f"score returned {type(found).__name__}; return a dict of columns with 'value' among them")
-    for name, column in found.items():
+def _check(columns: Any, count: int) -> None:
+    if not isinstance(columns, Mapping) or VALUE not in columns:
+        raise MosaicError(f"score returned {type(columns).__name__}; return a dict of columns with 'value' among them")
+    for name, column in columns.items():
         if len(column) != count:
             raise MosaicError(f"score returned {len(column)} entries of {name!r} for {count} rows; return one a row")

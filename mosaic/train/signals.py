@@ -1,4 +1,4 @@
-"""Being told to stop: the first signal finishes the step and saves, the second ends at once."""
+"""Stop signals: the first finishes the step and saves, the second exits at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import FrameType
 from mosaic.train.exits import INTERRUPTED
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""SIGUSR1 is what Slurm sends before the time is over."""
+"""Slurm sends SIGUSR1 before the time limit."""
 
 
 class StopRequests:
-    """Listens to signals; nothing but a flag is set when one comes.
+    """Signal handlers that only set a flag.
 
     Attributes:
         received: Name of the first signal; empty before.
@@ -21,8 +21,8 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.received = ""
-        for each in STOPPING:
-            signal.signal(each, self._note)
+        for number in STOPPING:
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received:

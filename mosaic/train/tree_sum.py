@@ -1,9 +1,9 @@
-r"""Equal bits on any number of ranks: gradients of micro-batches are added in one fixed tree, whoever made them.
+r"""Equal bits on any number of ranks: the gradients of micro-batches are added in one fixed tree.
 
-A sum depends on the order in which it is added. Here the global batch is always cut into the same micro-batches, which
-are the leaves of one binary tree; a rank adds up the subtrees that are wholly its own, and all ranks gather the rest
-and add it in the same order (the idea of EasyScale, SC 2023). It costs bandwidth: each rank receives every other's
-gradients, not their sum, and the model is no DistributedDataParallel.
+A sum depends on its order of additions. Here the global batch is always cut into the same micro-batches, which are the
+leaves of one binary tree. A rank adds the subtrees that are wholly its own; all ranks gather the others' sums and add
+them in the same order (the idea of EasyScale, SC 2023). It costs bandwidth: each rank receives all gradients, not their
+sum, and the model is not a DistributedDataParallel.
 
 ::
 
@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from mosaic.train.data.loader import BatchCut
 
 Leaves = tuple[int, int]
-"""A subtree: its first leaf, and the one after its last."""
+"""A subtree: its first leaf, and the leaf after its last."""
 BUCKET_BYTES = 16 * 2**20
-"""Gradients that are gathered at a time; a rank holds as many of every rank."""
+"""Bytes of gradients in one gather; a rank holds as many of every rank."""
 
 
 class ExactStep:
-    """Trains a step so that it has the same bits on any number of ranks.
+    """Sums the gradients of a step to equal bits on any number of ranks.
 
     ::
 
@@ -43,19 +43,21 @@ class ExactStep:
         exact.finish()          # every rank has the gradients of the global batch
         optimizer.step()
 
-    Buffers, such as BatchNorm's running statistics: each micro-batch finds them as they were before the step, and
-    afterwards all ranks have what the first micro-batch of the global batch left, much as DistributedDataParallel gives
-    all ranks those of rank 0. A mean of all would be no state of a queue or of a counter.
+    Buffers, such as BatchNorm's running statistics: each micro-batch starts with the buffers from before the step.
+    Afterwards all ranks have those of the first micro-batch, as DistributedDataParallel broadcasts those of rank 0. A
+    mean would be an invalid state of a queue or of a counter.
 
     Args:
-        model: The same on all ranks; a plain one, no DistributedDataParallel.
-        cut: How the global batch is cut; the same ``batch`` and ``micro_batches`` on any number of ranks.
+        model: The same plain model on all ranks, not a DistributedDataParallel.
+        cut: Cut of the global batch; the same ``batch`` and ``micro_batches`` on any number of ranks.
         group: The ranks; all of them by default.
     """
 
     def __init__(self, model: nn.Module, cut: BatchCut, *, group: dist.ProcessGroup | None = None) -> None:
         if not cut.exact:
-            raise ValueError("a cut of a batch is the same on any number of ranks with exact=True; give it that")
+            raise ValueError(
+                "exact=False; equal bits need the same cut on any number of ranks, so use BatchCut(exact=True)"
+            )
         self._cut = cut
         self._group = group
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -65,14 +67,16 @@ class ExactStep:
 
     @contextmanager
     def micro_batch(self, index: int) -> Iterator[None]:
-        """Takes the gradients of the block's backward as those of one micro-batch.
+        """Records the gradients of the block's backward as those of one micro-batch.
 
         Args:
-            index: Of this rank's, in order.
+            index: Index of this rank's micro-batches, in order.
         """
-        done = self._sums[-1][0][1] if self._sums else self._cut.own.start
-        if index != done or index not in self._cut.own:
-            raise ValueError(f"micro-batch {index} came after {done - 1}; this rank has {self._cut.own}, in order")
+        next_index = self._sums[-1][0][1] if self._sums else self._cut.own.start
+        if index != next_index or index not in self._cut.own:
+            raise ValueError(
+                f"micro-batch {index} came after {next_index - 1}; this rank has {self._cut.own}, in order"
+            )
         self._buffers.put_back()
         yield
         if index == 0:
@@ -80,11 +84,11 @@ class ExactStep:
         self._sums.append(((index, index + 1), [_taken(parameter) for parameter in self._parameters]))
         while len(self._sums) > 1 and (self._sums[-2][0][0], index + 1) in self._nodes:
             ((first, _), left), (_, right) = self._sums[-2:]
-            sums = [_added(one, other) for one, other in zip(left, right, strict=True)]
+            sums = [_added(a, b) for a, b in zip(left, right, strict=True)]
             self._sums[-2:] = [((first, index + 1), sums)]
 
     def finish(self) -> None:
-        """Puts the sum over the global batch into every parameter's gradient, the same on all ranks."""
+        """Sets every parameter's gradient to the sum over the global batch, the same on all ranks."""
         if not self._sums or self._sums[-1][0][1] != self._cut.own.stop:
             raise ValueError(f"a step ends after the micro-batches {self._cut.own} of this rank")
         sums, self._sums = self._sums, []
@@ -97,19 +101,19 @@ class ExactStep:
 
     def _gather(self, own: list[list[Tensor | None]]) -> None:
         """Adds up all ranks' subtrees, a bucket of parameters at a time."""
-        each = len(self._cut.own)
+        count = len(self._cut.own)
         whole = (0, len(self._cut.rows))
-        held = [_held(whole, range(first, first + each)) for first in range(0, whole[1], each)]
+        subtrees = [_held(whole, range(first, first + count)) for first in range(0, whole[1], count)]
         for bucket in _buckets(self._parameters, self._used(own)):
             sizes = [self._parameters[index].numel() for index in bucket]
-            mine = self._parameters[bucket[0]].new_zeros((max(map(len, held)), sum(sizes)))
-            for row, grads in zip(mine, own, strict=False):
+            local = self._parameters[bucket[0]].new_zeros((max(map(len, subtrees)), sum(sizes)))
+            for row, grads in zip(local, own, strict=False):
                 for place, index in zip(row.split(sizes), bucket, strict=True):
                     if (grad := grads[index]) is not None:
                         place.copy_(grad.reshape(-1))
-            theirs = [torch.empty_like(mine) for _ in held]
-            dist.all_gather(theirs, mine, group=self._group)
-            rows = {nodes[k]: of[k] for nodes, of in zip(held, theirs, strict=True) for k in range(len(nodes))}
+            gathered = [torch.empty_like(local) for _ in subtrees]
+            dist.all_gather(gathered, local, group=self._group)
+            rows = {nodes[k]: of[k] for nodes, of in zip(subtrees, gathered, strict=True) for k in range(len(nodes))}
             for place, index in zip(_total(whole, rows).split(sizes), bucket, strict=True):
                 _put(self._parameters[index], place.view_as(self._parameters[index]))
 
@@ -122,7 +126,7 @@ class ExactStep:
 
 
 class _Buffers:
-    """A model's buffers: before the step, and as the first micro-batch of the global batch left them."""
+    """A model's buffers before the step, and after the first micro-batch of the global batch."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -130,29 +134,29 @@ class _Buffers:
         self._kept: dict[str, Tensor] | None = None
 
     def put_back(self) -> None:
-        """Brings them to where they were before the step; at its first micro-batch, they are."""
+        """Restores the buffers from before the step."""
         if self._before is None:
             self._before = self._copies()
         else:
             self._set(self._before)
 
     def keep(self) -> None:
-        """Remembers them as what the step leaves."""
+        """Stores the buffers that the step ends with."""
         self._kept = self._copies()
 
     def finish(self, group: dist.ProcessGroup | None, cut: BatchCut) -> None:
-        """Gives all ranks what the first one kept."""
+        """Broadcasts the stored buffers of the first rank."""
         assert self._before is not None
-        kept = self._kept or self._before
-        if cut.num_ranks > 1 and kept:
-            bytes_of = {name: kept[name].reshape(-1).view(torch.uint8) for name in kept}
-            for device in {tensor.device for tensor in kept.values()}:
-                names = [name for name in kept if kept[name].device == device]
+        buffers = self._kept or self._before
+        if cut.num_ranks > 1 and buffers:
+            bytes_of = {name: buffers[name].reshape(-1).view(torch.uint8) for name in buffers}
+            for device in {tensor.device for tensor in buffers.values()}:
+                names = [name for name in buffers if buffers[name].device == device]
                 sent = torch.cat([bytes_of[name] for name in names])
                 dist.broadcast(sent, group_src=0, group=group)
                 for name, part in zip(names, sent.split([bytes_of[name].numel() for name in names]), strict=True):
-                    kept[name] = part.clone().view(kept[name].dtype).view(kept[name].shape)
-        self._set(kept)
+                    buffers[name] = part.clone().view(buffers[name].dtype).view(buffers[name].shape)
+        self._set(buffers)
         self._before = self._kept = None
 
     def _copies(self) -> dict[str, Tensor]:
@@ -165,7 +169,7 @@ class _Buffers:
 
 
 def _split_at(node: Leaves) -> int:
-    """Where a subtree parts: after the largest power of two of its leaves."""
+    """The first leaf of a subtree's right half: after the largest power of two of its leaves."""
     return node[0] + (1 << (node[1] - node[0] - 1).bit_length() - 1)
 
 
@@ -219,15 +223,15 @@ def _taken(parameter: nn.Parameter) -> Tensor | None:
 
 
 def _added(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Adds in place; what is not there counts as 0, which makes 0 of -0 as it does where it is gathered."""
+    """Adds in place; None counts as 0, which turns -0 into 0 as in a gather."""
     if left is None or right is None:
-        one = right if left is None else left
-        return None if one is None else one.add_(0)
+        grad = right if left is None else left
+        return None if grad is None else grad.add_(0)
     return left.add_(right)
 
 
 def _put(parameter: nn.Parameter, grad: Tensor | None) -> None:
-    """Sets a gradient, laid out as its parameter is: norms are added in the order of memory."""
+    """Sets a gradient in its parameter's layout, because norms are summed in memory order."""
     if grad is not None and grad.stride() != parameter.stride():
         grad = torch.empty_like(parameter).copy_(grad)
     parameter.grad = grad

@@ -22,32 +22,32 @@ from mosaic.retrain.working.freezing import freeze
 from mosaic.retrain.working.judging import frozen_scores
 from mosaic.retrain.working.looking import look
 from mosaic.retrain.working.work import Work
-from mosaic.train.crew import Crew
 from mosaic.train.day import Day
+from mosaic.train.worker_group import WorkerGroup
 
 _STEPS = 4
 """Steps that are taken; the first one is not timed."""
 
 
-def check(work: Work, crew: Crew) -> Iterator[str]:
+def check(work: Work, group: WorkerGroup) -> Iterator[str]:
     """Goes through a day in small, in a folder that is thrown away; yields what it finds, a line each.
 
     Raises:
         MosaicError: Something would fail; says what, and what to do.
     """
-    with crew.shared_folder(work.folder.path, prefix=".check-") as aside:
+    with group.shared_folder(work.folder.path, prefix=".check-") as aside:
         work = replace(work, day=DayFolder(aside / "day"))
-        crew.first_does(lambda: _rehearse(work))
+        group.first_does(lambda: _rehearse(work))
         sources = work.sources
         rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
         yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
-        look(work, crew)
+        look(work, group)
         found = load(DataCheck, work.day.data_check)
         yield from (f"data: {finding.sentence}" for finding in found.findings)
         if found.quarantine:
             yield f"this data would be QUARANTINED: {found.reason}"
-        settings = work.settings(crew, None)
-        day = Day(work.program, work.samples(), settings, crew)
+        settings = work.settings(group, None)
+        day = Day(work.program, work.samples(), settings, group)
         took = list(_timed(day))
         step_ms = statistics.median(took[1:])
         yield f"step: {step_ms:.1f} ms; a day takes about {sources.num_steps * step_ms / 60e3:.1f} min"
@@ -60,9 +60,9 @@ def check(work: Work, crew: Crew) -> Iterator[str]:
         if work.recipe.budget.ranks > 1 and not settings.exact and settings.pipeline is None:
             day.check_for_ranks()
             yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
-        crew.first_does(lambda: _read_back(work, digest))
+        group.first_does(lambda: _read_back(work, digest))
         yield f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
-        yield from _gate(work, crew)
+        yield from _gate(work, group)
         yield from _hooks(work)
 
 
@@ -110,10 +110,10 @@ def _read_back(work: Work, digest: str) -> None:
         raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
 
 
-def _gate(work: Work, crew: Crew) -> Iterator[str]:
+def _gate(work: Work, group: WorkerGroup) -> Iterator[str]:
     """Says what the frozen rows can tell; a margin that they cannot resolve is refused here and not at night."""
     gate, champion = work.recipe.gate, work.day.state.champion
-    scores = frozen_scores(work, crew, champion)
+    scores = frozen_scores(work, group, champion)
     if scores is None:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
     missing = [name for name in gate.slices if name not in scores.columns]

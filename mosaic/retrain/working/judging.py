@@ -19,19 +19,19 @@ from mosaic.retrain.frozen import ROW, frozen_rows
 from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
 from mosaic.retrain.gate.scores import RowSet
 from mosaic.retrain.working.work import Work
-from mosaic.train.crew import Crew
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.data.sources import held_out_rows
 from mosaic.train.pipelined import PipelinedScores
 from mosaic.train.scoring import Scored, Unreadable, latency_ms, read_rows, score_batches
+from mosaic.train.worker_group import WorkerGroup
 
 
 @contextmanager
-def model_of(work: Work, weights: Path | None, crew: Crew, *, partial: bool = True) -> Iterator[Scored]:
+def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: bool = True) -> Iterator[Scored]:
     """Makes today's model to be scored; what is new in it, or all without weights, is untrained."""
     seed_step(work.recipe.budget.seed, 0, 0)
-    model = work.program.make_model().to(crew.device)
+    model = work.program.make_model().to(group.device)
     if weights is not None:
         KeptModel(model).load_weights(weights, partial=partial)
     if work.pipeline is None:
@@ -50,12 +50,12 @@ def weights_of(work: Work, version: str | None) -> Path | None:
     return None if version is None else versions.find(work.folder, version).weights
 
 
-def judge(work: Work, crew: Crew, model: nn.Module | None, check_time: Callable[[], None]) -> None:
+def judge(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: Callable[[], None]) -> None:
     """Writes ``facts.json`` and ``scores.json``.
 
     Args:
         work: The day.
-        crew: Who scores.
+        group: Who scores.
         model: The one that was trained just now; None where the day goes on from its export, or it is divided.
         check_time: Raises where the window is over.
     """
@@ -68,22 +68,22 @@ def judge(work: Work, crew: Crew, model: nn.Module | None, check_time: Callable[
         check_time()
         is_new = name == state.version
         weights = work.day.model if is_new else weights_of(work, name)
-        with model_of(work, weights, crew, partial=not is_new) as scored:
+        with model_of(work, weights, group, partial=not is_new) as scored:
             if is_new:
-                facts = _facts(work, crew, scored, model, rows["frozen"] or rows["fresh"])
-            found += [_scores(work, crew, scored, name, kind, part) for kind, part in rows.items() if part]
-    if crew.rank == 0:
+                facts = _facts(work, group, scored, model, rows["frozen"] or rows["fresh"])
+            found += [_scores(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
+    if group.rank == 0:
         save(facts, work.day.facts)
         save(DayScores(scores=tuple(found)), work.day.scores)
 
 
-def frozen_scores(work: Work, crew: Crew, version: str | None) -> Scores | None:
+def frozen_scores(work: Work, group: WorkerGroup, version: str | None) -> Scores | None:
     """Returns what a version, or new weights, score on the frozen rows; None where there are none."""
     rows = tuple(_frozen(work))
     if not rows:
         return None
-    with model_of(work, weights_of(work, version), crew) as model:
-        return _scores(work, crew, model, version or "none", "frozen", rows)
+    with model_of(work, weights_of(work, version), group) as model:
+        return _scores(work, group, model, version or "none", "frozen", rows)
 
 
 class _Row:
@@ -127,9 +127,9 @@ def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> It
         yield _Row(f"{path}:{row}", sample, added)
 
 
-def _scores(work: Work, crew: Crew, model: Scored, version: str, kind: str, rows: tuple[_Row, ...]) -> Scores:
+def _scores(work: Work, group: WorkerGroup, model: Scored, version: str, kind: str, rows: tuple[_Row, ...]) -> Scores:
     samples = (row.sample for row in rows)
-    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=crew.device))
+    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=group.device))
     if any(row.added for row in rows):
         columns["added"] = [row.added for row in rows]
     columns[ROW] = [row.name for row in rows]
@@ -137,7 +137,9 @@ def _scores(work: Work, crew: Crew, model: Scored, version: str, kind: str, rows
     return Scores.of(version, of, digest_of_rows(row.name for row in rows), columns)
 
 
-def _facts(work: Work, crew: Crew, exported: Scored, model: nn.Module | None, rows: tuple[_Row, ...]) -> ModelFacts:
+def _facts(
+    work: Work, group: WorkerGroup, exported: Scored, model: nn.Module | None, rows: tuple[_Row, ...]
+) -> ModelFacts:
     """Measures what has nothing to do with other versions."""
     first = [row.sample for row in rows[: work.recipe.budget.batch]]
     plain = exported.model if isinstance(exported, PipelinedScores) else exported
@@ -145,7 +147,7 @@ def _facts(work: Work, crew: Crew, exported: Scored, model: nn.Module | None, ro
     difference = None
     if model is not None and first:
         read, kept = (
-            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=crew.device))["value"])
+            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=group.device))["value"])
             for each in (exported, model)
         )
         difference = float(np.max(np.abs(read - kept)))
@@ -153,5 +155,5 @@ def _facts(work: Work, crew: Crew, exported: Scored, model: nn.Module | None, ro
         invalid_tensors=invalid,
         export_difference=difference,
         size_bytes=work.day.model.stat().st_size,
-        latency_ms=latency_ms(work.program, exported, first[:1], crew.device) if first else None,
+        latency_ms=latency_ms(work.program, exported, first[:1], group.device) if first else None,
     )

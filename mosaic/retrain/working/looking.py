@@ -23,23 +23,23 @@ from mosaic.retrain.intake.data_check import check_data
 from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
 from mosaic.retrain.working.judging import model_of, weights_of
 from mosaic.retrain.working.work import Work
-from mosaic.train.crew import Crew
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.scoring import Unreadable, read_rows, score_batches
+from mosaic.train.worker_group import WorkerGroup
 
 MAX_LOOKED = 5000
 """Rows of a day that are looked at, evenly spread; training meets the others."""
 
 
-def look(work: Work, crew: Crew) -> None:
+def look(work: Work, group: WorkerGroup) -> None:
     """Writes ``figures.json`` and ``data_check.json``."""
     judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
     earlier = [load_of_earlier_day(DayFigures, day.figures) for day in judged if day.path != work.day.path]
     before = tuple(figures for figures in earlier if figures is not None)
     seen = _Seen()
     paths = [work.folder.path / record.path for record in work.sources.of_kind("new")]
-    columns = joined(_scored(work, crew, seen.rows_of(work, paths)))
-    crew.first_does(lambda: _write(work, seen, columns, before))
+    columns = joined(_scored(work, group, seen.rows_of(work, paths)))
+    group.first_does(lambda: _write(work, seen, columns, before))
 
 
 def _write(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> None:
@@ -96,10 +96,10 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(str(getattr(each, "key", getattr(each, "idx", each))) for each in path) or "sample"
 
 
-def _scored(work: Work, crew: Crew, rows: Iterator[Any]) -> Iterator[Any]:
+def _scored(work: Work, group: WorkerGroup, rows: Iterator[Any]) -> Iterator[Any]:
     """Scores today's rows by the champion; by new weights, whose values say nothing, where there is none."""
-    with model_of(work, weights_of(work, work.day.state.champion), crew) as model:
-        yield from score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=crew.device)
+    with model_of(work, weights_of(work, work.day.state.champion), group) as model:
+        yield from score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=group.device)
 
 
 def _figures(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> DayFigures:

@@ -11,13 +11,13 @@ from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain.working.work import Work
-from mosaic.train.crew import Crew
 from mosaic.train.day import Day
 from mosaic.train.records import Trained
 from mosaic.train.signals import StopRequests
+from mosaic.train.worker_group import WorkerGroup
 
 
-def verify(work: Work, crew: Crew, told: StopRequests, steps: int) -> str:
+def verify(work: Work, group: WorkerGroup, told: StopRequests, steps: int) -> str:
     """Repeats up to ``steps`` steps of a day from its oldest checkpoint that is kept; returns what was found.
 
     Raises:
@@ -34,18 +34,18 @@ def verify(work: Work, crew: Crew, told: StopRequests, steps: int) -> str:
     after = next((each for each in kept if first.step < each.step <= to), None)
     if after is not None:
         to = max(each.step for each in kept if each.step <= to)
-    with crew.shared_folder() as aside:
+    with group.shared_folder() as aside:
         checkpoints, metrics = aside / "checkpoints", aside / "metrics.jsonl"
-        if crew.rank == 0:
+        if group.rank == 0:
             shutil.copytree(first.path, checkpoints / first.path.name)
-        settings = work.settings(crew, None)
+        settings = work.settings(group, None)
         loop = replace(
             settings.loop,
             checkpoints=checkpoints,
-            metrics=metrics if crew.rank == 0 else None,
+            metrics=metrics if group.rank == 0 else None,
             save_s=float("inf"),
         )
-        day = Day(work.program, work.samples(), replace(settings, loop=loop), crew)
+        day = Day(work.program, work.samples(), replace(settings, loop=loop), group)
         trained = day.train(told, to=to)
         day.leave()
         return _compare(work, steps_in(metrics), trained, first.step, to)

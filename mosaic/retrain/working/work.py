@@ -17,15 +17,14 @@ from mosaic.retrain.folder import DayFolder, Folder, load_of_earlier_day
 from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.recipe import Recipe, seconds_of
 from mosaic.train.choice import drift_of
-from mosaic.train.crew import Crew, ExactCrew, PipelineCrew
 from mosaic.train.data.positions import CYCLE, PositionStream, Source
 from mosaic.train.data.samples import Samples, is_iterable
 from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
-from mosaic.train.day import device_of
-from mosaic.train.day_settings import DaySettings, PipelineSettings
+from mosaic.train.day import DaySettings, PipelineSettings, device_of
 from mosaic.train.loop import LoopSettings
 from mosaic.train.program import Program
 from mosaic.train.records import StoredPlan, Trained
+from mosaic.train.worker_group import ExactGroup, PipelineGroup, WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,12 @@ class Work:
                 streamed.append(Source(name=record.name, rows=record.trained, share=share, digest=record.digest))
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
-    def crew(self) -> Crew:
+    def group(self) -> WorkerGroup:
         """Returns the ranks that train."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = device_of(self.recipe.device, rank)
         budget = self.recipe.budget
-        kind = ExactCrew if budget.ranks_exact else PipelineCrew if budget.pipeline else Crew
+        kind = ExactGroup if budget.ranks_exact else PipelineGroup if budget.pipeline else WorkerGroup
         return kind(device, rank, size)
 
     @property
@@ -102,7 +101,7 @@ class Work:
             said += f", {budget.memory_gb:g} GB a rank"
         return PipelineSettings(memory_bytes=round((budget.memory_gb or 0) * 1e9), said=said)
 
-    def settings(self, crew: Crew, until: float | None) -> DaySettings:
+    def settings(self, group: WorkerGroup, until: float | None) -> DaySettings:
         """Returns what the training is told; ``until`` is when it has to end, as ``time.monotonic()`` counts."""
         budget, state = self.recipe.budget, self.day.state
         champion = None
@@ -120,7 +119,7 @@ class Work:
                 clip_norm=budget.clip_norm,
                 until=until,
                 checkpoints=self.day.checkpoints,
-                metrics=self.day.metrics if crew.rank == 0 else None,
+                metrics=self.day.metrics if group.rank == 0 else None,
             ),
             num_steps=self.sources.num_steps,
             batch=self.sources.batch,

@@ -30,12 +30,12 @@ from mosaic.retrain.working.looking import look
 from mosaic.retrain.working.verifying import verify
 from mosaic.retrain.working.work import Work
 from mosaic.train import exits
-from mosaic.train.crew import Crew
 from mosaic.train.data.loader import LoaderDiedError
 from mosaic.train.day import Day, end_ranks
 from mosaic.train.environment import use_repeatable_kernels
 from mosaic.train.records import WINDOW_OVER
 from mosaic.train.signals import StopRequests
+from mosaic.train.worker_group import WorkerGroup
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,63 +88,63 @@ def main() -> None:
 
 def _run(work: Work, given: argparse.Namespace) -> None:
     told = StopRequests()
-    crew = work.crew()
-    use_repeatable_kernels(crew.device)
+    group = work.group()
+    use_repeatable_kernels(group.device)
     stop = None
     try:
-        _do_parts(work, crew, told, given)
+        _do_parts(work, group, told, given)
     except _StopError as found:
         stop = found
-    crew.leave()
+    group.leave()
     end_ranks()
     if stop is not None:
         raise stop
 
 
-def _do_parts(work: Work, crew: Crew, told: StopRequests, given: argparse.Namespace) -> None:
+def _do_parts(work: Work, group: WorkerGroup, told: StopRequests, given: argparse.Namespace) -> None:
     def check_time() -> None:
         over = given.total_until is not None and time.monotonic() >= given.total_until
-        stopped, over = crew.any_of(bool(told.received), over)
+        stopped, over = group.any_of(bool(told.received), over)
         if stopped:
             raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received or 'another rank'})")
         if over:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     def is_there(path: Path) -> bool:
-        return crew.broadcast(path.is_file())  # alike on all ranks, whatever is written meanwhile
+        return group.broadcast(path.is_file())  # alike on all ranks, whatever is written meanwhile
 
     if "check" in given.parts:
-        for line in check(work, crew):
-            if crew.rank == 0:
+        for line in check(work, group):
+            if group.rank == 0:
                 print(line, flush=True)
     if "verify" in given.parts:
-        said = verify(work, crew, told, given.steps)
-        print(said if crew.rank == 0 else "", end="\n" if crew.rank == 0 else "")
+        said = verify(work, group, told, given.steps)
+        print(said if group.rank == 0 else "", end="\n" if group.rank == 0 else "")
     if "look" in given.parts:
         check_time()
         if not is_there(work.day.sources):
-            crew.first_does(lambda: freeze(work))
+            group.first_does(lambda: freeze(work))
         if not is_there(work.day.data_check):
-            look(work, crew)
+            look(work, group)
         found = load(DataCheck, work.day.data_check)
         if found.quarantine:
             raise _StopError(exits.QUARANTINED, found.reason)
     model = None
     if "train" in given.parts and not is_there(work.day.trained):
-        model = _train(work, crew, told, given.train_until)
+        model = _train(work, group, told, given.train_until)
     if "score" in given.parts and not is_there(work.day.scores):
-        judge(work, crew, model, check_time)
+        judge(work, group, model, check_time)
 
 
-def _train(work: Work, crew: Crew, told: StopRequests, until: float | None) -> nn.Module | None:
-    day = Day(work.program, work.samples(), work.settings(crew, until), crew)
+def _train(work: Work, group: WorkerGroup, told: StopRequests, until: float | None) -> nn.Module | None:
+    day = Day(work.program, work.samples(), work.settings(group, until), group)
     trained = day.train(told)
     if trained.ended not in ("done", WINDOW_OVER):
         raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
     if trained.step == 0:
         raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
     model = day.export(work.day.model, work.recipe.export)
-    if crew.rank == 0:
+    if group.rank == 0:
         save(trained, work.day.trained)
     return model
 

@@ -1,1 +1,1 @@
-"""The data of a day by position: which sample comes n-th, drawn under which random numbers, read by whom."""
+"""The data of a day by position: the n-th sample, its random numbers, and its reader."""

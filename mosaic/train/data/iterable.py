@@ -1,7 +1,7 @@
-"""Data sets that can only be gone through: their own state is kept, or what was drawn is drawn again.
+"""Iterable data sets: a checkpoint keeps their state, or a restart draws the same samples again.
 
 A map-style data set is better: the position stream then gives the same samples on any number of ranks and workers.
-Here each rank goes through a data set of its own, in its own process, and a run goes on with as many ranks as it had.
+Here each rank iterates over a data set of its own, in its own process, and a run resumes with as many ranks as before.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from mosaic.train.data.samples import RejectCount
 from mosaic.train.data.seeds import put_back, sample_words, seed_sample
 
 CHECKED = 4
-"""Samples that are drawn before, and after, a state is saved at the start."""
+"""Samples that the check at the start draws before, and after, it saves a state."""
 
 
 class IterableLoader(StepLoader):
-    """Yields this rank's part of each global batch from an iterable data set, which begins anew when it ends.
+    """Yields this rank's part of each global batch from an iterable data set, which starts again when it ends.
 
-    With ``state_dict`` and ``load_state_dict`` (torchdata's protocol), of the data set or of its iterator, a run goes
-    on from the state that it saved; whether that gives the same samples is tried before the first step. Without, what
-    was drawn is drawn again, and ``skipped_s`` says how long it took.
+    If the data set or its iterator has ``state_dict`` and ``load_state_dict`` (torchdata's protocol), a run resumes
+    from its saved state; a check before the first step compares the samples. Otherwise the loader draws the samples
+    again, and ``skipped_s`` is the time that takes.
 
     Args:
-        dataset: This rank's.
+        dataset: The data set of this rank.
         cut: How a global batch is cut.
-        steps: To yield; a run that goes on begins after those taken.
-        seed: Samples are drawn under it and their position.
-        state: What ``state_dict`` returned after the step before; None at the beginning.
-        exact: Whether to refuse a data set without a state.
+        steps: Steps to yield; a resumed run starts after its last step.
+        seed: Seeds each sample, with its position.
+        state: Result of ``state_dict`` after the step before; None at the beginning.
+        exact: Refuse a data set without a state.
         collate: Makes a batch of a list of samples; torch's own by default.
 
     Raises:
-        MosaicError: The state does not give the same samples, there is none and ``exact`` asks for it, it is of other
-            ranks, or the data set is empty.
+        MosaicError: The state gives other samples, is missing although ``exact`` requires it, or belongs to other
+            ranks; or the data set is empty.
     """
 
     skipped_s: float = 0.0
-    """Seconds that it took to draw again what had been drawn."""
+    """Seconds spent on drawing samples again."""
 
     def __init__(
         self,
@@ -67,18 +67,18 @@ class IterableLoader(StepLoader):
         self._collate = collate or default_collate
         if exact and not self._source.has_state:
             raise MosaicError(
-                f"{type(dataset).__name__} has no state_dict and load_state_dict, so that a run that goes on would "
-                "have to draw all samples again; give it these, or a map-style data set, or allow it with exact = false"
+                f"{type(dataset).__name__} has no state_dict and load_state_dict, so a resumed run would "
+                "draw all samples again; add these methods, use a map-style data set, or set exact = false"
             )
         if state is None and steps.start > 0:
-            raise MosaicError(f"step {steps.start} follows others, and there is no state of the data; begin at step 0")
+            raise MosaicError(f"step {steps.start} needs a state of the data, and there is none; begin at step 0")
         if state is not None:
             self._go_on(state, steps.start)
         elif self._source.has_state:
             self._source.check(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what going on needs after the steps yielded so far; to be kept by each rank for itself."""
+        """Returns the state after the steps yielded so far; each rank keeps its own."""
         return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks], "data": self._source.state()}
 
     def __next__(self) -> StepBatch:
@@ -96,7 +96,7 @@ class IterableLoader(StepLoader):
         was = {name: state[name] for name in now}
         if was != now:
             raise MosaicError(
-                f"the state of the data is of {was} and this run has {now}; an iterable data set goes on with as many "
+                f"the state of the data is of {was} and this run has {now}; an iterable data set resumes with as many "
                 "ranks and as large a batch as it had. Use those, or a map-style data set"
             )
         if state["data"] is not None:
@@ -110,7 +110,7 @@ class IterableLoader(StepLoader):
 
 
 class _Source:
-    """An iterable data set with its iterator; one of the two may have a state."""
+    """An iterable data set with its iterator; either may have a state."""
 
     def __init__(self, dataset: Iterable[Any]) -> None:
         self._dataset = dataset
@@ -121,14 +121,14 @@ class _Source:
         return any(map(_is_stateful, (self._dataset, self._iterator)))
 
     def state(self) -> dict[str, Any] | None:
-        """Returns copies of the states, which the next sample does not change."""
+        """Returns copies of the states."""
         if not self.has_state:
             return None
-        both = {"dataset": self._dataset, "iterator": self._iterator}
-        return {name: copy.deepcopy(one.state_dict()) for name, one in both.items() if _is_stateful(one)}  # type: ignore[attr-defined]
+        owners = {"dataset": self._dataset, "iterator": self._iterator}
+        return {name: copy.deepcopy(owner.state_dict()) for name, owner in owners.items() if _is_stateful(owner)}  # type: ignore[attr-defined]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from states that ``state`` returned."""
+        """Restores the states that ``state`` returned."""
         if "dataset" in state:
             self._dataset.load_state_dict(copy.deepcopy(state["dataset"]))  # type: ignore[attr-defined]
         self._iterator = iter(self._dataset)
@@ -136,7 +136,7 @@ class _Source:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
 
     def draw(self, seed: int, positions: Sequence[int]) -> list[Any]:
-        """Draws the next sample for each position."""
+        """Draws the next sample of each position."""
         samples = []
         with put_back():
             for words in sample_words(seed, positions).tolist():
@@ -153,25 +153,25 @@ class _Source:
         raise MosaicError(f"{type(self._dataset).__name__} has no samples; look at what it reads")
 
     def check(self, seed: int) -> None:
-        """Draws some samples, saves the state, draws more, loads the state, and compares what comes then.
+        """Compares samples drawn after a saved state with those drawn after loading it.
 
-        Afterwards the data set is where it was.
+        The data set ends in the state in which it began.
 
         Raises:
-            MosaicError: The samples differ; names the first that does, and where.
+            MosaicError: The samples differ; names the first difference.
         """
         begin = self.state() or {}
         self.draw(seed, range(CHECKED))
         saved = self.state() or {}
-        drawn = []
+        draws = []
         for _ in range(2):
-            drawn.append(self.draw(seed, range(CHECKED, 2 * CHECKED)))
+            draws.append(self.draw(seed, range(CHECKED, 2 * CHECKED)))
             self.load(saved)
-        for index, (one, other) in enumerate(zip(*drawn, strict=True)):
-            if found := difference(one, other):
+        for index, (old, new) in enumerate(zip(*draws, strict=True)):
+            if mismatch := difference(old, new):
                 raise MosaicError(
-                    f"{type(self._dataset).__name__} goes on with other samples after load_state_dict: of sample "
-                    f"{index} after the saved state, {found}. Its state_dict has to hold all that samples depend on, "
+                    f"{type(self._dataset).__name__} draws other samples after load_state_dict: of sample "
+                    f"{index} after the saved state, {mismatch}. Its state_dict must hold all that samples depend on, "
                     "such as the place in a file and a shuffle buffer; without the two methods, samples are drawn again"
                 )
         self.load(begin)
@@ -181,24 +181,24 @@ def _is_stateful(source: object) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
-def difference(one: Any, other: Any, where: str = "sample") -> str:
-    """Returns the first place where two samples differ, and how; empty where they are equal."""
-    if type(one) is not type(other):
-        return f"{where} is a {type(one).__name__}, then a {type(other).__name__}"
-    if isinstance(one, Mapping | list | tuple):
-        keys = list(one) if isinstance(one, Mapping) else range(len(one))
-        if len(one) != len(other) or (isinstance(one, Mapping) and one.keys() != other.keys()):
-            return f"{where} has {len(one)} entries, then {len(other)}, or of other names"
-        return next((found for key in keys if (found := difference(one[key], other[key], f"{where}[{key!r}]"))), "")
-    if isinstance(one, torch.Tensor):
-        one, other = one.detach().cpu(), other.detach().cpu()
-        one, other = (tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor for tensor in (one, other))
-    if isinstance(one, torch.Tensor | np.ndarray):
-        one, other = np.asarray(one), np.asarray(other)
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return f"{where} is {one.dtype}{list(one.shape)}, then {other.dtype}{list(other.shape)}"
-        apart = int(np.sum((one != other) & ~((one != one) & (other != other))))
-        return f"{where} has {apart} of {one.size} other values" if apart else ""
-    if hasattr(one, "__dict__") and "__eq__" not in vars(type(one)):
-        return difference(vars(one), vars(other), where)
-    return "" if one == other or (one != one and other != other) else f"{where} is {one!r:.60}, then {other!r:.60}"
+def difference(old: Any, new: Any, where: str = "sample") -> str:
+    """Describes the first difference between two samples; empty if they are equal."""
+    if type(old) is not type(new):
+        return f"{where} is a {type(old).__name__}, then a {type(new).__name__}"
+    if isinstance(old, Mapping | list | tuple):
+        keys = list(old) if isinstance(old, Mapping) else range(len(old))
+        if len(old) != len(new) or (isinstance(old, Mapping) and old.keys() != new.keys()):
+            return f"{where} has {len(old)} entries, then {len(new)}, or of other names"
+        return next((mismatch for key in keys if (mismatch := difference(old[key], new[key], f"{where}[{key!r}]"))), "")
+    if isinstance(old, torch.Tensor):
+        old, new = old.detach().cpu(), new.detach().cpu()
+        old, new = (tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor for tensor in (old, new))
+    if isinstance(old, torch.Tensor | np.ndarray):
+        old, new = np.asarray(old), np.asarray(new)
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"{where} is {old.dtype}{list(old.shape)}, then {new.dtype}{list(new.shape)}"
+        apart = int(np.sum((old != new) & ~((old != old) & (new != new))))
+        return f"{where} has {apart} of {old.size} other values" if apart else ""
+    if hasattr(old, "__dict__") and "__eq__" not in vars(type(old)):
+        return difference(vars(old), vars(new), where)
+    return "" if old == new or (old != old and new != new) else f"{where} is {old!r:.60}, then {new!r:.60}"

@@ -1,4 +1,4 @@
-"""This rank's part of each global batch, in micro-batches, read ahead by workers that may be killed at any time."""
+"""This rank's part of each global batch, in micro-batches; workers that may die read it ahead."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from mosaic.errors import MosaicError
 from mosaic.train.data.samples import Drawn, Reject, RejectCount, Samples
 
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-"""Cores of this process as it began."""
+"""Cores of this process at its start."""
 _PR_SET_PDEATHSIG = 1
-"""Of ``prctl``: which signal a process gets when the one that made it ends."""
+"""``prctl`` option: the signal that a process gets when its parent ends."""
 _DYING_S = 0.5
-"""How long a worker may take to end after its connections have."""
+"""Seconds for a worker to exit after its connections close."""
 
 Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCut:
-    """How a global batch is cut over ranks and micro-batches: parts as equal as can be, the larger ones first.
+    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first.
 
     Raises:
         ValueError: There is no such rank, or a micro-batch would have no row.
@@ -43,11 +43,11 @@ class BatchCut:
     num_ranks: int = 1
     """Processes that train."""
     rank: int = 0
-    """This one."""
+    """This rank."""
     micro_batches: int = 1
-    """Parts of the global batch; each rank takes as many, so that it is rounded up to a multiple of the ranks."""
+    """Parts of the global batch, rounded up to a multiple of the ranks."""
     exact: bool = False
-    """Whether not to round: for equal bits the parts are the same on any number of ranks."""
+    """Do not round: equal bits need the same parts on any number of ranks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks or self.micro_batches < 1:
@@ -73,14 +73,14 @@ class BatchCut:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Samples of each micro-batch of the global batch."""
-        each, more = divmod(self.batch, self._rounded)
-        return tuple(each + (index < more) for index in range(self._rounded))
+        size, more = divmod(self.batch, self._rounded)
+        return tuple(size + (index < more) for index in range(self._rounded))
 
     @property
     def own(self) -> range:
         """Micro-batches of this rank."""
-        each = self._rounded // self.num_ranks
-        return range(self.rank * each, (self.rank + 1) * each)
+        count = self._rounded // self.num_ranks
+        return range(self.rank * count, (self.rank + 1) * count)
 
     def positions(self, step: int, microbatch: int) -> range:
         """Returns the positions of a micro-batch of the global batch."""
@@ -90,14 +90,14 @@ class BatchCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward and backward is done on."""
+    """The input of one forward and backward."""
 
     index: int
-    """Among the micro-batches of the global batch; random numbers are seeded by it."""
+    """Index in the global batch; seeds random numbers."""
     rows: int
-    """Samples that it has."""
+    """Number of samples."""
     weight: float
-    """``rows`` over those of the global batch: losses that are means, times this, add up to the global mean."""
+    """``rows`` over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
     """Its samples, collated."""
 
@@ -111,25 +111,25 @@ class StepBatch:
     micro_batches: tuple[MicroBatch, ...]
     """In order."""
     rejects: tuple[Reject, ...]
-    """Rows that could not be read on the way."""
+    """Unreadable rows of this step."""
 
 
 class LoaderDiedError(MosaicError):
-    """A worker that loads data was killed; another start may help."""
+    """A worker of the loader was killed; a restart may help."""
 
 
 class StepLoader(Iterator[StepBatch]):
-    """Goes through the steps of a run once; a context that ends what loads the data."""
+    """Yields the batches of a run's steps once; as a context it closes its workers."""
 
     rejects: RejectCount
-    """Rows that could not be read so far."""
+    """Unreadable rows so far."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns what going on after the steps yielded so far needs beside their number; None for nothing."""
+        """Returns the state after the steps yielded so far, beside their number; None if there is none."""
         return None
 
     def close(self) -> None:
-        """Ends what loads the data."""
+        """Ends the workers."""
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -138,25 +138,25 @@ class StepLoader(Iterator[StepBatch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends what loads the data."""
+        """Ends the workers."""
         self.close()
 
 
 class BatchLoader(StepLoader):
-    """Yields this rank's part of each global batch; the same whatever the number of workers.
+    """Yields this rank's part of each global batch; the number of workers does not change it.
 
-    Workers are started here and not at the first batch: make the loader before random states are restored. It takes no
-    random numbers. Workers are in a process group of their own, so that a signal to the run's does not end them before
-    the step is finished, and end with the process that made them, also when it is killed.
+    The workers start here, not at the first batch; construct the loader before you restore random states. It draws no
+    random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
+    the step ends. They end with their parent process, even if it is killed.
 
     Args:
-        samples: By position.
+        samples: Samples by position.
         cut: How a global batch is cut.
-        steps: To yield; a run that goes on begins after those taken.
-        workers: Processes that load; 0 loads in this one.
+        steps: Steps to yield; a resumed run starts after its last step.
+        workers: Processes that load; 0 loads in this process.
         collate: Makes a batch of a list of samples; torch's own by default.
-        pin: Whether to copy into pinned memory, for CUDA.
-        rejects: Where unreadable rows are counted, and how many may be.
+        pin: Copy into pinned memory, for CUDA.
+        rejects: Counter of unreadable rows, with its limit.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class BatchLoader(StepLoader):
         self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
         self._workers = tuple(set(active_children()) - before)
         if handler is not None and threading.current_thread() is threading.main_thread():
-            # torch's own raises wherever the loop is; a dead worker is reported here, at the next batch, instead.
+            # torch's handler raises anywhere in the loop; this loader reports a dead worker at the next batch instead.
             signal.signal(signal.SIGCHLD, handler)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Processes of the workers."""
+        """Process ids of the workers."""
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __next__(self) -> StepBatch:
@@ -199,7 +199,7 @@ class BatchLoader(StepLoader):
 
         Raises:
             LoaderDiedError: A worker died.
-            MosaicError: More rows cannot be read than the limit allows.
+            MosaicError: More rows are unreadable than the limit allows.
         """
         step = next(self._steps)
         parts: list[MicroBatch] = []
@@ -215,9 +215,9 @@ class BatchLoader(StepLoader):
     def _load(self) -> tuple[Any, tuple[Reject, ...]]:
         try:
             data, rejects = next(self._loaded)
-        except MosaicError as error:  # of a worker: torch adds a page of where it was raised
+        except MosaicError as error:  # of a worker: torch appends its traceback
             raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
-        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to one that is gone
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to a dead worker
             for worker in self._workers:
                 worker.join(_DYING_S)
             dead = [worker for worker in self._workers if worker.exitcode]
@@ -225,14 +225,14 @@ class BatchLoader(StepLoader):
                 raise
             ends = ", ".join(f"process {worker.pid}: {_how_it_ended(worker.exitcode or 0)}" for worker in dead)
             raise LoaderDiedError(
-                f"a worker that loads data ended before its time ({ends}). SIGKILL is what the kernel sends where "
-                "memory is short: take fewer workers, or none. The run goes on from its last checkpoint"
+                f"a worker of the loader ended early ({ends}). The kernel sends SIGKILL if "
+                "memory is short: use fewer workers, or none. The run resumes from its last checkpoint"
             ) from error
         return data, rejects
 
     def close(self) -> None:
-        """Ends the workers; those that are at a sample finish it."""
-        # Left to the garbage collector, after an error, each worker would be waited for in vain, for five seconds.
+        """Ends the workers; each finishes its current sample."""
+        # After an error, the garbage collector would wait five seconds for each worker in vain.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
 
@@ -251,8 +251,8 @@ class _Microbatches:
         return len(self.steps) * len(self.cut.own)
 
 
-def _collated(collate: Collate, drawn: Drawn) -> tuple[Any, tuple[Reject, ...]]:
-    return collate(drawn.samples), drawn.rejects
+def _collated(collate: Collate, draw: Drawn) -> tuple[Any, tuple[Reject, ...]]:
+    return collate(draw.samples), draw.rejects
 
 
 def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
@@ -260,9 +260,9 @@ def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
     if _CORES:  # the loop's thread may be pinned to some of them
         os.sched_setaffinity(0, _CORES)
     if sys.platform == "linux" and by_main_thread:
-        # Sent when the thread ends that made this process, hence not where another thread did.
+        # The kernel sends it when the thread that started this process ends, so other threads do not count.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before the kernel knew
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
 

@@ -1,7 +1,7 @@
-"""Permutations and random words by integer arithmetic alone: any element at once, the same in any version of NumPy.
+"""Permutations and random words in integer arithmetic: random access, and equal in every version of NumPy.
 
-NumPy promises the streams of its bit generators and not what ``permutation`` makes of them; a day's order of samples
-has to outlive an update.
+NumPy promises the streams of its bit generators, but not the results of ``permutation``. A day's order of samples
+must survive an update.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Words = NDArray[np.uint64]
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 """2 to the power of 64 over the golden ratio, the increment of SplitMix64 (Steele et al., OOPSLA 2014)."""
 _ROUNDS = 24
-"""Of the Feistel network. 8 are enough for a dozen rows; the 720 orders of 6 rows are equally likely from 24 on."""
+"""Rounds of the Feistel network. 8 suffice for a dozen rows; 24 make the 720 orders of 6 rows equally likely."""
 
 
 def words_of(*names: object) -> tuple[int, int, int, int]:
-    """Returns four random words of 64 bits that depend on all of the names."""
+    """Returns four random words of 64 bits that depend on all names."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=32).digest()
     return struct.unpack("<4Q", digest)  # type: ignore[return-value]  # four of them
 
 
 def mixed(values: Words) -> Words:
-    """Returns a random-looking word for each, by the finaliser of SplitMix64."""
+    """Returns a random-looking word for each value, by the finaliser of SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -40,22 +40,22 @@ def words_at(key: int, indices: Words, count: int) -> Words:
 
 
 def permuted(indices: Words, sizes: Words, keys: Words) -> Words:
-    """Returns where a permutation takes each index; each has a size and a key of its own.
+    """Returns the image of each index under a permutation with its own size and key.
 
-    A Feistel network on a grid of ``height`` by ``width`` cells, hardly more than the size; what lands beyond the size
-    goes on until it lands within ("cycle walking", Black & Rogaway, CT-RSA 2002).
+    A Feistel network on a grid of ``height`` by ``width`` cells, hardly more than the size; an index beyond the size
+    takes more rounds until it is within ("cycle walking", Black & Rogaway, CT-RSA 2002).
 
     Args:
         indices: Below their sizes.
         sizes: 1 or more.
-        keys: Which permutation of that size.
+        keys: Select the permutation of that size.
     """
-    found = indices.copy()
+    images = indices.copy()
     todo = np.arange(len(indices))
     while len(todo):
-        found[todo] = _once(found[todo], sizes[todo], keys[todo])
-        todo = todo[found[todo] >= sizes[todo]]
-    return found
+        images[todo] = _once(images[todo], sizes[todo], keys[todo])
+        todo = todo[images[todo] >= sizes[todo]]
+    return images
 
 
 def _once(indices: Words, sizes: Words, keys: Words) -> Words:
@@ -67,5 +67,5 @@ def _once(indices: Words, sizes: Words, keys: Words) -> Words:
         row = (row + (mixed(column * _STEP ^ keys) >> np.uint64(1))) % height  # a bit less, so that no sum wraps
         keys = keys + _STEP
         column = (column + (mixed(row * _STEP ^ keys) >> np.uint64(1))) % width
-    found: Words = row * width + column
-    return found
+    cell: Words = row * width + column
+    return cell

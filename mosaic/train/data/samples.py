@@ -1,4 +1,4 @@
-"""The data of a day as one data set that is asked for positions, and rows of it that cannot be read."""
+"""The data of a day as one data set by position, and its unreadable rows."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from mosaic.train.data.positions import PositionStream
 from mosaic.train.data.seeds import generators_of, put_back, sample_words, seed_sample
 
 MAX_ATTEMPTS = 16
-"""After a position's own row could not be read: rows of its source that are tried in its place."""
+"""Rows of the same source that replace an unreadable row, at most."""
 MIN_JUDGED = 1000
-"""Samples before which the share of rejected rows is taken as if there had been so many."""
+"""Least number of samples that the share of rejected rows is computed over."""
 _MAX_DETAIL = 300
-"""Characters of an error's message that are kept."""
+"""Most characters of an error's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """A row that could not be read; its position took another row of the same source."""
+    """An unreadable row; another row of the same source took its position."""
 
     position: int
-    """That drew it."""
+    """Position that drew it."""
     source: str
-    """Its name."""
+    """Name of the source."""
     row: int
-    """Of that source."""
+    """Row of that source."""
     reason: str
-    """Kind of the error, by which rejected rows are counted."""
+    """Kind of the error; rejected rows are counted by it."""
     detail: str
-    """What the error said."""
+    """Message of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +45,18 @@ class Drawn:
     samples: list[Any]
     """One for each position."""
     rejects: tuple[Reject, ...]
-    """Rows that other rows took the place of."""
+    """Unreadable rows that were replaced."""
 
 
 class Samples(Dataset[Any]):
-    """What users' data sets give at each position, drawn under the seed and that position.
+    """Samples of users' data sets by position; the seed and the position seed each one.
 
     Args:
-        datasets: Of each source of the stream, map-style. They are asked one row at a time.
-        stream: Which row stands at which position.
+        datasets: A map-style data set per source, read one row at a time.
+        stream: The row of each position.
 
     Raises:
-        MosaicError: A data set has not as many rows as its source was frozen with.
+        MosaicError: A data set has not as many rows as its frozen source.
     """
 
     def __init__(self, datasets: Sequence[Dataset[Any]], stream: PositionStream) -> None:
@@ -76,31 +76,32 @@ class Samples(Dataset[Any]):
         return self.__getitems__([position]).samples[0]
 
     def __getitems__(self, positions: Sequence[int]) -> Drawn:
-        """Returns the samples of some positions; torch's loader calls it for a whole micro-batch.
+        """Returns the samples of a micro-batch; torch's loader calls it.
 
         Raises:
-            MosaicError: No row that a position tried can be read.
+            MosaicError: All rows that a position tried are unreadable.
         """
-        spans = [positions] if isinstance(positions, range) else [range(one, one + 1) for one in positions]
+        spans = [positions] if isinstance(positions, range) else [range(start, start + 1) for start in positions]
         draws = [self.stream.span(span.start, span.stop) for span in spans]
         sources = [source for draw in draws for source in draw.sources.tolist()]
         rows = [row for draw in draws for row in draw.rows.tolist()]
         words = sample_words(self.stream.seed, positions).tolist()
         samples: list[Any] = []
         rejects: list[Reject] = []
-        with put_back(tuple({id(one): one for source in set(sources) for one in self._generators[source]}.values())):
-            for position, source, row, own in zip(positions, sources, rows, words, strict=True):
+        generators = {id(own): own for source in set(sources) for own in self._generators[source]}
+        with put_back(tuple(generators.values())):
+            for position, source, row, seeds in zip(positions, sources, rows, words, strict=True):
                 try:
-                    seed_sample(own, self._generators[source])
+                    seed_sample(seeds, self._generators[source])
                     samples.append(self.datasets[source][row])
                 except Exception as error:  # of any kind, from the user's data set: another row takes its place
-                    samples.append(self._read_another(position, source, row, own, rejects, error))
+                    samples.append(self._read_another(position, source, row, seeds, rejects, error))
         return Drawn(samples=samples, rejects=tuple(rejects))
 
     def _read_another(
         self, position: int, source: int, row: int, words: list[int], rejects: list[Reject], error: Exception
     ) -> Any:
-        """Reads the row again, if a disk or network failed that may answer at the second time; then other rows."""
+        """Retries the row once after an ``OSError``; then tries other rows."""
         name, rows = self.stream.sources[source].name, self.stream.sources[source].rows
         others = random.Random(words[3])
         again = isinstance(error, OSError)
@@ -119,20 +120,20 @@ class Samples(Dataset[Any]):
                 error = next_error
         raise MosaicError(
             f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row {row}: "
-            f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Look at that source, or take it out of the day"
+            f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Check that source, or remove it from the day"
         ) from error
 
 
 def is_iterable(data: Any) -> bool:
-    """Whether a data set can only be gone through: it has no length, or cannot be indexed."""
+    """Returns True for a data set without length or index access."""
     return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
 
 
 class RejectCount:
-    """Rows that could not be read so far, by source and reason.
+    """Unreadable rows so far, by source and reason.
 
     Args:
-        limit: Share of samples, beyond which ``add`` raises.
+        limit: Share of samples beyond which ``add`` raises.
     """
 
     def __init__(self, limit: float = 0.01) -> None:
@@ -142,18 +143,18 @@ class RejectCount:
 
     @property
     def by_source(self) -> dict[str, dict[str, int]]:
-        """How many, by the source's name and the kind of error."""
-        found: dict[str, dict[str, int]] = {}
+        """Counts by the source's name and the kind of error."""
+        counts: dict[str, dict[str, int]] = {}
         for (source, reason), count in sorted(self._counts.items()):
-            found.setdefault(source, {})[reason] = count
-        return found
+            counts.setdefault(source, {})[reason] = count
+        return counts
 
     def add(self, rejects: Sequence[Reject], samples: int) -> None:
-        """Counts what a step had.
+        """Counts the rejects of a step.
 
         Args:
-            rejects: Rows that could not be read.
-            samples: How many were drawn.
+            rejects: Unreadable rows.
+            samples: Samples drawn.
 
         Raises:
             MosaicError: There are more than the limit allows.
@@ -164,17 +165,17 @@ class RejectCount:
         if rejects and total > self.limit * judged:
             last = rejects[-1]
             raise MosaicError(
-                f"{total} of {self.samples} samples drew a row that cannot be read, more than "
+                f"{total} of {self.samples} samples drew a row that is unreadable, more than "
                 f"{self.limit:.3g} of {judged}: {self.by_source}; the last is row {last.row} of {last.source!r}: "
                 f"{last.reason}: {last.detail}. Mend or remove such rows, or allow more of them"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counts, as JSON has them."""
+        """Returns the counts as JSON values."""
         return {"samples": self.samples, "rejects": self.by_source}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from counts that ``state_dict`` returned."""
+        """Restores the counts of ``state_dict``."""
         self.samples = state["samples"]
         rejects = state["rejects"].items()
         self._counts = Counter({(source, reason): n for source, kinds in rejects for reason, n in kinds.items()})

@@ -1,4 +1,4 @@
-"""Random numbers of samples and of micro-batches: functions of the seed and of what is drawn, whoever draws it."""
+"""Random numbers of samples and of micro-batches: functions of the seed and the position, on any process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mosaic.find.random_numbers import CPU, Generator, generator_state, random_s
 from mosaic.train.data.permutation import Words, words_at, words_of
 
 WORDS = 4
-"""Random words of a sample: torch's, NumPy's, Python's, and one for what else is drawn."""
+"""Random words of a sample: for torch, NumPy, Python, and the data set's own generators."""
 _MAX_ITEMS = 64
-"""Of a container, beyond which it holds data and no generators."""
+"""Size of a container above which it holds data, not generators."""
 _MAX_DEPTH = 4
-"""Of objects within objects, such as a list of transforms within a transform within a data set."""
+"""Most levels of nested objects, such as transforms in a transform in a data set."""
 
 _NOT_SEARCHED = (torch.Tensor, np.ndarray, type, ModuleType, FunctionType)
 
@@ -30,14 +30,14 @@ def sample_words(seed: int, positions: Sequence[int]) -> Words:
 
 
 def seed_sample(words: Sequence[int], generators: Sequence[Generator] = ()) -> None:
-    """Seeds this process's default generators on the host, and those given.
+    """Seeds this process's default generators on the host, and ``generators``.
 
-    ``torch.manual_seed`` takes a hundred times as long, for it looks for devices. torch's and NumPy's generators use 32
-    bits of a seed.
+    ``torch.manual_seed`` takes a hundred times as long because it looks for devices. torch's and NumPy's generators use
+    32 bits of a seed.
 
     Args:
-        words: Four, such as ``sample_words`` returns.
-        generators: Of a data set.
+        words: Four words, as from ``sample_words``.
+        generators: Generators of a data set.
     """
     torch.default_generator.manual_seed(words[0])
     np.random.seed(words[1] & 0xFFFFFFFF)
@@ -47,12 +47,12 @@ def seed_sample(words: Sequence[int], generators: Sequence[Generator] = ()) -> N
 
 @contextmanager
 def put_back(generators: Sequence[Generator] = ()) -> Iterator[None]:
-    """Puts random states of the host back on leaving, and torch's number of threads, which is 1 within.
+    """Runs the block on one torch thread; restores the thread count and the host's random states.
 
-    A worker of a loader has one thread too: a sum over a long sample depends on it.
+    A loader's worker has one thread too, and a sum over a long sample depends on it.
     """
     before = random_state(CPU)
-    own = [generator_state(generator) for generator in generators]
+    states = [generator_state(generator) for generator in generators]
     threads = torch.get_num_threads()
     try:
         if threads > 1:
@@ -60,7 +60,7 @@ def put_back(generators: Sequence[Generator] = ()) -> Iterator[None]:
         yield
     finally:
         before.restore()
-        for generator, state in zip(generators, own, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             set_generator_state(generator, state)
         if threads > 1:
             torch.set_num_threads(threads)
@@ -68,9 +68,9 @@ def put_back(generators: Sequence[Generator] = ()) -> Iterator[None]:
 
 @contextmanager
 def drawn_under(seed: int, position: int, generators: Sequence[Generator] = ()) -> Iterator[None]:
-    """Within the block, random numbers are those of this position; afterwards they are as before.
+    """Seeds the block's random numbers by position; restores their states afterwards.
 
-    A device's random numbers are not touched.
+    Does not change a device's random numbers.
     """
     with put_back(generators):
         seed_sample(sample_words(seed, [position])[0].tolist(), generators)
@@ -78,12 +78,12 @@ def drawn_under(seed: int, position: int, generators: Sequence[Generator] = ()) 
 
 
 def seed_step(seed: int, step: int, microbatch: int, generators: Sequence[Generator] = ()) -> None:
-    """Seeds everything that a model draws from, on all devices, for the training on one micro-batch.
+    """Seeds all generators of a model, on all devices, for one micro-batch.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         step: Optimizer steps taken before this one.
-        microbatch: Index among those of the global batch, whichever rank trains on it.
+        microbatch: Index in the global batch.
         generators: The model's own, from ``generators_of``.
     """
     words = words_of("step", seed, step, microbatch)
@@ -92,26 +92,26 @@ def seed_step(seed: int, step: int, microbatch: int, generators: Sequence[Genera
         for generator in torch.cuda.default_generators:
             generator.manual_seed(words[0])
     elif torch.backends.cuda.is_built():
-        torch.cuda.manual_seed_all(words[0])  # is remembered for the first use
+        torch.cuda.manual_seed_all(words[0])  # torch applies it at the first use
 
 
 def generators_of(root: object) -> tuple[Generator, ...]:
     """Returns generators that are attributes of an object, of modules within it, or of transforms within a data set.
 
-    To be called once: it looks through attributes and short containers. One that is made anew for each call, or is
-    hidden in a closure, is not found.
+    Call it once: it searches attributes and short containers. It misses generators in closures, and those that a call
+    constructs.
     """
-    found: dict[int, Generator] = {}
+    generators: dict[int, Generator] = {}
     seen: set[int] = set()
     modules = list(root.modules()) if isinstance(root, nn.Module) else [root]
     for module in modules:
-        _collect(vars(module) if isinstance(module, nn.Module) else module, _MAX_DEPTH, found, seen)
-    return tuple(found.values())
+        _collect(vars(module) if isinstance(module, nn.Module) else module, _MAX_DEPTH, generators, seen)
+    return tuple(generators.values())
 
 
-def _collect(value: object, depth: int, found: dict[int, Generator], seen: set[int]) -> None:
+def _collect(value: object, depth: int, generators: dict[int, Generator], seen: set[int]) -> None:
     if isinstance(value, Generator):
-        found[id(value)] = value
+        generators[id(value)] = value
         return
     if (
         depth < 0
@@ -126,19 +126,19 @@ def _collect(value: object, depth: int, found: dict[int, Generator], seen: set[i
             inner = list(value.values()) if isinstance(value, dict) else value
     elif hasattr(value, "__dict__"):
         inner, depth = list(vars(value).values()), depth - 1
-    for one in inner:
-        _collect(one, depth, found, seen)
+    for item in inner:
+        _collect(item, depth, generators, seen)
 
 
 def _seed_each(generators: Sequence[Generator], word: int) -> None:
     for number, generator in enumerate(generators):
-        own = words_of(word, number)[0]
+        own_seed = words_of(word, number)[0]
         if isinstance(generator, torch.Generator):
-            generator.manual_seed(own)
+            generator.manual_seed(own_seed)
         elif isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
-            bits.state = type(bits)(own).state  # type: ignore[call-arg]  # each kind takes a seed
+            bits.state = type(bits)(own_seed).state  # type: ignore[call-arg]  # each kind takes a seed
         elif isinstance(generator, random.Random):
-            generator.seed(own)
+            generator.seed(own_seed)
         else:
-            generator.seed(own & 0xFFFFFFFF)
+            generator.seed(own_seed & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""A day's list of data, frozen before its first step: which folders, how many rows, which of them are held out.
+"""A day's list of data, frozen before its first step: folders, rows, and held-out rows.
 
-What arrives later is tomorrow's. The list holds each file's size and the digest of a folder's content; a restart looks
-at the sizes, so that data that changed under a run is an error and not another run.
+Files that arrive later belong to the next day. The list holds each file's size and the digest of a folder's content; a
+restart compares the sizes, so data that changes during a run is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileRecord:
     name: str
     """Relative to its folder."""
     num_bytes: int
-    """Its size."""
+    """Size of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +38,21 @@ class SourceRecord:
     """A data folder."""
 
     kind: Kind
-    """``new``: of today; ``replay``: of a promoted day; ``frozen``: what versions are compared on."""
+    """``new``: today's; ``replay``: a promoted day's; ``frozen``: rows that compare versions."""
     day: str
-    """Its date; empty for frozen rows."""
+    """Date; empty for frozen rows."""
     path: str
     """Relative to the recipe's folder."""
     files: tuple[FileRecord, ...]
-    """All of its files."""
+    """All files."""
     digest: str
-    """SHA-256 of its files' names and content."""
+    """SHA-256 of the files' names and content."""
     rows: int = 0
-    """Rows that its data set has."""
+    """Rows of the data set."""
     trained: int = 0
-    """Rows of it that are trained on; the others are kept for the comparison on fresh rows."""
+    """Rows for training; the others are held out for the comparison on fresh rows."""
     units: int = 0
-    """Its share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.data.positions``)."""
+    """Share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.data.positions``)."""
 
     @property
     def name(self) -> str:
@@ -62,18 +62,17 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """``sources.json``: what a day trains on, and how many steps."""
+    """``sources.json``: the training data and the steps of a day."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     day: str
-    """The day."""
     seed: int
-    """Of the order and of what is held out."""
+    """Seed of the order and of the held-out rows."""
     fresh_share: float
-    """Part of the rows that is held out."""
+    """Held-out part of the rows."""
     batch: int
     """Samples of a step."""
     num_steps: int
@@ -81,10 +80,10 @@ class Sources:
     sources: tuple[SourceRecord, ...]
     """New ones first."""
     frozen: SourceRecord
-    """What versions are compared on."""
+    """Rows that compare versions."""
 
     def drawn(self, steps: int) -> tuple[int, ...]:
-        """Returns how many samples of each source were drawn in so many steps; its share, to the nearest."""
+        """Returns each source's number of samples in ``steps`` steps, by its share."""
         return tuple(round(steps * self.batch * source.units / CYCLE) for source in self.sources)
 
     def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
@@ -98,12 +97,12 @@ def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[st
     Args:
         root: The recipe's folder.
         path: The data folder.
-        kind: What it is for.
-        day: Its date.
-        known: Records of earlier days by path: where the sizes are the same, the digest is not computed again.
+        kind: Purpose.
+        day: Date.
+        known: Records of earlier days by path; equal sizes reuse the digest.
 
     Raises:
-        MosaicError: It is not there, is empty, or is not as it was when it was trained on first.
+        MosaicError: The folder is missing, empty, or changed since a day trained on it.
     """
     if not path.is_dir():
         raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
@@ -120,13 +119,13 @@ def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[st
         return replace(before, kind=kind, day=day, units=0)
     if before is not None:
         raise MosaicError(
-            f"{path} is not as it was when it was trained on first ({_change(before.files, files)}); folders of days "
-            "must not change: put it back, or give what is new a day of its own"
+            f"{path} changed since a day trained on it ({_change(before.files, files)}); folders of days "
+            "must not change: restore it, or put new files into a day of their own"
         )
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        found.update(f"{file.name}\0{sha256_of(path / file.name)}\0".encode())
-    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=found.hexdigest())
+        digest.update(f"{file.name}\0{sha256_of(path / file.name)}\0".encode())
+    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest.hexdigest())
 
 
 def check_unchanged(root: Path, sources: Sources) -> None:
@@ -137,13 +136,13 @@ def check_unchanged(root: Path, sources: Sources) -> None:
 
 
 def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
-    """Returns which rows of a day are never trained on: whole clusters, drawn by seed and day.
+    """Returns the mask of a day's held-out rows: whole clusters, drawn by seed and day.
 
     Args:
-        data: The day's data set; ``data.cluster(index)``, if it has it, names what belongs together (a recording, a
-            robot, a shop), and else each row stands for itself.
-        share: Of the clusters.
-        seed: Of the draw.
+        data: The day's data set. ``data.cluster(index)``, if present, names the cluster of a row (a recording, a robot,
+            a shop); otherwise each row is its own cluster.
+        share: Part of the clusters.
+        seed: Seed of the draw.
         day: The same day gives the same rows.
 
     Returns:
@@ -159,23 +158,23 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
 
 
 def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
-    """Returns the part of a data set that is trained on.
+    """Returns the training rows of a data set.
 
     Raises:
-        MosaicError: It has not as many rows as when the day's list was made.
+        MosaicError: The number of rows changed since the day's list was made.
     """
     from torch.utils.data import Subset
 
     if len(data) != record.rows:
         raise MosaicError(
-            f"{record.path} has {len(data)} rows now and had {record.rows} when the day began; put it back as it was"
+            f"{record.path} has {len(data)} rows now and had {record.rows} when the day began; restore it"
         )
     out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
     return Subset(data, array("q", np.flatnonzero(~out).astype(np.int64).tobytes())) if out.any() else data
 
 
 def planned_steps(new_rows: int, *, passes: float, steps: int | None, batch: int, new_share: float) -> int:
-    """Returns the steps that draw each new row ``passes`` times, or those that are asked for."""
+    """Returns ``steps``, or the steps that draw each new row ``passes`` times."""
     if steps is not None:
         return steps
     return max(1, -int(-(new_rows * passes) // (batch * new_share)))

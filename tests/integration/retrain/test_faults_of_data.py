@@ -95,7 +95,7 @@ def test_a_missing_modality_replans_or_is_refused_where_it_is_required(make_node
     ("num_broken", "code", "said"),
     [
         (1, 0, "There was no champion yet"),
-        (4, 1, "samples drew a row that cannot be read, more than 0.01 of 1000"),
+        (4, 1, "samples drew a row that is unreadable, more than 0.01 of 1000"),
         (20, 5, "20 of 120 rows could not be read: ValueError: this row is torn (20)"),
         (120, 5, "There are 0 rows, and min_rows = 1"),
     ],

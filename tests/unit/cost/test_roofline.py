@@ -78,14 +78,6 @@ def test_kernels_of_several_lengths_end_as_in_a_line_where_layers_repeat():
         assert phase_ms(phase, hardware, 132) == pytest.approx(run_line(launch_us, layer * 24), rel=0.05)
 
 
-def test_in_a_graph_launches_are_nearly_free():
-    h100 = find_hardware("h100-80g")
-    phase = PhaseCounts(operators=(copies(0.5, 1000),))
-    eager_ms, replayed_ms = (phase_ms(phase, hardware, 132) for hardware in (h100, h100.replaying()))
-    assert eager_ms == pytest.approx(5.0, rel=0.01)  # of one core
-    assert replayed_ms == pytest.approx(1000 * (0.5 / 0.8 + 1.3) / 1e3, rel=0.01)
-
-
 def test_on_the_host_an_operator_is_called_and_then_works():
     host = dataclasses.replace(find_hardware("host"), launch_us=5.0)
     phase = PhaseCounts(operators=(copies(100, 10),))

@@ -89,7 +89,7 @@ def test_errors_of_the_data_are_said_in_a_sentence(workers: int):
     bad = {"old": {row: ValueError("torn") for row in range(90)}}
     with BatchLoader(samples(3, bad), BatchCut(batch=12), range(9), workers=workers) as batches:
         with pytest.raises(
-            MosaicError, match=r"^position \d+ read no row .*ValueError: torn\. Look at that source"
+            MosaicError, match=r"^position \d+ read no row .*ValueError: torn\. Check that source"
         ) as found:
             list(batches)
         assert "\n" not in str(found.value)

@@ -11,10 +11,10 @@ import torch
 from engine_cases import colocated, pair_batch
 from torch import nn
 
-from mosaic.train.crew import Crew
 from mosaic.train.data.loader import MicroBatch, StepBatch
-from mosaic.train.loop import Loop, LoopSettings, Trainee
+from mosaic.train.loop import Loop, LoopSettings, TrainState
 from mosaic.train.records import DayNotes
+from mosaic.train.worker_group import WorkerGroup
 
 STAGES = [{"left": 1, "right": 1}]
 
@@ -63,12 +63,12 @@ def step(rows: tuple[int, ...]) -> StepBatch:
 
 def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainee = Trainee(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
+    state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
     settings = LoopSettings(seed=0, save_s=1e9, keep=1, until=None, checkpoints=folder, metrics=None)
     program: Any = SimpleNamespace(loss=loss, update_companions=None)
     told: Any = SimpleNamespace(received="")
-    crew = Crew(torch.device("cpu"))
-    return Loop(program, trainee, settings, crew, told, step=0, notes=DayNotes(loaded="", rejects={}))
+    group = WorkerGroup(torch.device("cpu"))
+    return Loop(program, state, settings, group, told, step=0, notes=DayNotes(loaded="", rejects={}))
 
 
 @pytest.mark.parametrize("rows", [(6,), (6, 4, 4)])

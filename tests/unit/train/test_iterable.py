@@ -148,7 +148,7 @@ def test_the_state_of_other_ranks_is_refused():
 
 
 def test_a_later_step_needs_a_state():
-    with pytest.raises(MosaicError, match="step 2 follows others"):
+    with pytest.raises(MosaicError, match="step 2 needs a state"):
         loader(Stateful(), 2)
 
 

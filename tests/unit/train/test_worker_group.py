@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mosaic.train.crew import Crew
 from mosaic.train.environment import use_repeatable_kernels
+from mosaic.train.worker_group import WorkerGroup
 
 CPU = torch.device("cpu")
 
@@ -21,11 +21,11 @@ def plain_kernels() -> Iterator[None]:
 
 
 def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches():
-    crew = Crew(CPU)
+    group = WorkerGroup(CPU)
     losses = [torch.tensor(0.25), torch.tensor(0.5, dtype=torch.bfloat16)]
-    assert crew.mean_loss(crew.bring(losses)) == 0.75
-    assert crew.agree((True, False), crew.bring(losses)) == ((True, False), 0.75)
-    assert crew.agree((True, False), None) == ((True, False), None)
+    assert group.mean_loss(group.bring(losses)) == 0.75
+    assert group.agree((True, False), group.bring(losses)) == ((True, False), 0.75)
+    assert group.agree((True, False), None) == ((True, False), None)
 
 
 @pytest.mark.usefixtures("plain_kernels")

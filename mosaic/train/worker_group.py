@@ -1,4 +1,4 @@
-"""The ranks that train a day: one alone, several among which Mosaic divides the model, a pipeline, or exact copies."""
+"""The worker group that trains a day: one rank, several colocated ranks, a pipeline, or exact copies."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from mosaic.train.tree_sum import ExactStep
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """A rank's parts of a step's loss, on their way from the device while the next step is launched."""
+    """A rank's parts of a step's loss; the copy to the host overlaps the launch of the next step."""
 
     parts: torch.Tensor
-    """One for each micro-batch, on the host."""
+    """One per micro-batch, on the host."""
     arrived: torch.cuda.Event | None
-    """When they are there; None where they are."""
+    """End of the copy; None if it is done."""
 
 
-class Crew:
-    """One process that trains alone, or one of several whose gradients the handle averages.
+class WorkerGroup:
+    """One process that trains alone, or one rank of several whose gradients the handle averages.
 
     Args:
-        device: Where this rank trains.
-        rank: This one.
-        size: How many there are.
+        device: The device of this rank.
+        rank: This rank.
+        size: Number of ranks.
 
     Attributes:
-        ranks: Who saves together where there is no handle; None for this process alone.
-        scale: What losses are multiplied with, so that gradients add up to those of the mean over the global batch.
-        reads_all: Whether each rank has the whole global batch and not a part of it.
+        ranks: The ranks that save together without a handle; None for one process.
+        scale: Factor of the losses that makes gradients add up to those of the mean over the global batch.
+        reads_all: True if each rank reads the whole global batch.
     """
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
@@ -56,43 +56,43 @@ class Crew:
         self._group: Any = None
 
     def begin(self, model: nn.Module, cut: BatchCut) -> None:
-        """Called once the model's parameters are where they will be."""
+        """Called after the model's parameters are placed."""
 
     def micro_batch(self, index: int) -> AbstractContextManager[None]:
         """Surrounds forward and backward of a micro-batch, by its index in the global batch."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Called after the last micro-batch of a step; then all gradients are those of the global batch."""
+        """Called after the last micro-batch of a step; leaves the gradients of the global batch."""
 
     def leave(self) -> None:
-        """Called when all is done."""
+        """Called at the end."""
 
     def moved(self, batch: Any) -> Any:
-        """Returns a batch with its tensors where this rank trains."""
+        """Returns a batch with its tensors on this rank's device."""
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns for each flag whether it is set on any rank."""
+        """Returns the flags that any rank has set."""
         return self.agree(flags, None)[0]
 
     def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
-        """Returns for each flag whether it is set on any rank, and a step's loss over the global batch.
+        """Returns the flags that any rank has set, and a step's loss over the global batch.
 
-        Both in one message between ranks. A loss is summed in one order on any number of ranks.
+        One message between ranks carries both. The order of the loss's sum does not depend on the number of ranks.
         """
         parts = torch.empty(0)
         if loss is not None:
             if loss.arrived is not None:
                 loss.arrived.synchronize()
             parts = loss.parts
-        every = [torch.cat((torch.tensor(flags, dtype=parts.dtype), parts))]
+        gathered = [torch.cat((torch.tensor(flags, dtype=parts.dtype), parts))]
         if self.size > 1:
-            mine, every = every[0], [torch.empty_like(every[0]) for _ in range(self.size)]
-            dist.all_gather(every, mine, group=self._small_group())
-        told = torch.stack(every)
-        mean = None if loss is None else float(told[:, len(flags) :].reshape(-1).sum())
-        return tuple(told[:, : len(flags)].any(0).tolist()), mean
+            local, gathered = gathered[0], [torch.empty_like(gathered[0]) for _ in range(self.size)]
+            dist.all_gather(gathered, local, group=self._small_group())
+        stacked = torch.stack(gathered)
+        mean = None if loss is None else float(stacked[:, len(flags) :].reshape(-1).sum())
+        return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
 
     def broadcast(self, value: Told) -> Told:
         """Returns the value of rank 0."""
@@ -103,31 +103,31 @@ class Crew:
         return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def first_does(self, work: Callable[[], object]) -> None:
-        """Has rank 0 do something, and all wait for it; where it fails, all raise."""
+        """Runs ``work`` on rank 0 while the others wait; if it fails, all ranks raise."""
         error = None
         if self.rank == 0:
             try:
                 work()
-            except Exception as failure:  # of any kind: the others have to hear of it
+            except Exception as failure:  # of any kind: the other ranks raise it too
                 error = failure
-        said = self.broadcast(None if error is None else f"{type(error).__name__}: {error}")
+        failure_text = self.broadcast(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        if said is not None:
-            raise MosaicError(f"rank 0: {said}")
+        if failure_text is not None:
+            raise MosaicError(f"rank 0: {failure_text}")
 
     @contextmanager
     def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
-        """A folder of all ranks that is thrown away at the end of the block."""
+        """A folder that all ranks share until the end of the block."""
         with ExitStack() as stack:
-            own = ""
+            folder = ""
             if self.rank == 0:
-                own = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
-            yield Path(self.broadcast(own))
-            self.broadcast(None)  # everyone is done with it
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
+            yield Path(self.broadcast(folder))
+            self.broadcast(None)  # all ranks are done with it
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
-        """Begins to bring this rank's parts of a step's loss to the host; waits for nothing."""
+        """Starts to copy this rank's parts of a step's loss to the host; does not wait."""
         parts = (torch.stack([loss.float() for loss in losses]) / self.scale).to("cpu", non_blocking=True)
         arrived = None
         if self.device.type == "cuda":
@@ -142,7 +142,7 @@ class Crew:
         return mean
 
     def _small_group(self) -> Any:
-        """Ranks on CPUs, whom a few numbers are told."""
+        """A group on CPUs for a few numbers."""
         if self._group is None:
             if not dist.is_initialized():
                 World.join(self.device)
@@ -150,8 +150,8 @@ class Crew:
         return self._group
 
 
-class PipelineCrew(Crew):
-    """Ranks that have some layers each, and the same batches."""
+class PipelineGroup(WorkerGroup):
+    """Ranks of a pipeline: each has some layers, and all read the same batches."""
 
     def __init__(self, device: torch.device, rank: int, size: int) -> None:
         super().__init__(device, rank, size)
@@ -161,7 +161,7 @@ class PipelineCrew(Crew):
         self.ranks = self._world
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
-        """Takes the losses of all micro-batches, which every rank has: those of rank 0 count."""
+        """Keeps the losses of all micro-batches on rank 0 only, because every rank has them."""
         parts = torch.stack([loss.float() for loss in losses]).cpu() / len(losses)
         return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
 
@@ -170,15 +170,15 @@ class PipelineCrew(Crew):
         return self._world.all_gather(value)
 
     def leave(self) -> None:
-        """Tells the other ranks that this one is done."""
+        """Closes the world."""
         self._world.close()
 
     def _small_group(self) -> Any:
         return self._world.agreements
 
 
-class ExactCrew(Crew):
-    """Ranks that have the whole model each and add gradients in one order: their number changes no bit."""
+class ExactGroup(WorkerGroup):
+    """Ranks that each have the whole model and add gradients in one order: equal bits on any number of ranks."""
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
         super().__init__(device, rank, size)
@@ -192,16 +192,16 @@ class ExactCrew(Crew):
         self._step = ExactStep(model, cut)
 
     def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Takes the gradients of the block as those of one micro-batch."""
+        """Records the gradients of the block as those of one micro-batch."""
         assert self._step is not None
         return self._step.micro_batch(index)
 
     def finish(self) -> None:
-        """Adds all of them up."""
+        """Sums the gradients."""
         assert self._step is not None
         self._step.finish()
 
     def leave(self) -> None:
-        """Tells the other ranks that this one is done."""
+        """Closes the world."""
         if self._world is not None:
             self._world.close()
