@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,10 @@ from instance_cases import ROUNDING_MS, bounded, solve_instance
 from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
+from mosaic.solver.held_memory import find_devices, fits
 from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
+from mosaic.solver.options import DeploymentOption
+from mosaic.solver.stage import Machine, StageResult
 
 
 @st.composite
@@ -88,6 +93,42 @@ def test_every_method_answers_within_memory_or_says_that_there_is_no_plan(instan
             assert check_plan(instance, other.plan).problems == ()
             assert other.objective_ms >= exact.objective_ms - ROUNDING_MS
             assert other.bound_ms is None or other.bound_ms <= exact.objective_ms + ROUNDING_MS
+
+
+OPTIONS = st.builds(
+    lambda degree, quota, kept, working: DeploymentOption(
+        degree=degree, quota=quota, forward_ns=1, backward_ns=1, memory_bytes=kept + working, kept_bytes=kept
+    ),
+    *(st.integers(1, 3), st.integers(1, 3), st.integers(0, 6), st.integers(0, 6)),
+)
+
+
+@bounded(200)
+@given(
+    tables=st.lists(st.tuples(st.integers(0, 2), st.lists(OPTIONS, min_size=1, max_size=2)), min_size=1, max_size=4),
+    memory_bytes=st.integers(3, 16),
+)
+def test_devices_are_found_just_where_some_choice_of_them_holds_everything(tables, memory_bytes):
+    machine = Machine(num_devices=3, num_slots=4, memory_bytes=memory_bytes)
+    options = {str(number): own for number, (_, own) in enumerate(tables)}
+    partition = [[str(n) for n, (stage, _) in enumerate(tables) if stage == own] for own in range(3)]
+    partition = [names for names in partition if names]
+
+    def holds(chosen) -> bool:
+        by_name = dict(zip(options, chosen, strict=True))
+        stages = [StageResult(latency_ns=0, choices={n: by_name[n] for n in names}, starts={}) for names in partition]
+        held = ((stage, device) for stage in stages for device in range(3))
+        return fits(stages, machine) and all(
+            sum(option.quota for option, devices in stage.choices.values() if device in devices) <= 4
+            for stage, device in held
+        )
+
+    ways = [[(o, on) for o in own for on in itertools.combinations(range(3), o.degree)] for own in options.values()]
+    answer = find_devices(options, partition, machine)
+    exists = any(map(holds, itertools.product(*ways)))
+    assert (answer.stages is not None) == exists or not answer.is_closed
+    if answer.stages is not None:
+        assert holds([next(s.choices[name] for s in answer.stages if name in s.choices) for name in options])
 
 
 def test_a_time_limit_of_zero_is_answered_at_once_where_memory_is_tight_on_many_devices():
