@@ -34,10 +34,9 @@ from bench.harness import published, study_of
 from bench.record import Figure, Study, one_line
 from bench.sweep.outcomes import CRASHED, DIFFERENT, FAULTS, IN_PLACE, NO_PLAIN, ON_LANES
 from bench.sweep.tables import OPERATORS_STUDY
-from mosaic.artifact import save
+from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, Options, find_modules
-from mosaic.files import load_as
 from mosaic.plan import plan_from_quotas
 from mosaic.profiler import ForeignLoad
 
@@ -95,12 +94,11 @@ def main() -> None:
 
 def sweep(names: Sequence[str], *, path: Path | None) -> Study:
     """Judges operators by name, prints a line for each that is not equal on lanes, and writes the file as it goes."""
-    load = ForeignLoad()
-    earlier = load_as(Study, path if path is not None and path.exists() else None)
-    figures = [] if earlier is None else list(earlier.figures)
+    foreign = ForeignLoad()
+    figures = list(load(Study, path).figures) if path is not None and path.exists() else []
     left = [name for name in names if name not in {figure.labels["operator"] for figure in figures}]
     while True:
-        made = published(study_of(OPERATORS_STUDY, figures, load), (path,))
+        made = published(study_of(OPERATORS_STUDY, figures, foreign), (path,))
         if path is not None:
             save(made, path)
         if not left:
