@@ -107,7 +107,8 @@ def methods_table() -> str:
 
 def context_methods_table() -> str:
     """Returns the ways to share a sequence out."""
-    return table(("method", "shares blocks out"), [(f"`{one.name}`", one.phrase) for one in CONTEXT_METHODS.values()])
+    rows = [(f"`{method.name}`", method.description) for method in CONTEXT_METHODS.values()]
+    return table(("method", "shares blocks out"), rows)
 
 
 def choices_table() -> str:

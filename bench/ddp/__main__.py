@@ -110,7 +110,7 @@ STUDY = PartedStudy(
 
 def main() -> None:
     """Runs the study."""
-    STUDY.main(__doc__, "one launch of each model, few steps, two settings", lambda study, folder: None)
+    STUDY.main(__doc__, "one launch of each model, few steps, two settings")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All that a run keeps: its model, and what stands beside it, one or several of a kind."""
+"""The state of a run: its model, and the optimizers, schedulers and other objects beside it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ OneOrSeveral: TypeAlias = T | Sequence[T] | Mapping[str, T] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belongings:
-    """What a run saves and loads."""
+    """The objects that a run saves and loads."""
 
     model: nn.Module
     """The model, of which this rank may have a part."""
     optimizer: OneOrSeveral[Optimizer] = None
-    """Their state is kept by parameter."""
+    """Saved by parameter name."""
     scheduler: OneOrSeveral[Any] = None
     """Anything with a ``state_dict()`` of plain data, the same on every rank."""
     scaler: Any = None
     """A ``torch.amp.GradScaler``, or anything with a ``state_dict()`` of plain data, the same on every rank."""
     companions: Mapping[str, nn.Module] | None = None
-    """Modules that are kept whole beside the model, such as an average of its weights."""
+    """Modules beside the model, saved whole, such as an average of its weights."""
     generators: Mapping[str, torch.Generator] | None = None
-    """Random generators of the loop's own; each rank's are kept."""
+    """Random generators of the loop; each rank saves its own."""
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
@@ -46,20 +46,20 @@ class Belongings:
         return _named(self.scheduler, "scheduler")
 
     def modules(self) -> dict[str, ModelTensors]:
-        """Returns the tensors of the model and its companions, by what their names in a checkpoint begin with."""
+        """Returns the tensors of the model and its companions, by the prefix of their names in a checkpoint."""
         companions = _named(self.companions or {}, "companions")
-        found = {f"{COMPANION}{name}/": ModelTensors.of(module) for name, module in companions.items()}
-        return {MODEL: ModelTensors.of(self.model), **found}
+        companion_tensors = {f"{COMPANION}{name}/": ModelTensors.of(module) for name, module in companions.items()}
+        return {MODEL: ModelTensors.of(self.model), **companion_tensors}
 
 
-def _named(given: Any, what: str) -> dict[str, Any]:
-    if given is None:
+def _named(objects: Any, argument: str) -> dict[str, Any]:
+    if objects is None:
         return {}
-    if isinstance(given, Sequence):
-        return {str(index): each for index, each in enumerate(given)}
-    if not isinstance(given, Mapping):
-        return {"": given}
-    for name in given:
+    if isinstance(objects, Sequence):
+        return {str(index): each for index, each in enumerate(objects)}
+    if not isinstance(objects, Mapping):
+        return {"": objects}
+    for name in objects:
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"{name!r} cannot name one of {what}=; use a text that is not empty and has no '/'")
-    return dict(given)
+            raise ValueError(f"{name!r} cannot be a name in {argument}=; use a text that is not empty and has no '/'")
+    return dict(objects)

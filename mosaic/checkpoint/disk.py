@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: flushed to the disk before they get the name that counts."""
+"""Files and folders that are complete or absent: a rename follows the flush to the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 22
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, or what a user may have of it, is full."""
+    """Returns True if an error reports a full disk or an exhausted quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -27,7 +27,7 @@ def write_flushed(content: bytes, path: Path) -> str:
 
 
 def flush_folder(path: Path) -> None:
-    """Makes the names in a folder last."""
+    """Flushes the names in a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -36,22 +36,22 @@ def flush_folder(path: Path) -> None:
 
 
 def rename_flushed(old: Path, new: Path) -> None:
-    """Gives a flushed folder its name; it has the old name or the new one, whatever happens."""
+    """Flushes a folder and renames it; a crash leaves the old name or the new one."""
     flush_folder(old)
     old.rename(new)
     flush_folder(new.parent)
 
 
 def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, which is never held whole."""
-    found = hashlib.sha256()
+    """Returns the SHA-256 of a file, read in chunks."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder and what is in it; one that is not there is fine."""
+    """Removes a folder and its content, if it exists."""
     if path.exists():
         shutil.rmtree(path)

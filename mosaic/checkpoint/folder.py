@@ -36,7 +36,7 @@ class Checkpoint:
     """A complete checkpoint on the disk."""
 
     serial: int
-    """How manieth save it is; the newest has the largest."""
+    """Number of the save; the newest has the largest."""
     step: int
     """The step that it was saved at."""
     path: Path
@@ -47,20 +47,19 @@ def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
     """Returns the complete checkpoints of a run, the newest first; none where there is no folder."""
     if not folder.is_dir():
         return ()
-    found = []
+    complete = []
     for path in folder.iterdir():
         match = _COMPLETE.fullmatch(path.name)
         if match is not None and path.is_dir():
-            found.append(Checkpoint(serial=int(match[1]), step=int(match[2]), path=path))
-    return tuple(sorted(found, reverse=True))
+            complete.append(Checkpoint(serial=int(match[1]), step=int(match[2]), path=path))
+    return tuple(sorted(complete, reverse=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavingPlace:
-    """Where a checkpoint is written, and where it will be."""
+    """The hidden folder of a checkpoint being written, and its final name."""
 
     aside: Path
-    """The folder that it is written in."""
     final: Path
     """Its name once it is complete."""
 
@@ -73,7 +72,7 @@ class SavingPlace:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            serial = max((found.serial for found in checkpoints_in(folder)), default=0) + 1
+            serial = max((checkpoint.serial for checkpoint in checkpoints_in(folder)), default=0) + 1
             aside = folder / f".saving-{serial:08d}-{secrets.token_hex(4)}"
             aside.mkdir()
         except OSError as error:
@@ -83,31 +82,31 @@ class SavingPlace:
         return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
 
     def commit(self, keep: int) -> None:
-        """Makes what was written and flushed the newest checkpoint, and drops those beyond the ``keep`` newest."""
+        """Renames the flushed folder to the newest checkpoint, and drops those beyond the ``keep`` newest."""
         rename_flushed(self.aside, self.final)
         drop_old(self.final.parent, keep)
 
     def abandon(self) -> None:
-        """Removes what was written so far."""
+        """Removes the files written so far."""
         remove_folder(self.aside)
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints, and what killed runs have left; see ``drop``."""
+    """Removes all but the ``keep`` newest checkpoints, and remains of killed runs; see ``drop``."""
     complete = checkpoints_in(folder)
     drop(folder, complete[keep:], through=complete[0].serial)
 
 
 def drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
-    """Removes checkpoints, and what was being written or removed when a run was killed.
+    """Removes checkpoints, and the hidden folders that killed runs left.
 
-    One that is being removed is renamed first, so that no half of it counts. What cannot be removed stays, and is told
-    in the log: training does not depend on it.
+    A rename precedes each removal: a half-removed checkpoint never counts. A failure is logged and ignored, because
+    training does not depend on the removal.
 
     Args:
         folder: The run's checkpoints.
         checkpoints: Those to remove.
-        through: The serial number of the last save of which remains go; by default all remains do.
+        through: The last serial number whose remains are removed; by default all remains are.
     """
     try:
         for old in checkpoints:
@@ -121,12 +120,12 @@ def drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None
 
 
 def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, ...]:
-    """Returns what is wrong with a checkpoint, a sentence each; nothing for a whole one.
+    """Returns the defects of a checkpoint, a sentence each; an intact one has none.
 
     Args:
         checkpoint: Its folder.
-        part: Which of its files to read: every ``parts``-th, from this one on. The manifest is always read.
-        parts: Among how many the files are divided.
+        part: Index of the first file to read; then every ``parts``-th. The manifest is always read.
+        parts: Number of readers that share the files.
     """
     try:
         manifest = Manifest.read(checkpoint)
@@ -152,16 +151,14 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
     """Returns the checkpoints to try, in order: the newest, or the newest of a step, and then the earlier ones.
 
     Raises:
-        InvalidCheckpointError: There is none, or none of that step; says which there are.
+        InvalidCheckpointError: No checkpoint, or none of that step, exists; lists the existing ones.
     """
     complete = checkpoints_in(folder)
     if not complete:
-        raise InvalidCheckpointError(
-            f"there is no complete checkpoint in {folder}; give the folder that save() was given"
-        )
+        raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; pass the folder of save()")
     first = 0
     if step is not None:
-        first = next((index for index, found in enumerate(complete) if found.step == step), -1)
+        first = next((index for index, checkpoint in enumerate(complete) if checkpoint.step == step), -1)
         if first < 0:
             raise InvalidCheckpointError(
                 f"there is no checkpoint of step={step} in {folder}; there are those of {steps_of(complete)}"
@@ -170,5 +167,5 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
 
 
 def steps_of(checkpoints: Sequence[Checkpoint]) -> str:
-    """Names the steps of checkpoints, such as ``steps 300, 200``."""
-    return f"step{'s' if len(checkpoints) > 1 else ''} {', '.join(str(found.step) for found in checkpoints)}"
+    """Lists the steps of checkpoints, such as ``steps 300, 200``."""
+    return f"step{'s' if len(checkpoints) > 1 else ''} {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}"

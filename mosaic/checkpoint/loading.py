@@ -27,34 +27,32 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a checkpoint brought beside the model's state, and what did not fit if it was loaded in part."""
+    """Content of a checkpoint beside the model's state, and the differences after a partial load."""
 
     step: int
     """The step that it was saved at."""
     extra: dict[str, Any]
-    """What rank 0 had given as ``extra``."""
+    """``extra`` of rank 0."""
     path: Path
     """Its folder."""
     new: tuple[str, ...] = ()
-    """Tensors that only the model has; they are as they were."""
+    """Tensors that only the model has, unchanged."""
     gone: tuple[str, ...] = ()
     """Tensors that only the checkpoint has."""
     changed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Tensors of another shape or dtype, and what they are in the checkpoint and in the model, where they are as they
-    were."""
+    """Shape and dtype of differing tensors in the checkpoint and in the model, which stay unchanged."""
     notes: tuple[str, ...] = ()
-    """A sentence for each thing beside the model that was given and is as it was, since the checkpoint has none that
-    fits."""
+    """A sentence for each object beside the model that stays unchanged because nothing in the checkpoint fits it."""
     random: dict[str, Any] | None = field(default=None, repr=False)
-    """This rank's random state; None if it was not there."""
+    """This rank's random state; None if the checkpoint has none."""
 
     def restore_random(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
-        """Brings the random generators to where they were, as ``load`` did.
+        """Sets the random generators to the saved state, as ``load`` did.
 
         For loops that draw numbers between ``load`` and their first step, as a loader does when its iterator is made.
 
         Args:
-            generators: The loop's own, by name, as they were given to ``load``.
+            generators: The loop's own, by name, as in ``load``.
         """
         if self.random is not None:
             set_random_state(self.random, generators)
@@ -62,18 +60,18 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest(Belongings):
-    """What is to be loaded, and into what."""
+    """Arguments of a load."""
 
     folder: Path
     """The run's checkpoints."""
     step: int | None = None
-    """Which one; the newest by default."""
+    """Step of the checkpoint; the newest by default."""
     fall_back: bool = False
-    """Whether to take an earlier one where the newest is damaged."""
+    """True to load an earlier one if the newest is damaged."""
     partial: bool = False
-    """Whether to take what fits where the model has changed."""
+    """True to load the tensors that fit a changed model."""
     new_run: bool = False
-    """Whether another run begins from it: settings of optimizers and random generators stay as they are."""
+    """True for a new run: settings of optimizers and random generators stay unchanged."""
     draws_alike: bool = False
     """True if all ranks draw the same random numbers; a new rank then continues from the state of rank 0."""
 
@@ -82,7 +80,7 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
     """Loads a checkpoint on all ranks.
 
     Raises:
-        InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
+        InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
     """
     chosen = _choose(request, ranks)
     opened: _Opened | None = None
@@ -113,35 +111,35 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
 
 
 def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
-    """Returns the checkpoint to load, the same on all ranks, once its files are known to be whole."""
-    found, error = [], None
+    """Returns the newest intact checkpoint, the same on all ranks."""
+    complete, error = [], None
     if ranks.rank == 0:
         try:
-            found = [(each.serial, each.step, str(each.path)) for each in choose(request.folder, request.step)]
+            complete = [(each.serial, each.step, str(each.path)) for each in choose(request.folder, request.step)]
         except MosaicError as failure:
             error = failure
     ranks.raise_if_any_failed(error)
     damaged: list[str] = []
-    for serial, step, path in ranks.broadcast(found):
-        mine = damage_of(Path(path), part=ranks.rank, parts=ranks.size)
-        # Every rank reads the manifest, so several may say the same.
-        damage = list(dict.fromkeys(sentence for each in ranks.all_gather(mine) for sentence in each))
+    for serial, step, path in ranks.broadcast(complete):
+        own_damage = damage_of(Path(path), part=ranks.rank, parts=ranks.size)
+        # Every rank reads the manifest: several may report the same sentence.
+        damage = list(dict.fromkeys(sentence for each in ranks.all_gather(own_damage) for sentence in each))
         if not damage:
             whole = Checkpoint(serial=serial, step=step, path=Path(path))
             if damaged and not request.fall_back:
                 raise InvalidCheckpointError(
-                    f"{'; '.join(damaged)}; the newest before it that is whole is {whole.path}: load it with "
+                    f"{'; '.join(damaged)}; the newest intact one before it is {whole.path}: load it with "
                     f"step={whole.step}, or with fall_back=True"
                 )
             if damaged and ranks.rank == 0:
                 _LOG.warning("%s; going on from %s", "; ".join(damaged), whole.path)
             return whole
         damaged.extend(damage)
-    raise InvalidCheckpointError(f"{'; '.join(damaged)}; there is no earlier one that is whole in {request.folder}")
+    raise InvalidCheckpointError(f"{'; '.join(damaged)}; no earlier one in {request.folder} is intact")
 
 
 class _Opened:
-    """A checkpoint that fits, or as much of it as does, and the room for what this rank takes from it."""
+    """The fitting state of a checkpoint, and the tensors that receive it on this rank."""
 
     def __init__(self, path: Path, request: LoadRequest) -> None:
         self.path = path
@@ -153,7 +151,7 @@ class _Opened:
         self.model = self.modules[MODEL]
         self.notes: list[str] = []
         self.into: list[tuple[str, torch.Tensor]] = []
-        """Names of stored tensors, and where they go."""
+        """Names of stored tensors, and their destinations."""
         self.overlap = self._fit_model()
         self._fit_companions()
         self.optimizers = self._fit_optimizers()
@@ -166,7 +164,7 @@ class _Opened:
         self.plain = self._fit_plain()
 
     def read(self) -> None:
-        """Copies what was saved into the room that is there, one tensor after the other."""
+        """Copies the saved tensors into their destinations, one by one."""
         by_file: dict[str, list[tuple[str, torch.Tensor]]] = {}
         for name, room in self.into:
             by_file.setdefault(self.stored[name].file, []).append((name, room))
@@ -176,19 +174,19 @@ class _Opened:
                     room.copy_(opened.get_tensor(name))
 
     def restore(self, rank: int) -> dict[str, Any] | None:
-        """Gives the rest its state; returns this rank's random state, if it has one."""
+        """Restores optimizers, schedulers, scaler and random generators; returns this rank's random state."""
         for label, optimizer in self.request.optimizers.items():
             if label in self.optimizers:
                 restore(self.optimizers[label], optimizer, self.model, self.room.__getitem__)
         for target, state in self.plain:
             target.load_state_dict(from_plain(state))
-        found = self.stored.get(f"{RANDOM}{rank}")
-        if found is None and self.request.draws_alike:
-            found = self.stored.get(f"{RANDOM}0")
-        if found is None or self.request.new_run:
+        entry = self.stored.get(f"{RANDOM}{rank}")
+        if entry is None and self.request.draws_alike:
+            entry = self.stored.get(f"{RANDOM}0")
+        if entry is None or self.request.new_run:
             return None
-        with open_tensors(self.path / found.file) as file:
-            random: dict[str, Any] = from_plain(json.loads(bytes(file.get_tensor(found.name).tolist())))
+        with open_tensors(self.path / entry.file) as file:
+            random: dict[str, Any] = from_plain(json.loads(bytes(file.get_tensor(entry.name).tolist())))
         set_random_state(random, self.request.generators)
         return random
 
@@ -212,69 +210,69 @@ class _Opened:
             overlap = Overlap.of(module, {name: (e.dtype, e.shape) for name, e in saved.items()}, aliases=False)
             if not self.request.partial:
                 overlap.check(self.path, "checkpoint", partial=False)
-            if kept := [*overlap.new, *overlap.changed]:
-                self.notes.append(f"{prefix.removesuffix('/')}: {some(kept)} as they were")
+            if unchanged := [*overlap.new, *overlap.changed]:
+                self.notes.append(f"{prefix.removesuffix('/')}: {some(unchanged)} as they were")
             here = module.here
             self.into += [(saved[name].name, here[name]) for name in overlap.sources if name in here]
 
     def _fit_optimizers(self) -> dict[str, Any]:
-        saved, given = _by_label(self.state, "optimizer"), self.request.optimizers
+        saved, optimizers = _by_label(self.state, "optimizer"), self.request.optimizers
         partial, new_run = self.request.partial, self.request.new_run
         if not partial or not saved:
-            given = self._compare("optimizer", given, saved)
+            optimizers = self._compare("optimizer", optimizers, saved)
         if not partial:
-            for label, optimizer in given.items():
+            for label, optimizer in optimizers.items():
                 check_fits(saved[label], optimizer, self.model)
         if not partial and not new_run:
-            return {label: saved[label] for label in given}
+            return {label: saved[label] for label in optimizers}
         tied = self.manifest.tied
         fitting = {name: tied.get(source, source) for name, source in self.overlap.sources.items()}
-        found = {}
-        for label, optimizer in given.items():
-            found[label] = adapted(saved, label, optimizer, self.model, fitting, with_settings=not new_run)
+        fitted = {}
+        for label, optimizer in optimizers.items():
+            fitted[label] = adapted(saved, label, optimizer, self.model, fitting, with_settings=not new_run)
             trained = [
-                name for names in found[label]["groups"] for name in names if self.model.tensors[name].requires_grad
+                name for names in fitted[label]["groups"] for name in names if self.model.tensors[name].requires_grad
             ]
-            bare = [name for name in trained if name not in found[label]["states"]]
+            bare = [name for name in trained if name not in fitted[label]["states"]]
             if partial and bare and any(each["states"] for each in saved.values()):
                 self.notes.append(f"{f'optimizer {label}'.strip()}: {some(bare)} without a state")
-        return found
+        return fitted
 
     def _fit_plain(self) -> list[tuple[Any, Any]]:
-        """Returns each scheduler and scaler that gets its state, and the state."""
-        found = []
+        """Returns the schedulers and the scaler with their saved states."""
+        targets_and_states = []
         scaler = {} if self.request.scaler is None else {"": self.request.scaler}
-        for what, given in (("scheduler", self.request.schedulers), ("scaler", scaler)):
+        for what, objects in (("scheduler", self.request.schedulers), ("scaler", scaler)):
             saved = _by_label(self.state, what)
-            for label, target in self._compare(what, given, saved).items():
+            for label, target in self._compare(what, objects, saved).items():
                 if self.request.partial and not _alike(saved[label], to_plain(target.state_dict(), what)):
                     self.notes.append(f"{f'{what} {label}'.strip()}: as it was; the saved state is of another form")
                 else:
-                    found.append((target, saved[label]))
+                    targets_and_states.append((target, saved[label]))
         if not self.request.new_run:
             self._compare("generators", self.request.generators, self.state.get("generators", []))
-        return found
+        return targets_and_states
 
     def _saved(self, prefix: str) -> dict[str, TensorEntry]:
         return {name.removeprefix(prefix): entry for name, entry in self.stored.items() if name.startswith(prefix)}
 
-    def _compare(self, what: str, given: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
-        """Returns those of what was given that were saved under that name.
+    def _compare(self, argument: str, objects: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
+        """Returns the objects that have a saved state under their name.
 
         Raises:
-            InvalidCheckpointError: Not the same were saved, and it is not loaded in part.
+            InvalidCheckpointError: The saved names differ, and the load is not partial.
         """
-        given = given or {}
-        if self.request.partial or not given or set(given) == set(saved):
+        objects = objects or {}
+        if self.request.partial or not objects or set(objects) == set(saved):
             self.notes += [
-                f"{f'{what} {name}'.strip()}: as it was; none was saved" for name in given if name not in saved
+                f"{f'{argument} {name}'.strip()}: as it was; none was saved" for name in objects if name not in saved
             ]
-            return {name: each for name, each in given.items() if name in saved}
+            return {name: each for name, each in objects.items() if name in saved}
         if not saved:
-            raise InvalidCheckpointError(f"{self.path} was saved without {what}=; load it without, too")
-        names = [", ".join(name or "a single one" for name in each) for each in (saved, given)]
+            raise InvalidCheckpointError(f"{self.path} was saved without {argument}=; load it without, too")
+        names = [", ".join(name or "a single one" for name in each) for each in (saved, objects)]
         raise InvalidCheckpointError(
-            f"{self.path} was saved with {what}= of {names[0]}, and {names[1]} was given; give those that were saved, "
+            f"{self.path} was saved with {argument}= of {names[0]}, not {names[1]}; pass the same ones, "
             "or load with partial=True"
         )
 
@@ -286,7 +284,7 @@ def _by_label(state: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _alike(saved: Any, own: Any) -> bool:
-    """Whether two plain states have the same form: the same keys, and as many items in each list."""
+    """Returns True if two plain states have the same keys and list lengths."""
     if isinstance(saved, dict) and isinstance(own, dict):
         return saved.keys() == own.keys() and all(_alike(saved[key], own[key]) for key in saved)
     if isinstance(saved, list) and isinstance(own, list):

@@ -12,13 +12,13 @@ from mosaic.errors import InvalidCheckpointError, InvalidFileError
 MANIFEST = "manifest.json"
 """Name of the manifest in a checkpoint's folder."""
 STATE = "state.json"
-"""Name of the file with all that is no tensor."""
+"""Name of the file with all state except tensors."""
 MODEL = "model."
-"""What the names of the model's own tensors begin with."""
+"""Prefix of the names of the model's tensors."""
 COMPANION = "companion."
-"""What the names of the tensors of modules beside the model begin with."""
+"""Prefix of the names of tensors of companion modules."""
 RANDOM = "random."
-"""What the names of ranks' random states begin with."""
+"""Prefix of the names of ranks' random states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint that is complete."""
+    """Contents of a complete checkpoint."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -65,9 +65,9 @@ class Manifest:
     torch: str
     """Version of torch that wrote it."""
     num_ranks: int
-    """Ranks that wrote it; it may be read by another number."""
+    """Number of ranks that wrote it; any number may read it."""
     plan: str
-    """Fingerprint of the plan that ran; it may be read under another one."""
+    """Fingerprint of the plan that ran; any plan may read it."""
     files: tuple[FileEntry, ...]
     """All other files."""
     tensors: tuple[TensorEntry, ...]
@@ -78,7 +78,7 @@ class Manifest:
     """Fingerprint of all of the above."""
 
     def sealed(self) -> Manifest:
-        """Returns it with its digest."""
+        """Returns a copy with its digest."""
         return replace(self, digest=fingerprint(replace(self, digest="")))
 
     @property
@@ -98,12 +98,12 @@ class Manifest:
             InvalidCheckpointError: It is missing, cut short or changed.
         """
         try:
-            found = load(Manifest, folder / MANIFEST)
+            manifest = load(Manifest, folder / MANIFEST)
         except InvalidFileError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if found.sealed() != found:
+        if manifest.sealed() != manifest:
             raise InvalidCheckpointError(
-                f"{folder / MANIFEST}: its content was changed: digest={found.digest!r}, and {found.sealed().digest!r} "
-                "belongs to what is in it; load an earlier checkpoint"
+                f"{folder / MANIFEST}: its content was changed: digest={manifest.digest!r}, and its "
+                f"content has {manifest.sealed().digest!r}; load an earlier checkpoint"
             )
-        return found
+        return manifest

@@ -1,4 +1,4 @@
-"""A handle's methods for keeping a run: saving, loading, and weights as one plain file."""
+"""Checkpoint methods of a handle: saving, loading, and weights as one plain file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class KeepsCheckpoints(ABC):
     """Checkpoints of a handle's model; on several ranks, all of them make the same calls.
 
-    A handle says what its model is (``_model``), what plan runs (``_plan_name()``), and how to wait for what is being
-    computed (``_settle()``).
+    A handle provides its model (``_model``), the name of its plan (``_plan_name()``), and a wait for its computation
+    (``_settle()``).
     """
 
     _model: nn.Module
@@ -49,35 +49,35 @@ class KeepsCheckpoints(ABC):
     ) -> Path:
         """Begins a checkpoint; the loop goes on while it is written.
 
-        Called between steps. The model, the optimizer and the state of the random generators are copied before it
-        returns; then a thread writes them beside the place where they will be, and renames the whole once it is on the
-        disk. A run that is killed at any instant leaves the last complete one.
+        Call it between steps. It copies the model, the optimizer and the state of the random generators and returns;
+        then a thread writes them into a hidden folder, and renames it once it is on the disk. A run that is killed at
+        any instant leaves the last complete checkpoint.
 
-        One is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it, and raises
-        its error if it had one.
+        One checkpoint is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it
+        and raises its error.
 
         Args:
             folder: The run's checkpoints; all ranks see it.
-            step: The loop's count; comes back from ``load``.
+            step: The loop's count, which ``load`` returns.
             optimizer: Any of torch's, over the model's parameters; or several, in a sequence or by name.
             scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank; or
                 several.
             scaler: A ``torch.amp.GradScaler``, or anything with such a ``state_dict()``.
             companions: Modules beside the model by name, such as an average of its weights: their parameters and
                 buffers are saved as the model's are. On ranks, copies of the model as each rank has it, or whole.
-            generators: The loop's own random generators by name; each rank's are kept.
-            extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these. Rank 0's is
-                kept.
-            keep: How many checkpoints stay in the folder; older ones are removed once this one is complete.
+            generators: The loop's own random generators by name; each rank saves its own.
+            extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these, saved
+                by rank 0.
+            keep: Number of checkpoints in the folder; older ones are removed once this one is complete.
 
         Returns:
-            The folder that it will be in.
+            The folder of the checkpoint.
 
         Raises:
-            NoRoomError: The disk was full when the one before was written, and nothing of it is left; this one was not
-                begun. ``make_room`` drops old ones.
-            MosaicError: The one before could not be written otherwise, the folder cannot be, or the ranks differ.
-            TypeError: There is something that no checkpoint holds; names it.
+            NoRoomError: The disk was full during the previous save, which left nothing; this one has not begun.
+                ``make_room`` drops old checkpoints.
+            MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
+            TypeError: A checkpoint cannot hold one of the values; names it.
         """
         from mosaic.checkpoint.saving import SaveRequest
 
@@ -101,19 +101,19 @@ class KeepsCheckpoints(ABC):
     def prepare_saving(
         self, *, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
     ) -> None:
-        """Makes room in memory for copies, so that the first ``save`` holds the loop up no longer than the later ones.
+        """Allocates memory for the copies: the first ``save`` then delays the loop no longer than later ones.
 
-        Called before the first step; fresh memory takes several times as long as a copy.
+        Call it before the first step; fresh memory takes several times as long as a copy.
         """
         from mosaic.checkpoint.belongings import Belongings
 
         self._the_saver().prepare(Belongings(model=self._model, optimizer=optimizer, companions=companions))
 
     def finish_saving(self) -> None:
-        """Waits until the checkpoint that was begun is on the disk; does nothing if there is none.
+        """Waits until the pending checkpoint, if any, is on the disk.
 
         Raises:
-            MosaicError: It could not be written; says why. Those before it are as they were.
+            MosaicError: It could not be written. Earlier checkpoints are unchanged.
         """
         if self._saver is not None:
             self._saver.finish()
@@ -133,35 +133,34 @@ class KeepsCheckpoints(ABC):
         partial: bool = False,
         new_run: bool = False,
     ) -> Loaded | None:
-        """Loads a checkpoint into the model as it is colocated now, whatever plan and ranks it was saved under.
+        """Loads a checkpoint, saved under any plan and number of ranks, into the model as it is colocated now.
 
-        Every file is read and checked first. The random generators of a rank go on where those of the same rank were;
-        a rank that was not there keeps its own, and in a pipeline, whose ranks draw alike, goes on as rank 0.
+        It checks every file first. The random generators of a rank continue from the state of the same rank; a new rank
+        keeps its own state, and in a pipeline, whose ranks draw alike, continues from rank 0.
 
         Args:
             folder: The run's checkpoints.
-            step: Which one; the newest by default.
-            optimizer: Gets its state; new or not, over the same parameters as the one that was saved. Several get
-                theirs under the names, or in the order, that they were saved in.
-            scheduler: Gets its state, or several do.
-            scaler: Gets its state.
-            companions: Get what was saved under their names.
-            generators: Go on where those of their names were.
-            fall_back: Where the newest is damaged, load the newest before it that is whole, and say so in the log. By
-                default that is an error, which names it.
-            missing_ok: Return None where there is no checkpoint yet, as at the first start of a loop that may be
-                restarted.
-            partial: Take what fits where the model has changed: tensors of the same name, shape and dtype, the state of
+            step: Step of the checkpoint; the newest by default.
+            optimizer: Receives its state; new or not, over the same parameters as the saved one. Several receive theirs
+                by name or by order.
+            scheduler: Receives its state, or several do.
+            scaler: Receives its state.
+            companions: Receive the state saved under their names.
+            generators: Receive the state saved under their names.
+            fall_back: Load the newest intact checkpoint if the newest is damaged, and log a warning. By default that is
+                an error, which names the intact one.
+            missing_ok: Return None if no checkpoint exists, as at the first start of a loop that may be restarted.
+            partial: Load the state that fits a changed model: tensors of the same name, shape and dtype, the state of
                 each such parameter from any optimizer of the same class, settings of groups whose parameters were in
-                one group, and of the rest what has the same form.
-            new_run: Begin another run from it: optimizers keep the settings that they have, such as learning rates, and
-                random generators go on as they are. Leave out the scheduler, too, if the run has a new one.
+                one group, and schedulers and scalers of the same form.
+            new_run: Begin another run: optimizers keep their current settings, such as learning rates, and random
+                generators keep their state. Leave out the scheduler, too, if the run has a new one.
 
         Returns:
-            The step and what was given as ``extra``; with ``partial``, what is new, gone or changed as well.
+            The step and ``extra``; with ``partial``, also the new, gone and changed tensors.
 
         Raises:
-            InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
+            InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
         """
         from mosaic.checkpoint.folder import checkpoints_in
         from mosaic.checkpoint.loading import LoadRequest, load
@@ -186,17 +185,17 @@ class KeepsCheckpoints(ABC):
             draws_alike=self._draws_alike,
         )
         with self._made_whole(request):
-            found = load(request, ranks)
+            loaded = load(request, ranks)
         self._lacks_weights = False
-        return found
+        return loaded
 
     def export(self, path: str | Path) -> None:
-        """Writes the plain model's ``state_dict`` as one safetensors file, which ``load_state_dict`` takes whole.
+        """Writes the plain model's ``state_dict`` as one safetensors file for ``load_state_dict``.
 
-        Rank 0 writes it and holds one tensor of other ranks at a time. Tied weights are there under all of their names.
+        Rank 0 writes it and holds one tensor of other ranks at a time. Tied weights appear under all of their names.
 
         Raises:
-            MosaicError: It cannot be written; nothing is left of it.
+            MosaicError: The file cannot be written, and does not exist.
         """
         from mosaic.checkpoint.plain_weights import export
 
@@ -209,22 +208,22 @@ class KeepsCheckpoints(ABC):
 
         Args:
             path: The file or folder.
-            partial: Take the tensors that fit by name and shape where the model is another one.
+            partial: Load the tensors whose name and shape fit a different model.
 
         Returns:
-            What was loaded, and with ``partial`` what is new, gone or changed.
+            The loaded tensors, and with ``partial`` the new, gone and changed ones.
 
         Raises:
-            InvalidCheckpointError: It is of another model; says in what it differs.
-            InvalidFileError: It is no such file, or cut short.
+            InvalidCheckpointError: The file is of another model; lists the differences.
+            InvalidFileError: It is not such a file, or is truncated.
         """
         from mosaic.checkpoint.plain_weights import load_weights
 
         self._settle()
         with self._made_whole():
-            found = load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+            overlap = load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
         self._lacks_weights = False
-        return found
+        return overlap
 
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
@@ -235,18 +234,18 @@ class KeepsCheckpoints(ABC):
             return digest_of(self._model, self._the_ranks())
 
     def make_room(self, folder: str | Path) -> tuple[int, ...]:
-        """Removes all checkpoints but the newest one that is whole, for a loop whose save met a full disk.
+        """Removes all checkpoints except the newest intact one, for a loop whose disk is full.
 
-        Waits for the one that is being written, if there is one, and raises its error.
+        It waits for the pending checkpoint and raises its error.
 
         Returns:
-            The steps of those that were removed.
+            The steps of the removed checkpoints.
         """
         from mosaic.checkpoint.room import make_room
 
         self.finish_saving()
         ranks = self._the_ranks()
-        gone = [found.step for found in make_room(Path(folder))] if ranks.rank == 0 else []
+        gone = [checkpoint.step for checkpoint in make_room(Path(folder))] if ranks.rank == 0 else []
         return tuple(ranks.broadcast(gone))
 
     def _the_ranks(self) -> Ranks:
@@ -265,16 +264,16 @@ class KeepsCheckpoints(ABC):
         return OneRank()
 
     def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
-        """Returns a block in which the model, and what is saved or loaded with it, have no tensors in parts."""
+        """Returns a context in which the tensors of the model and its optimizers are unsharded."""
         return nullcontext()
 
     @abstractmethod
     def _plan_name(self) -> str:
-        """Names the plan that runs."""
+        """Returns the name of the plan."""
 
     @abstractmethod
     def _settle(self) -> None:
-        """Waits for what is being computed."""
+        """Waits for the computation."""
 
 
 class KeptModel(KeepsCheckpoints):
@@ -282,7 +281,7 @@ class KeptModel(KeepsCheckpoints):
 
     Args:
         model: The model.
-        ranks: Who saves together, each with the whole model or a part of it; this process alone by default.
+        ranks: The ranks that save together, each with all or a part of the model; by default this process alone.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
@@ -293,4 +292,4 @@ class KeptModel(KeepsCheckpoints):
         return "plain"
 
     def _settle(self) -> None:
-        """Does nothing: what a plain model computes is in the loop's own order."""
+        """Does nothing: a plain model computes in the loop's own order."""

@@ -1,4 +1,4 @@
-"""The tensors of a model by name: each once, though two parts may share it, and on ranks that do not have it, too."""
+"""The tensors of a model by name, each once, including those on other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTensors:
-    """What a model's ``state_dict`` is made of."""
+    """The tensors in a model's ``state_dict``."""
 
     tensors: dict[str, torch.Tensor]
     """The model's own tensors by their first name; on the meta device where this rank does not have them."""
@@ -27,10 +27,10 @@ class ModelTensors:
 
     @staticmethod
     def of(model: nn.Module) -> ModelTensors:
-        """Reads them off a model, without a copy.
+        """Reads the tensors of a model, without a copy.
 
         Raises:
-            UnsupportedModelError: A key is no tensor of the model itself, so that nothing can be loaded into it.
+            UnsupportedModelError: A key of the ``state_dict`` is not a parameter or buffer of the model.
         """
         own = {id(tensor) for tensor in model.parameters()}
         own |= {id(tensor) for tensor in model.buffers()}
@@ -49,53 +49,53 @@ class ModelTensors:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The keys whose tensor has another name, too."""
+        """Other keys of tied tensors, and their first names."""
         return {name: first for name, first in self.names.items() if name != first}
 
     @property
     def here(self) -> dict[str, torch.Tensor]:
-        """Those that this rank has, cut from autograd."""
+        """The tensors on this rank, detached from autograd."""
         return {name: tensor.detach() for name, tensor in self.tensors.items() if not tensor.is_meta}
 
 
 def digest_of(model: nn.Module, ranks: Ranks) -> str:
     """Returns the SHA-256 over the names, dtypes, shapes and bytes of all parameters and buffers; all ranks call it.
 
-    It is the same whatever the plan and the number of ranks; of a tensor that several have, the first one's counts.
-    100 MB take 60 ms on a CPU that knows SHA (SHA-NI); from a GPU they are copied first.
+    It is the same under any plan and number of ranks; the first rank that has a tensor provides its bytes.
+    100 MB take 60 ms on a CPU with SHA instructions (SHA-NI); tensors on a GPU are copied first.
     """
-    found = ModelTensors.of(model)
-    mine = {}
-    for name, tensor in found.here.items():
+    own = ModelTensors.of(model)
+    own_digests = {}
+    for name, tensor in own.here.items():
         spec = TensorSpec.of(name, tensor)
-        mine[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
-    together: dict[str, str] = {}
-    for told in reversed(ranks.all_gather(mine)):
-        together.update(told)
-    return hashlib.sha256(json.dumps(sorted(together.items())).encode()).hexdigest()
+        own_digests[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
+    digests: dict[str, str] = {}
+    for rank_digests in reversed(ranks.all_gather(own_digests)):
+        digests.update(rank_digests)
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What a file and a model have in common, by the names of tensors, and in what they differ."""
+    """The tensors that a file and a model share, and their differences."""
 
     sources: dict[str, str]
-    """For each tensor of the model that is in the file as the model has it, its name there."""
+    """For each tensor of the model that the file has in the same form, its name there."""
     new: tuple[str, ...]
     """Tensors that only the model has."""
     gone: tuple[str, ...]
     """Tensors that only the file has."""
     changed: dict[str, tuple[str, str]]
-    """Tensors of another shape or dtype: what they are in the file, and in the model."""
+    """Shape and dtype of differing tensors, in the file and in the model."""
 
     @staticmethod
     def of(model: ModelTensors, saved: Mapping[str, tuple[str, Sequence[int]]], *, aliases: bool) -> Overlap:
-        """Compares.
+        """Compares a model with a file.
 
         Args:
             model: The model.
-            saved: Dtype and shape of each tensor of the file; an empty dtype where any will do.
-            aliases: Whether a tied tensor of the model may be under any of its names.
+            saved: Dtype and shape of each tensor of the file; an empty dtype fits any.
+            aliases: True if the file may have a tied tensor under any of its names.
         """
         names = model.names if aliases else {name: name for name in model.tensors}
         sources, changed = {}, {}
@@ -116,12 +116,12 @@ class Overlap:
         )
 
     def check(self, path: Path, kind: str, *, partial: bool) -> None:
-        """Raises InvalidCheckpointError if a file is of another model; names the first few differences.
+        """Raises InvalidCheckpointError, with the first few differences, if a file is of another model.
 
         Args:
             path: The file.
             kind: A word for it.
-            partial: Whether it is enough that one tensor fits.
+            partial: True if one fitting tensor is enough.
         """
         differing = [f"{name} is only in the {kind}" for name in self.gone]
         differing += [f"{name} is only in the model" for name in self.new]
@@ -130,5 +130,5 @@ class Overlap:
         ]
         if differing and not (partial and self.sources):
             more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-            way_out = "nothing of it fits" if partial else "build the model that was saved, or load with partial=True"
-            raise InvalidCheckpointError(f"{path} is of another model: {'; '.join(differing[:8])}{more}; {way_out}")
+            remedy = "no tensor fits" if partial else "build the model that was saved, or load with partial=True"
+            raise InvalidCheckpointError(f"{path} is of another model: {'; '.join(differing[:8])}{more}; {remedy}")

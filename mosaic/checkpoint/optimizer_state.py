@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,14 +28,14 @@ class OptimizerState:
     groups: list[list[str]]
     """Names of the parameters of each group."""
     settings: list[Any]
-    """Learning rate and all else of each group, as JSON can hold it; the same on every rank."""
+    """Settings of each group as plain data, such as its learning rate; the same on every rank."""
     states: dict[str, Any]
-    """What it keeps of each parameter, with keys in the place of tensors."""
+    """State of each parameter, with keys in place of tensors."""
     more: Any
-    """What a wrapping optimizer adds to its ``state_dict``."""
+    """Other entries of a wrapping optimizer's ``state_dict``."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a JSON file holds."""
+        """Returns the state as plain data."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -42,19 +43,19 @@ def names_of(optimizer: Optimizer, model: ModelTensors) -> list[list[str]]:
     """Returns the names of an optimizer's parameters, group by group.
 
     Raises:
-        ValueError: One is not the model's.
+        ValueError: A parameter is not the model's.
     """
     by_id = {id(tensor): name for name, tensor in model.tensors.items()}
-    found = []
+    names = []
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in by_id:
                 raise ValueError(
                     f"parameter {place} of the optimizer's group {index} (shape {tuple(parameter.shape)}) is not the "
-                    "model's, so nobody saves it; make it a parameter of the model"
+                    "model's, and is not saved; make it a parameter of the model"
                 )
-        found.append([by_id[id(parameter)] for parameter in group["params"]])
-    return found
+        names.append([by_id[id(parameter)] for parameter in group["params"]])
+    return names
 
 
 def kind_of(optimizer: Optimizer) -> str:
@@ -65,19 +66,19 @@ def kind_of(optimizer: Optimizer) -> str:
 def collect(
     optimizer: Optimizer, model: ModelTensors, label: str = ""
 ) -> tuple[OptimizerState, dict[str, torch.Tensor]]:
-    """Returns an optimizer's state, and its tensors by the keys that stand for them; no copy is made.
+    """Returns an optimizer's state, and its tensors by their keys, without a copy.
 
-    Of parameters that are on other ranks only, nothing is taken.
+    Parameters on other ranks only are left out.
 
     Args:
         optimizer: The optimizer.
         model: The tensors of its model.
-        label: Its name, where there are several.
+        label: Its name if the run has several.
     """
     prefix = f"{PREFIX}{label}/" if label else PREFIX
     groups = names_of(optimizer, model)
     flat = [name for group in groups for name in group]
-    found = optimizer.state_dict()
+    state_dict = optimizer.state_dict()
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor, where: str) -> str:
@@ -85,42 +86,42 @@ def collect(
         return where
 
     states = {}
-    for index, state in found["state"].items():
+    for index, state in state_dict["state"].items():
         if not isinstance(index, int) or index >= len(flat):
-            raise TypeError(f"the optimizer keeps state of {index!r}, which is no parameter; it cannot be saved")
+            raise TypeError(f"the optimizer has state of {index!r}, which is not a parameter and cannot be saved")
         name = flat[index]
         if not model.tensors[name].is_meta:
             states[name] = {key: to_plain(value, f"{prefix}{name}/{key}", keep) for key, value in state.items()}
     settings = [
         to_plain({key: value for key, value in group.items() if key != "params"}, f"the optimizer's group {index}")
-        for index, group in enumerate(found["param_groups"])
+        for index, group in enumerate(state_dict["param_groups"])
     ]
-    more = {key: value for key, value in found.items() if key not in ("state", "param_groups")}
+    more = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
     more_plain = to_plain(more, "the optimizer's state_dict()")
     return OptimizerState(
         kind=kind_of(optimizer), groups=groups, settings=settings, states=states, more=more_plain
     ), tensors
 
 
-def merged_groups(told: Sequence[list[list[str]]]) -> list[list[str]]:
-    """Returns the groups over all ranks, some of whose optimizers may have only what is there."""
-    if len({len(groups) for groups in told}) > 1:
-        each = "; ".join(f"rank {rank}: {len(groups)}" for rank, groups in enumerate(told))
+def merged_groups(by_rank: Sequence[list[list[str]]]) -> list[list[str]]:
+    """Returns the union of the ranks' groups."""
+    if len({len(groups) for groups in by_rank}) > 1:
+        each = "; ".join(f"rank {rank}: {len(groups)}" for rank, groups in enumerate(by_rank))
         raise ValueError(f"the ranks' optimizers have different numbers of groups ({each}); make the same on all ranks")
-    return [list(dict.fromkeys(name for groups in told for name in groups[index])) for index in range(len(told[0]))]
+    return [list(dict.fromkeys(itertools.chain.from_iterable(same_group))) for same_group in zip(*by_rank, strict=True)]
 
 
 def check_fits(saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTensors) -> None:
-    """Raises InvalidCheckpointError if a saved state is of another optimizer; says in what."""
+    """Raises InvalidCheckpointError, with the difference, if a saved state is of another optimizer."""
     kind = kind_of(optimizer)
     if saved["kind"] != kind:
         raise InvalidCheckpointError(
-            f"the checkpoint has the state of {saved['kind']} and the optimizer is {kind}; make the optimizer that was "
-            "saved, or load without one"
+            f"the checkpoint has the state of {saved['kind']} and the optimizer is {kind}; use the saved optimizer's "
+            "class, or load without one"
         )
     group_of = {name: index for index, names in enumerate(saved["groups"]) for name in names}
-    given = {name for names in names_of(optimizer, model) for name in names}
-    left_out = [name for name in group_of if name not in given and not model.tensors[name].is_meta]
+    own_names = {name for names in names_of(optimizer, model) for name in names}
+    left_out = [name for name in group_of if name not in own_names and not model.tensors[name].is_meta]
     if left_out:
         raise InvalidCheckpointError(
             f"the optimizer that was saved had {some(left_out)}; give it the same parameters, or load without one"
@@ -148,15 +149,15 @@ def adapted(
     *,
     with_settings: bool,
 ) -> dict[str, Any]:
-    """Returns what of saved optimizers fits another one, as if it had been saved: state by parameter, in any of them.
+    """Returns the state of the saved optimizers that fits another optimizer, as its saved state.
 
     Args:
         all_saved: The saved optimizers by name.
         label: The optimizer's name.
-        optimizer: The optimizer; what is new in it begins without a state.
+        optimizer: The optimizer; its new parameters begin without a state.
         model: The tensors of its model.
-        fitting: For each parameter that is as it was, its name then.
-        with_settings: Whether its groups get the settings, such as learning rates, that their parameters had.
+        fitting: The saved name of each unchanged parameter.
+        with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
     """
     kind, groups = kind_of(optimizer), names_of(optimizer, model)
     own, _ = collect(optimizer, model)
@@ -169,9 +170,9 @@ def adapted(
         for name in names
     }
     flat = [name for names in groups for name in names]
-    taken = {name: states[fitting[name]] for name in flat if fitting.get(name) in states}
+    own_states = {name: states[fitting[name]] for name in flat if fitting.get(name) in states}
     if kind == "LBFGS" and (came_from.keys() ^ set(flat)):
-        taken = {}  # it keeps what it knows of all parameters with the first one
+        own_states = {}  # it keeps the state of all parameters with the first one
     settings = list(own.settings)
     for index, names in enumerate(groups if with_settings else ()):
         homes = {came_from[fitting[name]] for name in names if fitting.get(name) in came_from}
@@ -180,14 +181,14 @@ def adapted(
             settings[index] = alike[home[0]]["settings"][home[1]]
     fits = label in alike and isinstance(alike[label]["more"], dict) and alike[label]["more"].keys() == own.more.keys()
     more = alike[label]["more"] if fits and with_settings else own.more
-    return {"kind": kind, "groups": groups, "settings": settings, "states": taken, "more": more}
+    return {"kind": kind, "groups": groups, "settings": settings, "states": own_states, "more": more}
 
 
 def targets(
     saved: Mapping[str, Any], model: ModelTensors, stored: Mapping[str, TensorEntry]
 ) -> dict[str, torch.Tensor]:
-    """Returns room for the saved tensors of the parameters that this rank has, by their keys."""
-    made = {}
+    """Returns empty tensors for the saved state of this rank's parameters, by key."""
+    tensors = {}
     for name, state in saved["states"].items():
         parameter = model.tensors[name]
         if parameter.is_meta:
@@ -195,36 +196,36 @@ def targets(
         for key in kept_in(state):
             entry = stored[key]
             device = parameter.device if entry.shape == tuple(parameter.shape) else torch.device("cpu")
-            made[key] = torch.empty(entry.shape, dtype=dtype_of(entry.dtype), device=device)
-    return made
+            tensors[key] = torch.empty(entry.shape, dtype=dtype_of(entry.dtype), device=device)
+    return tensors
 
 
 def restore(
-    saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTensors, kept: Callable[[str], torch.Tensor]
+    saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTensors, stored: Callable[[str], torch.Tensor]
 ) -> None:
-    """Gives an optimizer the saved state of the parameters that this rank has.
+    """Loads the saved state of this rank's parameters into an optimizer.
 
     Args:
-        saved: What ``OptimizerState.to_json`` returned.
-        optimizer: One that fits, new or not.
+        saved: The result of ``OptimizerState.to_json``.
+        optimizer: A fitting optimizer, new or not.
         model: The tensors of its model.
-        kept: Returns a saved tensor by its key.
+        stored: Returns a saved tensor by its key.
     """
     groups = names_of(optimizer, model)
     group_of = {name: index for index, names in enumerate(saved["groups"]) for name in names}
     before = optimizer.state_dict()
-    states, made, number = {}, [], 0
+    states, param_groups, number = {}, [], 0
     for names, current in zip(groups, before["param_groups"], strict=True):
         settings = from_plain(saved["settings"][group_of[names[0]]]) if names else current
-        made.append({**current, **settings, "params": list(range(number, number + len(names)))})
+        param_groups.append({**current, **settings, "params": list(range(number, number + len(names)))})
         for index, name in enumerate(names, start=number):
             if name in saved["states"] and not model.tensors[name].is_meta:
-                states[index] = from_plain(saved["states"][name], kept)
+                states[index] = from_plain(saved["states"][name], stored)
         number += len(names)
-    optimizer.load_state_dict({**before, **from_plain(saved["more"]), "state": states, "param_groups": made})
+    optimizer.load_state_dict({**before, **from_plain(saved["more"]), "state": states, "param_groups": param_groups})
 
 
 def some(names: Sequence[str]) -> str:
-    """Names the first few of many."""
+    """Lists the first few names of many."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,7 +1,7 @@
-"""Turning what is no large tensor into JSON and back: settings of optimizers, schedulers, the user's own.
+"""Plain data as JSON: settings of optimizers, schedulers, the user's ``extra``.
 
-JSON has no tuples, counters, keys that are numbers, or tensors; these become objects with ``$`` in them, so that what
-is read is equal to what was written. Nothing else is made from a file: no class is looked up by name.
+JSON has no tuples, counters, number keys or tensors; these become objects with a ``$`` key, and reading returns equal
+values. Reading constructs these types only and never looks up a class by name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from mosaic.checkpoint.tensor_file import TensorSpec, bytes_of, dtype_of
 
 MAX_TENSOR_BYTES = 1 << 20
-"""Tensors above this have no place in a JSON file."""
+"""Size limit of a tensor inside JSON."""
 
 Keep = Callable[[torch.Tensor, str], str]
-"""Takes a tensor, and where it stands, to be kept elsewhere; returns its key there."""
+"""Stores a tensor outside the JSON under its position; returns the key."""
 
 
 def to_plain(value: Any, where: str, keep: Keep | None = None) -> Any:
-    """Returns a value as JSON can hold it.
+    """Returns a value as JSON data.
 
     Args:
         value: Nested dicts, lists and tuples of numbers, strings, None and tensors.
         where: Its name, for errors.
-        keep: Where tensors go; into the JSON itself by default.
+        keep: Stores a tensor elsewhere; by default it becomes part of the JSON.
 
     Raises:
-        TypeError: There is something else in it; names it.
+        TypeError: The value contains another type; names it.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -56,36 +56,36 @@ def to_plain(value: Any, where: str, keep: Keep | None = None) -> Any:
     )
 
 
-def from_plain(value: Any, kept: Callable[[str], torch.Tensor] | None = None) -> Any:
-    """Returns what ``to_plain`` was given.
+def from_plain(value: Any, stored: Callable[[str], torch.Tensor] | None = None) -> Any:
+    """Inverts ``to_plain``.
 
     Args:
-        value: What JSON held.
-        kept: Returns a tensor that was kept elsewhere, by its key.
+        value: JSON data.
+        stored: Returns a tensor stored elsewhere, by its key.
     """
     if isinstance(value, list):
-        return [from_plain(item, kept) for item in value]
+        return [from_plain(item, stored) for item in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("$")
     if kind is None:
-        return {key: from_plain(item, kept) for key, item in value.items()}
+        return {key: from_plain(item, stored) for key, item in value.items()}
     if kind == "tuple":
-        return tuple(from_plain(item, kept) for item in value["items"])
+        return tuple(from_plain(item, stored) for item in value["items"])
     if kind in ("dict", "counter"):
-        made = {from_plain(key): from_plain(item, kept) for key, item in value["items"]}
-        return Counter(made) if kind == "counter" else made
-    if kind == "kept" and kept is not None:
-        return kept(value["key"])
+        mapping = {from_plain(key): from_plain(item, stored) for key, item in value["items"]}
+        return Counter(mapping) if kind == "counter" else mapping
+    if kind == "kept" and stored is not None:
+        return stored(value["key"])
     if kind == "tensor":
         content, dtype = bytearray(base64.b64decode(value["base64"])), dtype_of(value["dtype"])
-        found = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        return found.view(value["shape"])
+        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        return flat.view(value["shape"])
     raise ValueError(f"{kind!r} is no kind of value in a checkpoint of this version")
 
 
 def kept_in(value: Any) -> list[str]:
-    """Returns the keys of the tensors that were kept elsewhere."""
+    """Returns the keys of the tensors stored elsewhere."""
     if isinstance(value, list):
         return [key for item in value for key in kept_in(item)]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A model's weights as one plain safetensors file: from a model, whatever rank has them, or from a checkpoint."""
+"""A model's weights as one plain safetensors file, from the ranks of a model or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, in_order, open_ten
 from mosaic.errors import InvalidCheckpointError, MosaicError
 
 INDEX = "model.safetensors.index.json"
-"""Says which of several files has a tensor, as Hugging Face writes it."""
+"""Hugging Face's index of tensors over several files."""
 
 
 def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     """Writes the plain model's ``state_dict``, whole, on rank 0, which receives one tensor after the other.
 
-    Tied weights are there under each of their names, so that ``load_state_dict`` finds all of its keys.
+    Tied weights appear under each of their names, as ``load_state_dict`` expects.
 
     Raises:
-        MosaicError: The file cannot be written; nothing is left of it.
+        MosaicError: The file cannot be written, and does not exist.
     """
-    found, specs, error = None, [], None
+    own, specs, error = None, [], None
     try:
-        found = ModelTensors.of(model)
-        specs = in_order(TensorSpec.of(name, found.tensors[first]) for name, first in found.names.items())
+        own = ModelTensors.of(model)
+        specs = in_order(TensorSpec.of(name, own.tensors[first]) for name, first in own.names.items())
     except Exception as failure:  # all ranks have to hear of it
         error = failure
     ranks.raise_if_any_failed(error)
-    assert found is not None
-    held = ranks.all_gather(sorted(found.here))
-    source = {name: rank for rank in reversed(range(ranks.size)) for name in held[rank]}
-    lost = [name for name in found.tensors if name not in source]
-    if lost:
-        raise MosaicError(f"no rank has {lost[0]} (and {len(lost) - 1} more); the model cannot be exported")
-    carrier = _Carrier(found, source, ranks.rank, ranks.background_group())
+    assert own is not None
+    names_by_rank = ranks.all_gather(sorted(own.here))
+    source = {name: rank for rank in reversed(range(ranks.size)) for name in names_by_rank[rank]}
+    missing = [name for name in own.tensors if name not in source]
+    if missing:
+        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); the model cannot be exported")
+    carrier = _Carrier(own, source, ranks.rank, ranks.background_group())
     if ranks.rank == 0:
         error = _write(path, specs, carrier)
     else:
@@ -54,27 +54,27 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
 
 
 class _Carrier:
-    """Brings tensors to rank 0, each when it is written; all ranks go through them in one order."""
+    """Transfers tensors to rank 0, each when it is written, in the same order on all ranks."""
 
-    def __init__(self, found: ModelTensors, source: Mapping[str, int], rank: int, group: Any) -> None:
-        self._found = found
+    def __init__(self, model: ModelTensors, source: Mapping[str, int], rank: int, group: Any) -> None:
+        self._model = model
         self._source = source
         self._rank = rank
         self._group = group
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def give(self, spec: TensorSpec) -> None:
-        """Sends a tensor to rank 0, if it is this rank's to send."""
-        first = self._found.names[spec.name]
+        """Sends a tensor to rank 0 if this rank is its source."""
+        first = self._model.names[spec.name]
         if self._source[first] == self._rank and spec.num_bytes:
-            dist.send(raw(self._found.tensors[first]), dst=0, group=self._group)
+            dist.send(raw(self._model.tensors[first]), dst=0, group=self._group)
 
     def take(self, spec: TensorSpec) -> torch.Tensor:
-        """Returns a tensor, or its bytes, on rank 0; they are good until the next call."""
-        first = self._found.names[spec.name]
+        """Returns a tensor, or its bytes, on rank 0; valid until the next call."""
+        first = self._model.names[spec.name]
         if self._source[first] == 0:
-            return self._found.tensors[first]
-        if self._room.numel() < spec.num_bytes:  # one for all: room that is freed is not always given back
+            return self._model.tensors[first]
+        if self._room.numel() < spec.num_bytes:  # reused: freed memory does not always return to the system
             self._room = torch.empty(spec.num_bytes, dtype=torch.uint8)
         whole = self._room[: spec.num_bytes]
         if spec.num_bytes:
@@ -83,7 +83,7 @@ class _Carrier:
 
 
 def _write(path: Path, specs: list[TensorSpec], carrier: _Carrier) -> MosaicError | None:
-    """Writes the file; returns what went wrong. Even then it takes all tensors, since the other ranks send them."""
+    """Writes the file and returns the error; after an error, still receives all tensors that other ranks send."""
     left = iter(specs)
     try:
         replace_with_tensors(path, specs, lambda _: carrier.take(next(left)))
@@ -95,15 +95,15 @@ def _write(path: Path, specs: list[TensorSpec], carrier: _Carrier) -> MosaicErro
 
 
 def extract_weights(checkpoint: Path, path: Path) -> int:
-    """Writes the weights of a checkpoint, made of its files alone; returns how many tensors there are.
+    """Writes the weights of a checkpoint from its files alone; returns the number of tensors.
 
     Args:
         checkpoint: The folder of one checkpoint.
         path: The file to write.
 
     Raises:
-        InvalidCheckpointError: The checkpoint is damaged; says in what.
-        MosaicError: The file cannot be written; nothing is left of it.
+        InvalidCheckpointError: The checkpoint is damaged.
+        MosaicError: The file cannot be written, and does not exist.
     """
     if damage := damage_of(checkpoint):
         raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
@@ -123,35 +123,35 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
 def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = False) -> Overlap:
     """Copies weights from a plain file, or a folder of such files, into the tensors that each rank has.
 
-    Of tied weights one name is enough. Each rank opens the file; other dtypes are converted, as ``load_state_dict``
-    does.
+    One name of a tied weight is enough. Each rank opens the file; other dtypes are converted, as in
+    ``load_state_dict``.
 
     Args:
         model: The model, of which this rank may have a part.
         path: The file or folder.
-        ranks: Who loads together.
-        partial: Whether to take what fits where the model is another one.
+        ranks: The ranks that load together.
+        partial: True to load the tensors that fit a different model.
 
     Returns:
-        What was loaded, and in what they differ.
+        The loaded tensors and the differences.
 
     Raises:
-        InvalidCheckpointError: It is no such file, cut short, or of another model; says in what it differs.
+        InvalidCheckpointError: It is not such a file, is truncated, or is of another model.
     """
     with ExitStack() as stack:
-        found, overlap, stored, error = None, None, {}, None
+        own, overlap, stored, error = None, None, {}, None
         try:
-            found = ModelTensors.of(model)
+            own = ModelTensors.of(model)
             stored = _opened(path, stack)
             shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
-            overlap = Overlap.of(found, shapes, aliases=True)
+            overlap = Overlap.of(own, shapes, aliases=True)
             overlap.check(path, "file", partial=partial)
         except Exception as failure:  # all ranks have to hear of it
             error = failure
         ranks.raise_if_any_failed(error)
-        assert found is not None
+        assert own is not None
         assert overlap is not None
-        here = found.here
+        here = own.here
         with torch.no_grad():
             for name, source in overlap.sources.items():
                 if name in here:
@@ -171,6 +171,6 @@ def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
         else:
             files = sorted(path.glob(f"*{SUFFIX}"))
         if not files:
-            raise InvalidCheckpointError(f"there is no {SUFFIX} file in {path}; give a file or folder that has one")
+            raise InvalidCheckpointError(f"{path} has no {SUFFIX} file; pass a file or folder that has one")
     opened = [stack.enter_context(open_tensors(each)) for each in files]
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no dict

@@ -27,10 +27,10 @@ def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dic
 
 
 def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None) -> None:
-    """Brings the generators into a state that ``random_state`` returned; those of no name in it stay as they are.
+    """Sets the generators to a state from ``random_state``; those without a saved name stay unchanged.
 
-    Where there are as many GPUs as there were, each goes on; otherwise the current one goes on as the one that was
-    current.
+    With the same number of GPUs, each continues from its own state; otherwise the current one continues from the saved
+    current one.
     """
     kind, words, *rest = state["numpy"]
     random_numbers.RandomState(

@@ -1,4 +1,4 @@
-"""Who saves and loads together: one process, or the ranks of a run."""
+"""The group of processes that saves and loads: one process, or the ranks of a run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """Rank of this process."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
 
     def all_gather(self, value: Told) -> list[Told]:
-        """Returns the values of all."""
+        """Returns the values of all ranks."""
 
     def broadcast(self, value: Told) -> Told:
-        """Returns the value of the first."""
+        """Returns the value of rank 0."""
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
-        """Raises on all if one of them failed."""
+        """Raises on all ranks if one failed."""
 
     def background_group(self) -> dist.ProcessGroup | None:
-        """Returns a group on CPUs that nothing else uses, the same at each call; None for one process."""
+        """Returns a CPU group reserved for checkpoints, the same at each call; None for one process."""
 
 
 class OneRank:
@@ -40,26 +40,23 @@ class OneRank:
     size = 1
 
     def all_gather(self, value: Told) -> list[Told]:
-        """Returns it."""
         return [value]
 
     def broadcast(self, value: Told) -> Told:
-        """Returns it."""
         return value
 
     def raise_if_any_failed(self, error: BaseException | None) -> None:
-        """Raises it."""
         if error is not None:
             raise error
 
     def background_group(self) -> None:
-        """Returns None: there is nobody to talk to."""
+        """Returns None: a single process has no group."""
 
 
 def tell_in(group: dist.ProcessGroup | None, value: Told) -> list[Told]:
     """Returns the value of each rank of a group, or of the only process."""
     if group is None:
         return [value]
-    found: list[Told] = [value] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    values: list[Told] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

@@ -1,4 +1,4 @@
-"""Room on the disk: how much a checkpoint takes, whether it is there, and how to get some.
+"""Disk space of checkpoints: estimate, check, and removal of old ones.
 
 The functions on folders need no torch.
 """
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from mosaic.checkpoint.belongings import Belongings, OneOrSeveral
 
 _BYTES_BESIDE = 1 << 16
-"""Allowed for what is no tensor, and again for each 100 tensors: names, settings, the loop's own."""
+"""Allowance for data other than tensors (names, settings, ``extra``), and again for each 100 tensors."""
 
 
 def room_needed(
     model: nn.Module, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
 ) -> int:
-    """Estimates the bytes of a checkpoint of all ranks, before the first step, too.
+    """Estimates the bytes of a checkpoint of all ranks, also before the first step.
 
-    An optimizer that has no state of a parameter yet makes it on tensors without memory; one that cannot is taken to
-    keep two numbers for each of the parameter's.
+    An optimizer without state makes it on tensors without memory; if it cannot, the estimate is two numbers for each
+    number of a parameter.
     """
     from mosaic.checkpoint.belongings import Belongings
 
@@ -48,8 +48,8 @@ def bytes_of_all(belongings: Belongings) -> int:
 
 
 def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Returns the tensors that an optimizer keeps, or will keep, of its parameters that train."""
-    found = []
+    """Returns the tensors of an optimizer's state, present or future, for parameters that train."""
+    tensors = []
     for group in optimizer.param_groups:
         alike: dict[Any, dict[str, Any]] = {}  # a large model has thousands of parameters of a dozen shapes
         for parameter in group["params"]:
@@ -60,8 +60,8 @@ def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
                     if kind not in alike:
                         alike[kind] = _state_to_be(optimizer, group, parameter)
                     state = alike[kind]
-                found += [value for value in state.values() if hasattr(value, "nbytes")]
-    return found
+                tensors += [value for value in state.values() if hasattr(value, "nbytes")]
+    return tensors
 
 
 def _state_to_be(optimizer: Optimizer, group: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
@@ -80,16 +80,16 @@ def _state_to_be(optimizer: Optimizer, group: Mapping[str, Any], parameter: torc
 
 
 def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: int = 0) -> None:
-    """Checks that there is room for checkpoints before a run begins.
+    """Checks the disk space for checkpoints before a run begins.
 
     Args:
-        folder: The run's checkpoints; those that are there count.
-        checkpoint_bytes: Of one; see ``room_needed``.
-        count: How many there will be at once: those that are kept, one that is being written, and one to spare.
-        more_bytes: What else will be written to this disk.
+        folder: The run's checkpoints; existing ones count.
+        checkpoint_bytes: Bytes of one checkpoint; see ``room_needed``.
+        count: Number at once: those that stay, one being written, and one to spare.
+        more_bytes: Bytes of other files that will be written to this disk.
 
     Raises:
-        NoRoomError: There is less; says how much is free, how much is needed, and what to do.
+        NoRoomError: The disk has less space; the message has both sizes and a remedy.
     """
     there = folder.absolute()
     while not there.exists():
@@ -101,24 +101,24 @@ def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: i
         raise NoRoomError(
             f"the disk of {folder} has {_size(free)} free and {_size(needed)} are needed: {num_new} checkpoints of "
             f"{_size(checkpoint_bytes)} and {_size(more_bytes)} beside; free {_size(needed - free)}, keep fewer "
-            "checkpoints, or give a folder on another disk"
+            "checkpoints, or choose a folder on another disk"
         )
 
 
 def make_room(folder: Path) -> tuple[Checkpoint, ...]:
-    """Removes all checkpoints but the newest that is whole, and what killed saves have left.
+    """Removes all checkpoints except the newest intact one, and remains of killed saves.
 
-    Called when a save met a full disk and nothing is being written. Where none is whole, all stay.
+    Call it after a save ran into a full disk, while no save is in progress. If none is intact, all stay.
 
     Returns:
-        Those that were removed.
+        The removed checkpoints.
     """
     complete = checkpoints_in(folder)
-    whole = next((found for found in complete if not damage_of(found.path)), None)
-    others = [found for found in complete if whole is not None and found != whole]
+    whole = next((checkpoint for checkpoint in complete if not damage_of(checkpoint.path)), None)
+    others = [checkpoint for checkpoint in complete if whole is not None and checkpoint != whole]
     drop(folder, others)
     left = checkpoints_in(folder)
-    return tuple(found for found in others if found not in left)
+    return tuple(checkpoint for checkpoint in others if checkpoint not in left)
 
 
 def _size(num_bytes: int) -> str:

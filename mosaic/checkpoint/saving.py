@@ -28,16 +28,16 @@ from mosaic.errors import MosaicError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest(Belongings):
-    """What is to be saved, and where."""
+    """Arguments of a save."""
 
     folder: Path
     """The run's checkpoints."""
     step: int
     """The loop's count."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Plain data; rank 0's is kept."""
+    """Plain data, saved by rank 0."""
     keep: int = 3
-    """How many checkpoints stay in the folder."""
+    """Number of checkpoints that stay in the folder."""
     plan: str = ""
     """Fingerprint of the plan that runs."""
 
@@ -45,19 +45,19 @@ class SaveRequest(Belongings):
         if self.keep < 1:
             raise ValueError(f"keep={self.keep} would leave no checkpoint; keep at least 1")
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 0:
-            raise ValueError(f"step={self.step!r} is no count of steps; give a whole number from 0 on")
+            raise ValueError(f"step={self.step!r} is not a count of steps; use a whole number from 0 on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What one rank has of a job."""
+    """One rank's share of a save."""
 
     tensors: dict[str, torch.Tensor]
     layout: RankLayout
     tied: dict[str, str]
     optimizers: dict[str, OptimizerState]
     rest: dict[str, Any]
-    """All that is neither a tensor nor an optimizer's."""
+    """Everything except tensors and optimizers."""
 
     @staticmethod
     def of(job: SaveRequest) -> _Share:
@@ -71,8 +71,8 @@ class _Share:
         layout = RankLayout(
             tensors={name: TensorSpec.of(name, tensor) for name, tensor in tensors.items()},
             names=tuple(f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors),
-            groups={label: found.groups for label, found in optimizers.items()},
-            states={label: found.states for label, found in optimizers.items()},
+            groups={label: each.groups for label, each in optimizers.items()},
+            states={label: each.states for label, each in optimizers.items()},
         )
         schedulers = {
             label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in job.schedulers.items()
@@ -91,7 +91,7 @@ class Saver:
     """Saves one checkpoint after another; the next one waits until the last one is on the disk.
 
     Args:
-        ranks: Who saves together. All of them make the same calls.
+        ranks: The ranks that save together; all make the same calls.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -101,22 +101,22 @@ class Saver:
         self._copies = Copies()
 
     def prepare(self, belongings: Belongings) -> None:
-        """Makes room in memory for the copies, so that the first save takes no longer than the later ones."""
+        """Allocates memory for the copies: the first save then takes no longer than later ones."""
         pinned = any(tensor.is_cuda for tensor in belongings.model.parameters())
         self._copies.reserve(bytes_of_all(belongings) // self._ranks.size, pinned=pinned)
 
     def save(self, job: SaveRequest) -> Path:
-        """Begins a checkpoint and returns where it will be.
+        """Begins a checkpoint and returns its folder.
 
         Raises:
-            MosaicError: The one before could not be written, the folder cannot be, or the ranks differ.
-            TypeError: Something in it cannot be saved; names it.
+            MosaicError: The previous save failed, the folder cannot be written, or the ranks differ.
+            TypeError: A value cannot be saved; names it.
         """
         self.finish()
         share, error = None, None
         try:
             share = _Share.of(job)
-        except Exception as failure:  # of any kind, from the user's objects: all ranks have to hear of it
+        except Exception as failure:  # of any kind, from the user's objects: all ranks have to raise
             error = failure
         self._ranks.raise_if_any_failed(error)
         assert share is not None
@@ -129,10 +129,10 @@ class Saver:
         return place.final
 
     def finish(self) -> None:
-        """Waits until what was begun is on the disk.
+        """Waits until the pending checkpoint is on the disk.
 
         Raises:
-            MosaicError: It could not be written; says why. What was there before is as it was.
+            MosaicError: It could not be written. Earlier checkpoints are unchanged.
         """
         if self._writing is None:
             return
@@ -140,22 +140,22 @@ class Saver:
         writing.wait()
 
     def _agreed(self, job: SaveRequest, share: _Share) -> SharedLayout:
-        """Returns who writes what, once it is sure that all ranks save the same."""
-        settings = {label: json.dumps([found.kind, *found.settings]) for label, found in share.optimizers.items()}
+        """Checks that all ranks save the same, and returns the tensors that each writes."""
+        settings = {label: json.dumps([entry.kind, *entry.settings]) for label, entry in share.optimizers.items()}
         beside = [*settings], share.rest["companions"], share.rest["generators"]
         requests = self._ranks.all_gather((job.step, str(job.folder), beside, settings, _hash(share.layout)))
-        for rank, found in enumerate(each[3] for each in requests):
-            if bool(found) != bool(requests[0][3]):
-                without = 0 if found else rank
-                raise ValueError(f"rank {without} gave no optimizer and others did; give it on all ranks")
+        for rank, entry in enumerate(each[3] for each in requests):
+            if bool(entry) != bool(requests[0][3]):
+                without = 0 if entry else rank
+                raise ValueError(f"rank {without} saves no optimizer and others do; pass it on all ranks")
         for what, index in (("steps", 0), ("folders", 1), ("optimizers, companions or generators", 2)):
             if any(each[index] != requests[0][index] for each in requests):
-                each = "; ".join(f"rank {rank}: {found[index]}" for rank, found in enumerate(requests))
+                each = "; ".join(f"rank {rank}: {entry[index]}" for rank, entry in enumerate(requests))
                 raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
-        for rank, found in enumerate(each[3] for each in requests):
-            if found != requests[0][3]:
+        for rank, entry in enumerate(each[3] for each in requests):
+            if entry != requests[0][3]:
                 raise ValueError(
-                    f"the settings of rank {rank}'s optimizer are {found} and those of rank 0's {requests[0][3]}; they "
+                    f"the settings of rank {rank}'s optimizer are {entry} and those of rank 0's {requests[0][3]}; they "
                     "have to be the same on all ranks"
                 )
         hashes = [each[-1] for each in requests]
@@ -180,8 +180,8 @@ def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: 
     from mosaic import __version__
 
     optimizers = {
-        label: {**found.to_json(), "groups": layout.groups[label], "states": layout.states[label]}
-        for label, found in share.optimizers.items()
+        label: {**each.to_json(), "groups": layout.groups[label], "states": layout.states[label]}
+        for label, each in share.optimizers.items()
     }
     state = {**_by_name("optimizer", optimizers), **share.rest}
     manifest = Manifest(
@@ -198,9 +198,9 @@ def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: 
     return Contents(manifest=manifest, state=state, keep=job.keep)
 
 
-def _by_name(what: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a state file holds of optimizers or schedulers: a single one, or several by name."""
-    return {what: found.get(""), f"{what}s": {label: each for label, each in found.items() if label}}
+def _by_name(what: str, states: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a state file for optimizers or schedulers: a single one, or several by name."""
+    return {what: states.get(""), f"{what}s": {label: state for label, state in states.items() if label}}
 
 
 def _random_bytes(generators: Mapping[str, torch.Generator] | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Safetensors files: written and read tensor by tensor, so that no more of a file is in memory than is being moved.
+"""Safetensors files, written and read tensor by tensor to save memory.
 
-The library reads them. Its writer wants all tensors of a file at once, so the writer is here. The layout is public:
-eight bytes with the length of the header, the header in JSON, the tensors' bytes without gaps.
+The library reads them. Its writer needs all tensors of a file at once, so this module has its own. The layout is
+public: eight bytes with the length of the header, the header in JSON, the tensors' bytes without gaps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor as a file describes it."""
+    """Description of a tensor in a file."""
 
     name: str
     """Its key."""
@@ -47,10 +47,10 @@ class TensorSpec:
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor) -> TensorSpec:
-        """Describes a tensor; on the meta device, too, where it stands for a whole one of another rank.
+        """Describes a tensor; a meta tensor stands for one on another rank.
 
         Raises:
-            TypeError: It is in parts, quantized, sparse or of a dtype that such files do not know.
+            TypeError: It is sharded, quantized, sparse or of a dtype that safetensors does not support.
         """
         is_whole = tensor.is_meta or type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if not is_whole or tensor.layout != torch.strided:
@@ -59,7 +59,7 @@ class TensorSpec:
                 "leave sharding of modules to Mosaic's plan, or save this model with torch.distributed.checkpoint"
             )
         if tensor.dtype not in _NAMES:
-            raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not know; cast it")
+            raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not support; cast it")
         return TensorSpec(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
     @property
@@ -74,7 +74,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a tensor as a flat tensor on the CPU, without a copy where it is there and contiguous."""
+    """Returns the bytes of a tensor as a flat CPU tensor, without a copy if it is contiguous there."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -82,12 +82,12 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Returns the bytes of a tensor as a file takes them."""
+    """Returns the bytes of a tensor for a file."""
     return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
 def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Returns tensors in the order of a file: those of wide elements first, so that each is aligned."""
+    """Returns tensors in the order of a file: wide elements first, for alignment."""
     return sorted(specs, key=lambda spec: (-_DTYPES[spec.dtype].itemsize, spec.name))
 
 
@@ -95,34 +95,34 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callable[[str
     """Writes a new file, flushes it to the disk, and returns its length and SHA-256.
 
     Args:
-        path: Where; nothing may be there.
-        specs: What will be written, in the order of ``in_order``.
+        path: A new path.
+        specs: The tensors; they are written in the order of ``in_order``.
         tensor: Returns a tensor by its name; called once for each, in this order.
 
     Raises:
-        OSError: The disk is full, or the file is there.
+        OSError: The disk is full, or the file exists.
     """
     ordered = in_order(specs)
     header = _header(ordered)
-    found, length = hashlib.sha256(header), len(header)
+    digest, length = hashlib.sha256(header), len(header)
     with path.open("xb") as file:
         file.write(header)
         for spec in ordered:
             content = bytes_of(tensor(spec.name))
             assert content.nbytes == spec.num_bytes, spec
             file.write(content)
-            found.update(content)
+            digest.update(content)
             length += content.nbytes
         file.flush()
         os.fsync(file.fileno())
-    return length, found.hexdigest()
+    return length, digest.hexdigest()
 
 
 def replace_with_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callable[[str], torch.Tensor]) -> None:
     """Writes a file beside its place and renames it once it is on the disk; see ``write_tensors``.
 
     Raises:
-        MosaicError: The folder cannot be written or the disk is full; a file that was there is as it was.
+        MosaicError: The folder cannot be written or the disk is full; an existing file is unchanged.
     """
     aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
@@ -131,7 +131,7 @@ def replace_with_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callab
         aside.replace(path)
         flush_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # its folder may not be there
+        with contextlib.suppress(OSError):  # its folder may be missing
             aside.unlink(missing_ok=True)
         raise (NoRoomError if is_full(error) else MosaicError)(
             f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
@@ -154,11 +154,11 @@ def open_tensors(path: Path) -> Any:
     """Opens a file with the library's ``safe_open``, for a ``with`` block.
 
     Raises:
-        InvalidFileError: It cannot be read, is no such file, or was cut short.
+        InvalidFileError: It cannot be read, is not such a file, or was cut short.
     """
     try:
         return safe_open(path, framework="pt")
     except OSError as error:
         raise InvalidFileError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise InvalidFileError(f"{path} is no safetensors file, or was cut short: {error}") from error
+        raise InvalidFileError(f"{path} is not a safetensors file, or was cut short: {error}") from error

@@ -1,4 +1,4 @@
-"""A checkpoint that a thread writes while training goes on: each rank its file, rank 0 the rest and the name."""
+"""A thread writes a checkpoint during training: each rank its file, rank 0 the state and the manifest."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ _LOG = logging.getLogger(__name__)
 
 
 NICENESS = 10
-"""Of the thread that writes: beside a thread that computes on the same core it gets a tenth of it."""
+"""Of the writing thread: beside a computing thread on the same core it gets a tenth of the core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What rank 0 adds to the tensors."""
+    """Rank 0's additions to the tensors."""
 
     manifest: Manifest
     """Without files and tensors."""
     state: dict[str, Any]
-    """All that is no tensor, as JSON can hold it."""
+    """Everything except tensors, as plain data."""
     keep: int
-    """How many checkpoints stay."""
+    """Number of checkpoints that stay."""
 
 
 class Copies:
     """Copies of tensors in memory that training does not touch.
 
-    The memory is used again by the next copies: fresh memory takes several times as long as copying into it. Of tensors
-    on a GPU it is pinned.
+    Later copies reuse the memory: fresh memory takes several times as long as copying into it. It is pinned for tensors
+    on a GPU.
     """
 
     def __init__(self) -> None:
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, num_bytes: int, *, pinned: bool) -> None:
-        """Makes room before it is needed, and has its pages there."""
+        """Allocates the memory and touches its pages."""
         if self._grow(num_bytes, pinned=pinned):
             self._room.zero_()
 
     def _grow(self, num_bytes: int, *, pinned: bool) -> bool:
         is_short = self._room.numel() < num_bytes or (pinned and not self._room.is_pinned())
         if is_short:
-            self._room = torch.empty(0, dtype=torch.uint8)  # first: there is no need for both
+            self._room = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
             self._room = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         return is_short
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns copies, which are good until the next ones are made."""
+        """Returns copies, valid until the next call."""
         ends = list(itertools.accumulate(_aligned(tensor.nbytes) for tensor in tensors.values()))
         devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
         self._grow(ends[-1] if ends else 0, pinned=bool(devices))
@@ -84,20 +84,20 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _give_way() -> None:
-    """Lets the threads that train have the cores first: this one hashes and copies as much as a checkpoint holds."""
+    """Lowers the priority of this thread, which hashes and copies a whole checkpoint, below training."""
     if sys.platform == "linux":  # where a thread has a priority of its own
         with contextlib.suppress(OSError):  # forbidden here: it is only slower
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Writing:
-    """A checkpoint that is being written by a thread of its own; the process waits for it when it ends.
+    """A checkpoint being written by its own thread; the process waits for it when it ends.
 
     Args:
-        tensors: What this rank writes; copies that nobody changes.
-        place: Where; the same for all ranks.
-        contents: What else there is; on rank 0 only.
-        ranks: Who writes together.
+        tensors: This rank's tensors; copies that stay unchanged.
+        place: The folder, the same for all ranks.
+        contents: The rest; on rank 0 only.
+        ranks: The ranks that write together.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class Writing:
         self._contents = contents
         self._rank = ranks.rank
         self._group = ranks.background_group()
-        self._told = threading.Event()
+        self._done = threading.Event()
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_give_way)
         self._future = thread.submit(self._write, tensors)
         thread.shutdown(wait=False)
         self._future.add_done_callback(self._ended)
 
     def wait(self) -> None:
-        """Waits until it is on the disk; raises MosaicError if it could not be written."""
-        self._told.wait()
+        """Waits until the checkpoint is on the disk; raises MosaicError if it could not be written."""
+        self._done.wait()
         error = self._future.exception()
         if error is not None:
             kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
@@ -130,28 +130,28 @@ class Writing:
             name = f"rank-{self._rank:05d}{SUFFIX}"
             num_bytes, sha256 = write_tensors(self._place.aside / name, specs, tensors.__getitem__)
             file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
-        except Exception as error:  # of any kind: all ranks have to hear of it
+        except Exception as error:  # of any kind: all ranks have to raise
             failure = error
-        told = self._all_fine(failure, file, specs)
+        written = self._all_fine(failure, file, specs)
         failure = None
         try:
             if self._contents is not None:
-                self._finish(self._contents, told)
+                self._finish(self._contents, written)
         except Exception as error:
             failure = error
         self._all_fine(failure)
 
-    def _all_fine(self, failure: Exception | None, *mine: Any) -> list[tuple[Any, ...]]:
-        """Returns what all ranks told; raises on all of them if one failed: NoRoomError if its disk was full."""
+    def _all_fine(self, failure: Exception | None, *entries: Any) -> list[tuple[Any, ...]]:
+        """Gathers ``entries`` from all ranks; raises on all if one failed: NoRoomError if its disk was full."""
         reason = None if failure is None else f"{type(failure).__name__}: {failure}"
-        told = tell_in(self._group, (reason, failure is not None and is_full(failure), mine))
-        failed = [f"{each[0]} (rank {rank})" for rank, each in enumerate(told) if each[0] is not None]
+        reports = tell_in(self._group, (reason, failure is not None and is_full(failure), entries))
+        failed = [f"{each[0]} (rank {rank})" for rank, each in enumerate(reports) if each[0] is not None]
         if failed:
-            raise (NoRoomError if any(each[1] for each in told) else MosaicError)("; ".join(failed))
-        return [each[2] for each in told]
+            raise (NoRoomError if any(each[1] for each in reports) else MosaicError)("; ".join(failed))
+        return [each[2] for each in reports]
 
     def _finish(self, contents: Contents, written: list[tuple[FileEntry, list[TensorSpec]]]) -> None:
-        """Writes what is no tensor and the manifest, and gives the whole its name."""
+        """Writes the state and the manifest, and renames the folder."""
         state = (json.dumps(contents.state) + "\n").encode()
         sha256 = write_flushed(state, self._place.aside / STATE)
         tensors = [
@@ -168,7 +168,7 @@ class Writing:
         self._place.commit(contents.keep)
 
     def _ended(self, done: Future[None]) -> None:
-        """Says at once that it failed, and leaves nothing half-written, though nobody may ever wait for it."""
+        """Logs a failure at once and removes the partial folder, even if the loop never waits."""
         try:
             error = done.exception()
             if error is not None:
@@ -176,11 +176,11 @@ class Writing:
                 if self._rank == 0:
                     self._place.abandon()
         finally:
-            self._told.set()
+            self._done.set()
 
     def _failure(self, error: BaseException) -> str:
         reason = str(error) if isinstance(error, MosaicError) else f"{type(error).__name__}: {error}"
         return (
-            f"{self._place.final} could not be saved: {reason}; those before it are whole: make room, or give a "
+            f"{self._place.final} could not be saved: {reason}; earlier ones are intact: make room, or choose a "
             "folder that all ranks can write"
         )

@@ -27,26 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure how a GPU's SMs can be shared: one question a run, answered as a table, a JSON file and a picture.
+    """Measure the sharing of a GPU's SMs: one question per run, with a table, a JSON file and a picture.
 
-    pool: what making a context and a stream costs, against lending one.
-    scaling: how much time a kernel or a module takes at every quota.
-    interference: what two kernels side by side cost each other, over quotas.
-    isolation: which SMs a partition really uses, and whether a long kernel delays a short one next to it.
+    pool: the cost of a new context and stream, against one from the pool.
+    scaling: the time of a kernel or a module at every quota.
+    interference: the slowdown of two kernels side by side, over quotas.
+    isolation: the SMs that a partition really uses, and the delay of a short kernel beside a long one.
     overlap: the same two modules one after the other, on plain and prioritised streams, on partitions, under MPS,
-    captured or not: what quotas earn, and what concurrency alone does.
+    captured or not: the gain of quotas, and the gain of concurrency alone.
 
-    Needs an NVIDIA GPU from Volta on and exits with 4 without one; --backend host goes through the same measurement on
-    CPU cores, for dry runs.
+    Needs an NVIDIA GPU from Volta on and exits with 4 without one. --backend host runs the same measurement on CPU
+    cores, as a dry run.
     """
 
     question: tyro.conf.Positional[Literal["pool", "scaling", "interference", "isolation", "overlap"]]
-    """Which one."""
+    """Question to answer."""
     size: Literal["full", "quick", "tiny"] = "full"
-    """quick: fewer quotas and repetitions; tiny: the smallest sizes that go through everything, whose times mean
-    little."""
+    """quick: fewer quotas and repetitions; tiny: the smallest sizes that run all code; their times mean little."""
     seconds: float = float("inf")
-    """Stop after about this long and keep what there is; what was left out is named."""
+    """Stop after about this many seconds, keep the results so far, and name the rest."""
     model: OptionalModel = None
     backend: BackendName = "cuda"
     output: Path = Path("mosaic-bench")
@@ -54,13 +53,13 @@ class Bench:
     json: Json = None
 
     def execute(self) -> None:
-        """Measures, prints the table and leaves the files."""
+        """Measures, prints the table and writes the files."""
         from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 
         question = QUESTIONS[self.question]
         if self.model is not None and not question.takes_subjects:
-            takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
-            raise ValueError(f"--model goes with {takes}; {self.question} measures kernels of its own")
+            names = " and ".join(name for name, question in QUESTIONS.items() if question.takes_subjects)
+            raise ValueError(f"--model goes with {names}; {self.question} measures kernels of its own")
         budget = Budget(self.seconds)
         backend = open_named_backend(self.backend or "cuda")
         tiny = self.size == "tiny"
@@ -72,13 +71,13 @@ class Bench:
         stderr_console().print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
         result = question.measure(backend, settings, budget, **more)
         console.print(question.table(result))
-        written = question.leave(result, self.output)
-        console.print(f"wrote {' and '.join(map(str, written))}", highlight=False)
+        files = question.leave(result, self.output)
+        console.print(f"wrote {' and '.join(map(str, files))}", highlight=False)
         write_json(result, self.json)
 
 
 def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:
-    """Finds the modules of a user's model, moved to the device that is measured; all, or two that are independent."""
+    """Finds the modules of a user's model on the measured device; all, or two independent ones."""
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
 

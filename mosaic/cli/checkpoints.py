@@ -1,4 +1,4 @@
-"""``mosaic checkpoints``: which checkpoints a run has, whether they are whole, and their weights as one plain file."""
+"""``mosaic checkpoints``: lists and verifies the checkpoints of a run, and exports weights as one plain file."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 class Checkpoints:
     """List the checkpoints of a run, verify them, or export one to a plain safetensors file. Starts no model.
 
-    Exits with 1 if there is none, or one that was looked at is damaged.
+    Exits with 1 if there is none, or a listed one is damaged.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER")]
-    """The folder that handle.save() was given."""
+    """The folder of handle.save()."""
     verify: bool = False
     """Read every file and compare it with its checksum."""
     step: int | None = None
-    """Look only at the newest checkpoint of this step."""
+    """Use only the newest checkpoint of this step."""
     export: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write the weights of the newest one, or of --step, as one safetensors file that the plain model loads."""
+    """Write the weights of the newest checkpoint, or of --step, as one safetensors file for the plain model."""
     json: Json = None
 
     def execute(self) -> None:
-        """Lists, verifies or exports, and raises what is damaged."""
+        """Lists, verifies or exports; raises for damaged checkpoints."""
         from mosaic.checkpoint.folder import choose
 
-        found = choose(self.folder, self.step)
+        checkpoints = choose(self.folder, self.step)
         if self.step is not None or self.export is not None:
-            found = found[:1]
-        rows = [_row(each, verify=self.verify) for each in found]
+            checkpoints = checkpoints[:1]
+        rows = [_row(checkpoint, verify=self.verify) for checkpoint in checkpoints]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         out = sys.stderr if takes_stdout(self.json) else sys.stdout
         for row in rows:
@@ -50,8 +50,8 @@ class Checkpoints:
         if self.export is not None:
             from mosaic.checkpoint.plain_weights import extract_weights
 
-            count = extract_weights(found[0].path, self.export)
-            print(f"{count} tensors of {found[0].path} are in {self.export}", file=out)
+            count = extract_weights(checkpoints[0].path, self.export)
+            print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)
         damaged = [sentence for row in rows for sentence in row["damage"]]
         if damaged:
             raise InvalidCheckpointError("\n".join(damaged))

@@ -1,4 +1,4 @@
-"""``mosaic plan --context``: one sequence shared out over ranks; needs neither torch nor a GPU."""
+"""``mosaic plan --context``: divides one sequence over ranks; needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from mosaic.user_file import import_file
 
 @dataclass(frozen=True, kw_only=True)
 class ContextCommand:
-    """Share one sequence out over ranks by the work of its attention, beside other ways to do so.
+    """Divide one sequence over ranks by the work of its attention, and compare load balancers.
 
-    The mask is causal, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. Work is counted: tiles
-    in which tokens see each other, or in long sequences pairs of them; nothing here is measured.
+    The mask is causal, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. The work is counted, not
+    measured: tiles in which tokens see each other, or pairs of tokens in long sequences.
     """
 
     context: int
     """Ranks that share the sequence."""
     mask: Annotated[str, arg(metavar="causal|FILE:FUNCTION")] = "causal"
-    """Causal, or a function without arguments, or one of the number of tokens and the seed."""
+    """Causal, or a function without arguments or of the number of tokens and the seed."""
     tokens: int = 16384
-    """Of the sequence, where the function does not say."""
+    """Tokens of the sequence, for a function without arguments about it."""
     block: int = 128
-    """Tokens given out together at least."""
+    """Least number of tokens that stay together."""
     chunk: int | None = None
-    """Blocks given out together; by default 1, and for lpt as many as keep ranks even."""
+    """Blocks that stay together; by default 1, and for lpt as many as keep ranks even."""
     method: str = "lpt"
-    """Who shares it out."""
+    """The load balancer."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of random masks."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Also draw it, beside zigzag, as .png or .svg."""
+    """Also draw the plan, beside zigzag, as .png or .svg."""
     json: Json = None
 
     def execute(self) -> int:
@@ -57,7 +57,7 @@ class ContextCommand:
         ]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         if self.picture is not None:
-            draw_context([next(one for one in plans if one.distribution.method == "zigzag"), plans[0]], self.picture)
+            draw_context([next(plan for plan in plans if plan.distribution.method == "zigzag"), plans[0]], self.picture)
         return 0
 
     def _plan(self, mask: MaskWords, method: str) -> ContextPlan:
@@ -65,7 +65,7 @@ class ContextCommand:
 
 
 def mask_function(text: str) -> Callable[[int, int], MaskWords]:
-    """Returns the function of a number of tokens and a seed that makes a mask: ``causal``, or FILE:FUNCTION."""
+    """Returns a function from a number of tokens and a seed to a mask: ``causal``, or FILE:FUNCTION."""
     if text == "causal":
         return lambda num_tokens, seed: causal(num_tokens)
     path, colon, name = text.rpartition(":")

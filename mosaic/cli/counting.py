@@ -1,4 +1,4 @@
-"""Counting the operators of a user's model, which then needs neither memory for its weights nor a GPU."""
+"""Counts the operators of a user's model, without memory for its weights and without a GPU."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from mosaic.pipelining.workload.layers import PipelineModel
 
 _LOW = torch.bfloat16
-"""What mixed precision casts to."""
+"""Number format of mixed precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What the modules of a workload do at each degree."""
+    """Counts of a workload's modules at each degree."""
 
     graph: ModuleGraph
     """The modules."""
     counts: Mapping[str, Mapping[int, ModuleCounts]]
     """By module and data-parallel degree."""
     traffic: Mapping[str, ModuleTraffic]
-    """What each module takes and makes."""
+    """Bytes of each module's inputs and outputs."""
     unknown: tuple[str, ...]
-    """Modules of which that is not known: their arguments share no leading dimension."""
+    """Modules of unknown traffic: their arguments share no leading dimension."""
     dtype: str
     """Number format of most of the arithmetic, such as ``bfloat16``."""
     description: str
-    """Which numbers have it, and who chose it."""
+    """The numbers in that format, and the source of the choice."""
 
 
 def count_workload(
@@ -56,10 +56,10 @@ def count_workload(
     """Counts the modules of ``FILE:FACTORY`` or of a model of the zoo on the meta device.
 
     Args:
-        model: The factory; its model and sample are moved to the meta device, where only shapes are left. A model of
-            the zoo is made there.
+        model: The factory; its model and sample move to the meta device, which keeps only shapes. A model of the zoo is
+            constructed there.
         degrees: Data-parallel degrees; the batch is divided by each.
-        kind: Which kind of device the work is for.
+        kind: Kind of device.
         dtype: Name in ``PRECISIONS``; by default that in which a factory made its model, or for one of the zoo what is
             usual on the device.
     """
@@ -72,12 +72,12 @@ def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, Counted
     """Counts the layers of a model for a pipeline; its sample is one microbatch.
 
     Args:
-        where: ``FILE:FACTORY``; or a model of the zoo, which is made without data and has a batch of 1 by default.
-        hardware: The device that the times are of.
+        where: ``FILE:FACTORY``; or a model of the zoo, without data and with a batch of 1 by default.
+        hardware: The device of the times.
 
     Raises:
         MosaicError: The sample is not a dict of keywords.
-        UnsplittableError: The model cannot be cut between layers; says where and why.
+        UnsplittableError: The model cannot be cut between layers.
     """
     from mosaic.parts.finding.find import find_split  # a quarter of a second, which no other count needs
     from mosaic.ranks.pipeline.counting import count_model
@@ -99,7 +99,7 @@ def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, Counted
 
 
 def _own_loss(output: Any) -> Any:
-    """Returns the loss of a model's output, which pipelines train by default; all of it where there is none."""
+    """Returns the loss in a model's output, the default of pipelines; the whole output if it has none."""
     loss = getattr(output, "loss", None)
     return output if loss is None else loss
 
@@ -113,7 +113,7 @@ def count_modules(
     if dtype is not None:
         model_there, sample = model_there.float(), _in_float32(sample)
     low = _LOW if dtype is not None and PRECISIONS[dtype].is_mixed else None
-    # Over several ranks, what modules share with others is no obstacle.
+    # Over several ranks, modules may share parameters.
     run, may_share = _run(model_there, sample, low), max(degrees) > 1
     finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
     counts, traffic, unknown = {}, {}, []
@@ -160,7 +160,7 @@ def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts, low:
 
 
 def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:
-    """What ``find_modules`` takes: a batch, or a function that runs the model on it under autocast."""
+    """Argument of ``find_modules``: a batch, or a function that runs the model on it under autocast."""
     if low is None:
         return sample
     call = runner_of(model, sample)
@@ -190,7 +190,7 @@ def _in_float32(sample: Any) -> Any:
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """Moves a model to the meta device, where ``Module.to`` gives each module a copy of what several had in common."""
+    """Moves a model to the meta device and ties shared parameters again, which ``Module.to`` copies."""
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for part in model.modules():
         for name, parameter in part._parameters.items():

@@ -13,13 +13,13 @@ class Demo:
     """Train a three-encoder model on real handwriting and synthetic speech, plain and colocated.
 
     Finds and profiles the encoders, solves for a plan, checks that colocated training gives the numbers of plain
-    training (bit for bit on the host, within 1e-4 on a GPU), trains both ways in turn, and leaves profile, plan,
-    measurements, a picture and a trace in a folder. Runs on the GPU where there is one, with a larger model, and takes
-    under three minutes there and on two cores.
+    training (bit for bit on the host, within 1e-4 on a GPU), trains both ways in turn, and writes profile, plan,
+    measurements, a picture and a trace to a folder. Uses a GPU if present, with a larger model. Takes under three
+    minutes there and on two cores.
     """
 
     output: Path = Path("mosaic-demo")
-    """Folder for what it leaves; the data set is in its folder cache."""
+    """Folder for the results; its subfolder cache holds the data set."""
     backend: PresentBackendName = None
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""

@@ -1,10 +1,10 @@
-"""The command ``mosaic``: reads the command line, runs one of its commands, and answers with an exit code."""
+"""The command ``mosaic``: parses the command line, runs a command, and returns an exit code."""
 
 from __future__ import annotations
 
 import os
 
-# OpenMP reads this once, when torch is loaded. Idle threads that spin would take cores from the other lanes.
+# OpenMP reads this once, when torch is loaded. Spinning idle threads would take cores from other lanes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import logging
@@ -54,9 +54,9 @@ _ENDED = {
     "--explain": "--explain has ended; --compare shows the plans of other methods under the same predictions",
     "--from": "--from has ended; plan again from the profile: a new search takes as long and finds the same plan",
 }
-"""Options of ``plan`` that earlier versions had."""
+"""Former options of ``plan``."""
 PIPELINE, CONTEXT = "--pipeline", "--context"
-"""With them, ``plan`` plans a pipeline, or else the attention of one sequence over ranks."""
+"""Options with which ``plan`` plans a pipeline, or the attention of one sequence over ranks."""
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
@@ -68,17 +68,17 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "checkpoints": Checkpoints,
     "retrain": Retrain,
 }
-"""The commands by name; each is a dataclass of its options with a method ``execute``."""
+"""Commands by name; each is a dataclass of its options with a method ``execute``."""
 
 
-def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The commands; ``plan`` of a pipeline, and of one sequence, have options of their own."""
-    asked = {word.partition("=")[0] for word in given} if given[:1] == ["plan"] else set()
-    if PIPELINE in asked:
+def _commands(words: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Returns the commands; ``plan --pipeline`` and ``plan --context`` have options of their own."""
+    options = {word.partition("=")[0] for word in words} if words[:1] == ["plan"] else set()
+    if PIPELINE in options:
         from mosaic.cli.pipeline import PipelineCommand
 
         return COMMANDS | {"plan": PipelineCommand}
-    if CONTEXT in asked:
+    if CONTEXT in options:
         from mosaic.cli.context import ContextCommand
 
         return COMMANDS | {"plan": ContextCommand}
@@ -87,22 +87,22 @@ def _commands(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; see ``EXIT_CODES``."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
-    ended = [said for option, said in _ENDED.items() if given[:1] == ["plan"] and option in given]
+    ended = [message for option, message in _ENDED.items() if words[:1] == ["plan"] and option in words]
     if ended:
         Console(stderr=True).print(f"mosaic: {ended[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
-    verbosity = [word for word in given if word in _LEVELS]
+    verbosity = [word for word in words if word in _LEVELS]
     level = _LEVELS[verbosity[-1]] if verbosity else logging.WARNING
-    given = [word for word in given if word not in _LEVELS]
+    words = [word for word in words if word not in _LEVELS]
     command = tyro.extras.subcommand_cli_from_dict(
-        _commands(given),
+        _commands(words),
         prog="mosaic",
         description=f"Run the unequal modules of a multimodal model side by side.\n\n{EVERYWHERE}\n\n{EXIT_CODES}",
-        args=given,
+        args=words,
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
@@ -110,12 +110,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         check_files(command)
         code: int | None = command.execute()
-    except BrokenPipeError:  # whoever read what is printed has seen enough
+    except BrokenPipeError:  # the reader of standard output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
-        said = f"mosaic: {printable(str(error))}"
-        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        message = f"mosaic: {printable(str(error))}"
+        Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
         if level <= logging.INFO:
             Console(stderr=True).print_exception()
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
@@ -126,5 +126,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def printable(text: str) -> str:
-    """Returns text with what a terminal would act on in the letters of its escape: files may hold anything."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    """Escapes control characters, because names in files may contain them."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
+    )

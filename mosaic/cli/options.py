@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command answers: each option is declared once."""
+"""Options that several commands share, and their output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OptionalModel = Annotated[str | None, _MODEL]
 Json = Annotated[Path | None, arg(metavar="FILE", help="Also write the result as JSON; - for standard output.")]
 Strict = Annotated[
     bool,
-    arg(help="End with an error where other processes used over a tenth of the CPU, instead of marking the result."),
+    arg(help="Fail if other processes used over a tenth of the CPU, instead of marking the result."),
 ]
 BackendName = Annotated[
     str | None,
@@ -55,7 +55,7 @@ DtypeName = Annotated[
     Dtype | None,
     arg(
         help="With --device: the number format to count in; "
-        + "; ".join(f"{one.name}: {one.description}" for one in PRECISIONS.values())
+        + "; ".join(f"{precision.name}: {precision.description}" for precision in PRECISIONS.values())
         + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
         "the host."
     ),
@@ -67,18 +67,18 @@ DayArgument = Annotated[
     tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
 ]
 WIDE = 160
-"""Columns where output goes to a pipe or a file."""
+"""Columns of output to a pipe or a file."""
 
 
 def takes_stdout(target: Path | None) -> bool:
-    """Whether the JSON goes to standard output, where nothing else may then be."""
+    """Returns True if the JSON goes to standard output, which must then hold nothing else."""
     return target is not None and str(target) == "-"
 
 
 def console_beside(target: Path | None) -> Console:
-    """Returns the console for people: standard error where standard output takes the JSON, silent with ``--quiet``.
+    """Returns the console: standard error if standard output holds the JSON, silent with ``--quiet``.
 
-    A pipe or a file has no width: tables take as much as they need there.
+    In a pipe or a file, tables are as wide as they need.
     """
     console = stderr_console() if takes_stdout(target) else Console(quiet=_is_quiet())
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -87,7 +87,7 @@ def console_beside(target: Path | None) -> Console:
 
 
 def stderr_console() -> Console:
-    """Returns the console for what is no result; silent with ``--quiet``."""
+    """Returns the console for remarks; silent with ``--quiet``."""
     return Console(stderr=True, quiet=_is_quiet())
 
 
@@ -96,10 +96,10 @@ def _is_quiet() -> bool:
 
 
 def check_files(command: Any) -> None:
-    """Looks for the files that a command names before anything is loaded or measured.
+    """Checks the files of a command before it loads or measures anything.
 
     Raises:
-        MosaicError: The model's file is not there, or a result cannot be written where it is to go.
+        MosaicError: The model's file is missing, or the target of a result is not writable.
     """
     path, colon, _ = (getattr(command, "model", None) or "").rpartition(":")
     if colon and path.endswith(".py") and not Path(path).is_file():
@@ -111,7 +111,7 @@ def check_files(command: Any) -> None:
 
 
 def write_json(value: Any, target: Path | None) -> None:
-    """Writes a result, or text that is JSON already, where ``--json`` asks for it."""
+    """Writes a result, or JSON text, to the target of ``--json``."""
     if target is None:
         return
     text = value if isinstance(value, str) else to_json(value)
@@ -122,10 +122,10 @@ def write_json(value: Any, target: Path | None) -> None:
 
 
 def open_named_backend(name: str | None) -> Backend:
-    """Opens the backend that ``--backend`` names; without a name the GPU's where there is one, and the host's.
+    """Opens the backend of ``--backend``; by default the GPU's if there is one, else the host's.
 
     Raises:
-        ValueError: There is no such backend.
+        ValueError: The backend is unknown.
         BackendUnavailableError: The backend cannot run here.
     """
     from mosaic.backends.table import open_backend, present_backend

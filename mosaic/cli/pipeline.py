@@ -36,10 +36,10 @@ _ZOO = "zoo:"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCommand:
-    """Plan a step of a pipeline: which layers on which rank, in which order, and what is kept of activations.
+    """Plan a step of a pipeline: the layers of each rank, the schedule, and the activation policies.
 
-    Layers of a model of torch are counted, and microbatches are as many of its batch; or both come from FILE:FACTORY.
-    All times are simulated from counted operators of a described device.
+    Layers of a torch model are counted, and every microbatch is its batch; or FILE:FACTORY returns both. All times are
+    simulated from counted operators of a described device.
     """
 
     pipeline: int
@@ -49,44 +49,44 @@ class PipelineCommand:
     context: int = 1
     """Devices that share each sequence."""
     mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
-    """The mask of a backbone's sequences, as for --context alone; by default what the model says."""
+    """The mask of a backbone's sequences, as for --context alone; by default the model's."""
     share: str | None = None
-    """Who gets which blocks of a sequence, one of mosaic.context's methods; by default lpt."""
+    """The load balancer of a sequence's blocks, one of mosaic.context's methods; by default lpt."""
     exchange: Literal["gather", "needed"] | None = None
-    """Whether all keys and values travel between the devices of a sequence, or those that are read."""
+    """Exchange all keys and values between the devices of a sequence, or only needed ones."""
     heads: int | None = None
-    """Heads of keys that travel together; by default 1."""
+    """Heads of keys in one message; by default 1."""
     encoders: Literal["share", "repeat", "split"] | None = None
-    """Whether devices that share a sequence each encode whole images of their own, all of them, or parts of each."""
+    """Devices that share a sequence each encode images of their own, all images, or a part of each."""
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
-    """A model of the zoo, with a batch of 1 by default; or a function of the user's: one without arguments that returns
-    a model of torch and a microbatch as a dict, whose layers are counted; or one that takes a cluster and degrees and
-    returns a PipelineModel and a list of microbatches."""
+    """A model of the zoo, with a batch of 1 by default; or a user's function. Without arguments it returns a torch
+    model and a microbatch as a dict, and its layers are counted; with a cluster and degrees it returns a PipelineModel
+    and a list of microbatches."""
     device: str = "h100-80g"
     """A described device, by name or file."""
     microbatches: int = 16
-    """Microbatches of the step, where FILE:FACTORY does not return them."""
+    """Microbatches of the step, unless FILE:FACTORY returns them."""
     seed: int = 0
-    """Of the search."""
+    """Seed of the search."""
     partition: str = PlannerOptions().partition
-    """How layers are cut."""
+    """Partitioner of layers."""
     method: str = DEFAULT_METHOD
-    """How orders are searched."""
+    """Search method of orders."""
     weights: Literal["with", "apart", "either"] = "with"
-    """Whether backward for weights is with backward for inputs, apart, or whichever is shorter."""
+    """Run backward for weights with backward for inputs, apart, or the shorter of both."""
     seconds: float = 5.0
-    """Effort of the search, in about seconds of a core: it is counted, so that the plan is the same under any load. Ten
-    times as many seconds of the clock end a search in any case."""
+    """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
+    times as many seconds of the clock end every search."""
     threads: int = 1
-    """Of the search."""
+    """Threads of the search."""
     memory_gb: float | None = None
-    """Of each device; by default what its description says."""
+    """Memory of each device; by default from its description."""
     baselines: Annotated[tuple[str, ...], arg(metavar="NAME")] = ("1f1b", "megatron", "zb-v")
-    """Other ways to show beside it; none with --baselines alone."""
+    """Baselines to show beside it; none with --baselines alone."""
     output: Path = Path("schedule.json")
-    """Where to write the schedule."""
+    """File of the schedule."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw it below the fastest baseline, as .png or .svg."""
     json: Json = None
@@ -110,9 +110,9 @@ class PipelineCommand:
         console = console_beside(self.json)
         console.print(pipeline_table(planned, contenders))
         rows: list[dict[str, Any]] = [{"schedule": "planned", "simulated_ms": planned.makespan_ns / 1e6}]
-        for one in contenders:
-            simulated_ms = one.run.timed.makespan_ns / 1e6 if one.run is not None else None
-            rows.append({"schedule": one.name, "simulated_ms": simulated_ms, "reason": one.reason})
+        for contender in contenders:
+            simulated_ms = contender.run.timed.makespan_ns / 1e6 if contender.run is not None else None
+            rows.append({"schedule": contender.name, "simulated_ms": simulated_ms, "reason": contender.reason})
         write_json(json.dumps({"bound_ms": planned.bound_ns / 1e6, "rows": rows}, indent=2) + "\n", self.json)
         degrees, sums = machine.degrees, ""
         if degrees.context > 1 or self.mask is not None:
@@ -128,7 +128,7 @@ class PipelineCommand:
         )
         if self.picture is not None:
             runs = [PipelineRun(title="planned", graph=planned.graph, start_ns=planned.timed.start_ns)]
-            others = [(one.name, one.run) for one in contenders if one.run is not None]
+            others = [(contender.name, contender.run) for contender in contenders if contender.run is not None]
             if others:
                 name, best = min(others, key=lambda pair: pair[1].timed.makespan_ns)
                 runs.insert(0, PipelineRun(title=name, graph=best.graph, start_ns=best.timed.start_ns))
@@ -141,12 +141,12 @@ class PipelineCommand:
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
         cluster = self._cluster(degrees)
         is_counted = self.model.startswith(_ZOO)
-        model, given = self._counted(cluster, degrees) if is_counted else self._made(cluster, degrees)
+        model, microbatches = self._counted(cluster, degrees) if is_counted else self._from_factory(cluster, degrees)
         model = self._shared(model)
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
-        request = Request(model=model, num_ranks=self.pipeline, microbatches=given)
-        return request, given, RankHardware(cluster=cluster, degrees=degrees), space
+        request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
+        return request, microbatches, RankHardware(cluster=cluster, degrees=degrees), space
 
     def _counted(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
         if degrees.tensor > 1 or degrees.context > 1:
@@ -160,37 +160,39 @@ class PipelineCommand:
         return model, [microbatch] * self.microbatches
 
     def _shared(self, model: PipelineModel) -> PipelineModel:
-        """Has context ranks share sequences as was asked for."""
+        """Applies the options of context ranks to the model."""
         mask = None if self.mask is None else mask_function(self.mask)
-        asked: dict[str, Any] = {"mask": mask, "method": self.share, "exchange": self.exchange}
-        asked |= {"heads": self.heads, "items": self.encoders}
-        given = {name: value for name, value in asked.items() if value is not None}
-        if not given:
+        options: dict[str, Any] = {"mask": mask, "method": self.share, "exchange": self.exchange}
+        options |= {"heads": self.heads, "items": self.encoders}
+        changes = {name: value for name, value in options.items() if value is not None}
+        if not changes:
             return model
-        counted = [one.name for one in model.modules if not isinstance(one, TransformerModule)]
-        if counted:
+        without_formula = [module.name for module in model.modules if not isinstance(module, TransformerModule)]
+        if without_formula:
             raise ValueError(
-                f"how sequences are shared is asked for, and layers of {', '.join(counted)} are no formulas of them: "
+                f"layers of {', '.join(without_formula)} have no formula for shared sequences: "
                 "leave --mask, --share, --exchange, --heads and --encoders out, or give a TransformerModule"
             )
-        modules = [one for one in model.modules if isinstance(one, TransformerModule)]
-        return replace(model, modules=tuple(replace(one, sharing=replace(one.sharing, **given)) for one in modules))
+        modules = [module for module in model.modules if isinstance(module, TransformerModule)]
+        return replace(
+            model, modules=tuple(replace(module, sharing=replace(module.sharing, **changes)) for module in modules)
+        )
 
     def _cluster(self, degrees: Degrees) -> Cluster:
         count = degrees.num_devices
         return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
-    def _made(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
+    def _from_factory(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
         path, colon, name = self.model.rpartition(":")
         factory = getattr(import_file(Path(path)), name, None) if colon else None
         if factory is None:
             raise ValueError(f"{self.model} names no function; write zoo:NAME-SIZE, or FILE:FACTORY")
         if not inspect.signature(factory).parameters:
             return self._counted(cluster, degrees)
-        made = factory(cluster, degrees)
-        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], PipelineModel):
+        result = factory(cluster, degrees)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], PipelineModel):
             raise MosaicError(
-                f"{self.model} returned {type(made).__name__}; return a mosaic.pipelining PipelineModel and a list of "
-                "microbatches"
+                f"{self.model} returned {type(result).__name__}; return a mosaic.pipelining PipelineModel and a "
+                "list of microbatches"
             )
-        return made[0], list(made[1])
+        return result[0], list(result[1])

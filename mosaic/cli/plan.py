@@ -1,4 +1,4 @@
-"""``mosaic plan``: from a profile, an instance or a model's operators to a plan."""
+"""``mosaic plan``: plans from a profile, an instance or a model's operators."""
 
 from __future__ import annotations
 
@@ -45,47 +45,47 @@ MAX_BARS = 120
 INTERRUPTED = 130
 """Exit code."""
 CHOSEN_BY_STEP = "chosen among several for a simulated step of {:.2f} ms, in which modules share the network"
-"""Where a plan was."""
+"""Origin of such a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
     """Solve for temporal stages and slot quotas, from a file, a model profiled now, or a model's operators alone.
 
-    FILE is a profile that `mosaic profile` wrote, or an instance: a machine and modules with their option tables, made
-    by hand (the format is in docs/planning.md). Neither torch nor a GPU is loaded for it. With --model and --device
-    h100-80g (or a100-80g, h200, h800, a40, host, or a .json file) the operators of the model are counted and nothing is
-    run: no GPU is needed, and --gpus may be any number. With --pipeline RANKS a step of a pipeline is planned instead;
-    `mosaic plan --pipeline 4 --help` has its options; with --context RANKS one sequence is shared out over ranks.
+    FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
+    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model with --device h100-80g (or
+    a100-80g, h200, h800, a40, host, or a .json file) counts the model's operators and runs nothing: it needs no GPU,
+    and --gpus may be any number. --pipeline RANKS plans a step of a pipeline instead: see
+    `mosaic plan --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
     """A profile or an instance."""
     model: OptionalModel = None
     device: str | None = None
-    """With --model: a described device to plan for, by name or file. The model is profiled here without."""
+    """With --model: a described device to plan for, by name or file. Without it the model is profiled here."""
     gpus: int | None = None
-    """Devices to plan for: 1 by default, or what the instance says. A profile plans for several where it was taken at
-    those degrees."""
+    """Devices to plan for: 1 by default, or the instance's number. A profile must have the
+    degrees of several devices."""
     dtype: DtypeName = None
     contention: Literal["assumed", "none"] = "assumed"
-    """With --device: whether modules side by side wait for each other at the device's memory, by what each draws by its
-    counts (assumed, not measured), or none disturbs another."""
+    """With --device: modules side by side contend for the device's memory by their counts (assumed, not measured), or
+    not at all."""
     backend: BackendName = None
     strict: Strict = False
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds of an idle core after which exact, gahc and auto take the best plan so far; exact and auto with a bound
-    on what is possible. They are counted by what is searched, so the plan is the same however busy the machine is; ten
-    times as many seconds of the clock end a search in any case, and the first Ctrl-C at once, with exit code 130."""
+    """Seconds of an idle core after which exact, gahc and auto return the best plan so far; exact and auto with a bound
+    on the optimum. Search steps are counted, so the load does not change the plan. Ten times as many seconds of the
+    clock end every search, and the first Ctrl-C ends it at once, with exit code 130."""
     communication_slots: int = 0
-    """Slots of each GPU that no module gets, left to collectives, with the SMs that are no slot's (4 of 132)."""
+    """Slots of each GPU reserved for collectives, beside the SMs outside slots (4 of 132)."""
     check: Annotated[Path | None, arg(metavar="PLAN")] = None
-    """Solve nothing: check this plan against FILE. Exits with 1 if it breaks a rule."""
+    """Only check this plan against FILE. Exits with 1 if it breaks a rule."""
     compare: bool = False
-    """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
+    """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
     output: Path = Path("plan.json")
-    """Where to write the plan."""
+    """File of the plan."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
     """Also draw the plan, as .png or .svg."""
     json: Json = None
@@ -138,14 +138,14 @@ class PlanCommand:
         if self.compare:
             from mosaic.solver.runnable import without_reserved
 
-            left = without_reserved(basis.device, self.communication_slots)
-            _compare(replace(basis, device=left), search, console)
+            available = without_reserved(basis.device, self.communication_slots)
+            _compare(replace(basis, device=available), search, console)
         if self.picture is not None:
             draw_plan(plan, self.picture)
         console.print(f"wrote {self.output}")
 
     def _check_targets(self) -> None:
-        """Before a search that may take long."""
+        """Checks the targets before a long search."""
         for target in (self.output, self.json):
             if target is None or not target.exists():
                 continue
@@ -157,7 +157,7 @@ class PlanCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """Modules, times and machine of a plan that is to be made."""
+    """Modules, times and machine to plan for."""
 
     graph: ModuleGraph
     """The modules."""
@@ -166,13 +166,13 @@ class Basis:
     device: Device
     """One of the devices."""
     num_devices: int
-    """How many of them."""
+    """Number of devices."""
     notes: tuple[str, ...] = ()
     """Remarks about the times, one sentence each."""
     foreign_cpu_share: float = 0.0
-    """As in the profile."""
+    """Share of the CPU that other processes used during the profile."""
     dtype: str = ""
-    """Number format that was counted in; empty where nothing was counted."""
+    """Number format of the counts; empty without counts."""
 
     def titled(self, table: Table) -> Table:
         """Adds the number format to the title of a table of predicted times."""
@@ -181,57 +181,57 @@ class Basis:
         return table
 
 
-def find_basis(given: PlanCommand) -> Basis:
-    """Reads a profile or an instance, takes a profile, or counts operators for a described device.
+def find_basis(command: PlanCommand) -> Basis:
+    """Reads a profile or an instance, profiles a model, or counts operators for a described device.
 
     Raises:
         ValueError: Neither a file nor a model was given, or both; ``--device`` or ``--dtype`` without a model;
             ``gpus`` is below 1, or is not what the instance says.
     """
-    if (given.file is None) == (given.model is None):
+    if (command.file is None) == (command.model is None):
         raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
-    if given.gpus is not None and given.gpus < 1:
-        raise ValueError(f"gpus={given.gpus}; a plan needs at least one device")
-    if given.model is not None and given.device is not None:
-        return _counted(given.model, given.device, given)
-    if given.dtype is not None and given.device is None:
-        raise ValueError(f"--dtype {given.dtype} says how operators are counted: give --model and --device, too")
-    if given.device is not None:
+    if command.gpus is not None and command.gpus < 1:
+        raise ValueError(f"gpus={command.gpus}; a plan needs at least one device")
+    if command.model is not None and command.device is not None:
+        return _counted(command.model, command.device, command)
+    if command.dtype is not None and command.device is None:
+        raise ValueError(f"--dtype {command.dtype} says how operators are counted: give --model and --device, too")
+    if command.device is not None:
         raise ValueError(
-            f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
-            "its device in it: give --model instead of the file, or leave --device out"
+            f"--device {command.device} describes a device for a model whose operators are counted, and "
+            f"{command.file} has its device in it: give --model instead of the file, or leave --device out"
         )
-    if given.file is not None and _is_instance(given.file):
-        return _of_instance(given.file, given.gpus)
-    measured = load(Profile, given.file) if given.file is not None else _measured(given)
+    if command.file is not None and _is_instance(command.file):
+        return _of_instance(command.file, command.gpus)
+    measured = load(Profile, command.file) if command.file is not None else _measured(command)
     cost = CostModel.from_profile(measured)
     return Basis(
         graph=measured.graph,
         cost=cost,
         device=measured.device,
-        num_devices=given.gpus or 1,
+        num_devices=command.gpus or 1,
         foreign_cpu_share=measured.environment.foreign_cpu_share,
     )
 
 
 def proof_of(plan: Plan) -> str:
-    """Says how good a plan surely is."""
-    found = plan.search
-    if found.simulated_ms > 0:
-        return f"{_predicted_proof(found)}; {CHOSEN_BY_STEP.format(found.simulated_ms)}"
-    return _predicted_proof(found)
+    """Describes the proven quality of a plan."""
+    record = plan.search
+    if record.simulated_ms > 0:
+        return f"{_predicted_proof(record)}; {CHOSEN_BY_STEP.format(record.simulated_ms)}"
+    return _predicted_proof(record)
 
 
-def _predicted_proof(found: SearchRecord) -> str:
-    if found.status == "optimal":
-        return f"proven: no plan of whole modules is predicted faster ({found.method}, {found.seconds:.3f} s)"
-    if found.bound_ms > 0:
-        return f"no plan is predicted faster than {found.bound_ms:.2f} ms ({found.method}, {found.seconds:.3f} s)"
-    return f"found by {found.method} in {found.seconds:.3f} s, without a proof"
+def _predicted_proof(record: SearchRecord) -> str:
+    if record.status == "optimal":
+        return f"proven: no plan of whole modules is predicted faster ({record.method}, {record.seconds:.3f} s)"
+    if record.bound_ms > 0:
+        return f"no plan is predicted faster than {record.bound_ms:.2f} ms ({record.method}, {record.seconds:.3f} s)"
+    return f"found by {record.method} in {record.seconds:.3f} s, without a proof"
 
 
 def _is_instance(path: Path) -> bool:
-    """Returns whether a file looks like an instance; its reader says what is wrong with it."""
+    """Returns True if a file looks like an instance; its reader reports errors."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -253,25 +253,25 @@ def _of_instance(path: Path, gpus: int | None) -> Basis:
     )
 
 
-def _measured(given: PlanCommand) -> Profile:
+def _measured(command: PlanCommand) -> Profile:
     from mosaic.cli.profile import ProfileCommand, measure
 
-    assert given.model is not None
-    return measure(ProfileCommand(model=given.model, backend=given.backend, strict=given.strict))[0]
+    assert command.model is not None
+    return measure(ProfileCommand(model=command.model, backend=command.backend, strict=command.strict))[0]
 
 
-def _counted(model: str, device: str, given: PlanCommand) -> Basis:
-    """Counts a model's operators on tensors without data and predicts their times on a described device."""
+def _counted(model: str, device: str, command: PlanCommand) -> Basis:
+    """Counts a model's operators on meta tensors and predicts their times on a described device."""
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
     from mosaic.cost.degrees import degrees_to_measure
     from mosaic.cost.interference import NoInterference
     from mosaic.hardware import find_cluster
 
-    cluster = find_cluster(device, given.gpus)
+    cluster = find_cluster(device, command.gpus)
     described, gpus = cluster.hardware, cluster.num_devices
-    counted = count_workload(model, degrees_to_measure(gpus), kind=described.kind, dtype=given.dtype)
-    is_free = given.contention == "none"
+    counted = count_workload(model, degrees_to_measure(gpus), kind=described.kind, dtype=command.dtype)
+    is_free = command.contention == "none"
     cost = AnalyticCost(counted.counts, cluster, interference=NoInterference() if is_free else None)
     notes = [
         f"predicted from counted operators for {described.name} ({described.source}); nothing was measured",
@@ -290,7 +290,7 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
 
 
 def _with_ranks(basis: Basis, cost: AnalyticCost, counted: Counted) -> Basis:
-    """Adds the communication of several GPUs to the times, in place of a sum of gradients that nothing hides."""
+    """Adds the communication of several GPUs to the times, instead of a sum of gradients without overlap."""
     from mosaic.cost.communication import RankedCost
 
     ranked = RankedCost(cost, counted.traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms)

@@ -1,4 +1,4 @@
-"""``mosaic profile``: finding and measuring a user's modules."""
+"""``mosaic profile``: finds and measures a user's modules."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class ProfileCommand:
 
     model: Model
     output: Path = Path("profile.json")
-    """Where to write the profile."""
+    """File of the profile."""
     quotas: str = "tenths"
     """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
     degrees: str = "1"
-    """Data-parallel degrees, such as 1,2,3. Those above 1 are composed: the time of a share of the batch here, and a
+    """Data-parallel degrees, such as 1,2,3. Degrees above 1 combine the time of a share of the batch here with a
     communication model."""
     cluster: str | None = None
-    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default the links that
-    are measured between the ranks where torchrun started several, else what is usual for the device."""
+    """Devices and links of higher degrees: a name such as h100-80g, or a .json file. Default: links measured between
+    torchrun's ranks, else the usual links of the device."""
     cache: Path | None = None
-    """Folder in which measurements are kept and found again, also after an interruption; by default mosaic/profiles in
-    the user's cache folder."""
+    """Folder that caches measurements, also after an interruption; by default mosaic/profiles in the user's cache
+    folder."""
     fresh: bool = False
-    """Measure everything again, whatever the cache has."""
+    """Ignore the cache and measure everything again."""
     backend: BackendName = None
     strict: Strict = False
     json: Json = None
 
     def execute(self) -> None:
-        """Measures, writes the profile and prints it; where torchrun started several ranks, the first one does."""
+        """Measures, writes the profile and prints it; under torchrun only on rank 0."""
         links = measure_links(self.backend, self.cluster)
         if links is not None and links.rank > 0:
             return  # all ranks measure their links, the first one the modules
@@ -66,19 +66,19 @@ class ProfileCommand:
         console = console_beside(self.json)
         console.print(graph_table(profile.graph))
         ran = tuple(sample for sample in profile.samples if sample.infeasible is None)
-        console.print(profile_table(dataclasses.replace(profile, samples=ran)))  # the others are in the notes
+        console.print(profile_table(dataclasses.replace(profile, samples=ran)))  # the rest is in the notes
         for note in notes:
             console.print(note, highlight=False, markup=False)
         console.print(f"wrote {self.output}")
         write_json(profile, self.json)
 
 
-def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profile, tuple[str, ...]]:
+def measure(command: ProfileCommand, links: Launched | None = None) -> tuple[Profile, tuple[str, ...]]:
     """Loads a model, finds its modules and measures them.
 
     Args:
-        given: What to measure.
-        links: Measured links between devices; None for those of ``given.cluster``.
+        command: Options of the command.
+        links: Measured links between devices; None for those of ``command.cluster``.
 
     Returns:
         The profile, and sentences about it.
@@ -87,18 +87,18 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
     from mosaic.engine import find_modules
     from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
 
-    workload = load_workload(given.model)
+    workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)
     on_gpu = first is not None and first.device.type == "cuda"
-    found = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
-    backend = open_named_backend(given.backend or found)
-    quotas, degrees = parse_quotas(given.quotas), _numbers("--degrees", given.degrees)
-    network = _links(given, links, max(degrees), backend.device) if max(degrees) > 1 else None
+    name = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
+    backend = open_named_backend(command.backend or name)
+    quotas, degrees = parse_quotas(command.quotas), _numbers("--degrees", command.degrees)
+    network = _links(command, links, max(degrees), backend.device) if max(degrees) > 1 else None
     with Progress() as progress, _counters(backend) as counters:
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
-            may_share=max(degrees) > 1,  # over several ranks that is no obstacle
+            may_share=max(degrees) > 1,  # several ranks allow it
         )
         profile = profile_modules(
             workload.model,
@@ -108,20 +108,20 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
             quotas=quotas,
             degrees=degrees,
             network=network,
-            cache=ProfileCache(given.cache or default_cache_folder(), reuse=not given.fresh),
+            cache=ProfileCache(command.cache or default_cache_folder(), reuse=not command.fresh),
             counters=counters,
-            settings=ProfileSettings(strict=given.strict),
+            settings=ProfileSettings(strict=command.strict),
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""
-    return profile, (*_said_of(links), *_notes(profile, missing))
+    return profile, (*_describe(links), *_notes(profile, missing))
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
     """Returns a choice of quotas or numbers of slots.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is neither.
     """
     choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all"}
     if text in choices:
@@ -140,7 +140,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
-    """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
+    """Measures the links between torchrun's ranks; None without torchrun, or if ``cluster`` names links."""
     if cluster is not None:
         return None
     from mosaic.backends.cuda import driver as cuda
@@ -149,7 +149,7 @@ def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
 
 
-def _said_of(links: Launched | None) -> tuple[str, ...]:
+def _describe(links: Launched | None) -> tuple[str, ...]:
     if links is None:
         return ()
     ring = links.ring
@@ -159,13 +159,13 @@ def _said_of(links: Launched | None) -> tuple[str, ...]:
     )
 
 
-def _links(given: ProfileCommand, links: Launched | None, gpus: int, device: Device) -> Network:
-    """Returns links as they were measured, or else as they are described."""
-    return links.ring if links is not None else _cluster(given.cluster, gpus, device)
+def _links(command: ProfileCommand, links: Launched | None, gpus: int, device: Device) -> Network:
+    """Returns measured links, or else described ones."""
+    return links.ring if links is not None else _cluster(command.cluster, gpus, device)
 
 
 def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
-    """Returns the links that gradients are summed over, from a description or from what is usual for the device."""
+    """Returns the links for sums of gradients, from a description or the device's usual ones."""
     if where is not None:
         return find_cluster(where, None if where.endswith(".json") else gpus)
     hardware = hardware_of(device)

@@ -1,4 +1,4 @@
-"""``mosaic retrain``: a folder whose model is retrained on each day's data, judged, and promoted or kept."""
+"""``mosaic retrain``: retrains a folder's model on each day's data, judges it, and promotes it or not."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mosaic.errors import MosaicError
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Make a folder that works at once: recipe, model, a day of data, frozen rows; or files that start it every day."""
+    """Create a working folder: recipe, model, a day of data, frozen rows; or files that start it every day."""
 
     folder: FolderArgument = Path()
     template: Literal["systemd", "slurm", "kubernetes", "cron"] | None = None
-    """Write what starts the folder's recipe every day by this, and nothing else."""
+    """Only write the files that start the folder's recipe every day by this scheduler."""
 
     def execute(self) -> None:
-        """Writes the files and says what to do next."""
+        """Writes the files and prints the next steps."""
         if self.template is not None:
             from mosaic.retrain.templates import next_steps, write_template
 
@@ -39,19 +39,19 @@ class Init:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Take a step, score the frozen rows, and find what would fail at night; leaves nothing."""
+    """Take a step, score the frozen rows, and report what would fail at night; keeps nothing."""
 
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Prints what is found; raises what would fail."""
+        """Prints the results; raises errors of the rehearsal."""
         _aside(self.folder, None, "check")
         print("nothing is wrong")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDay:
-    """Take the folder from where it stands to where it should be; start it as often as you like.
+    """Run the missing steps of the folder's day; start it as often as you like.
 
     Exits with 0: done, or nothing to do; 1: failed; 2: the recipe is wrong; 5: refused or quarantined; 75:
     interrupted, and the next start goes on.
@@ -59,7 +59,7 @@ class RunDay:
 
     folder: FolderArgument = Path()
     now: str | None = None
-    """Take this for the time, such as 2026-11-22T01:00Z, to rehearse a night."""
+    """Use this time, such as 2026-11-22T01:00Z, to rehearse a night."""
 
     def execute(self) -> int:
         """Runs; returns the exit code."""
@@ -75,12 +75,12 @@ class RunDay:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Say how the folder stands: champion, anchor, the last days, new data, who runs it."""
+    """Show the folder's status: champion, anchor, the last days, new data, the current run."""
 
     folder: FolderArgument = Path()
 
     def execute(self) -> None:
-        """Prints it."""
+        """Prints the status."""
         from mosaic.retrain.folder import named_remedy
         from mosaic.retrain.steering import status_of
 
@@ -90,7 +90,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a day's page again and say where it is."""
+    """Write a day's page again and print its path."""
 
     folder: FolderArgument = Path()
     day: DayArgument = None
@@ -113,7 +113,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Promote:
-    """Make a version the champion and the anchor: you have looked at it, and approve it."""
+    """Make a version the champion and the anchor, after you checked and approved it."""
 
     folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml.")]
     version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
@@ -127,7 +127,7 @@ class Promote:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback:
-    """Let the version be the champion that was it before."""
+    """Make the previous champion the champion again."""
 
     folder: FolderArgument = Path()
 
@@ -140,11 +140,11 @@ class Rollback:
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """Stop promotions by the gate; days are trained and judged all the same."""
+    """Stop promotions by the gate; days are still trained and judged."""
 
     folder: FolderArgument = Path()
     off: bool = False
-    """Allow them again."""
+    """Allow promotions again."""
 
     def execute(self) -> None:
         """Sets the mark, or removes it."""
@@ -160,26 +160,26 @@ class Verify:
     folder: FolderArgument = Path()
     day: DayArgument = None
     steps: int = 50
-    """How many at most."""
+    """Most steps to repeat."""
 
     def execute(self) -> None:
-        """Prints what was found; raises what differs."""
+        """Prints the result; raises for a difference."""
         _aside(self.folder, self.day, "verify", "--steps", str(self.steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Play seven days in which something happens: kills, new data, a new task, wrong labels, other ranks, drift.
+    """Play seven eventful days: kills, new data, a new task, wrong labels, other ranks, drift.
 
-    Trains for real, on small data, in under four minutes on two cores; exits with 1 if a day ends other than expected.
+    Trains on small data in under four minutes on two cores; exits with 1 if a day has an unexpected outcome.
     """
 
-    folder: Annotated[
-        tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder, in which all is left to look at.")
-    ] = Path("mosaic-seven-days")
+    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER", help="A new folder for all results.")] = Path(
+        "mosaic-seven-days"
+    )
 
     def execute(self) -> int:
-        """Plays the days; prints what came of them, and where the last page is."""
+        """Plays the days; prints their outcomes, and the path of the last page."""
         from rich.console import Console
 
         from mosaic.demo.days.play import play, played_table
@@ -189,12 +189,12 @@ class Demo:
         played = play(self.folder, lambda line: print(line, flush=True))
         Console().print(played_table(played))
         print(find_day(Folder(self.folder), None).page)
-        return 0 if all(one.met for one in played) else 1
+        return 0 if all(day.met for day in played) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrain:
-    """Retrain a model on each day's data, unattended: judged against the one in force, and promoted or kept."""
+    """Retrain a model on each day's data, unattended: judge it against the champion, and promote it or not."""
 
     action: (
         Annotated[Init, subcommand("init")]
@@ -210,7 +210,7 @@ class Retrain:
     )
 
     def execute(self) -> int | None:
-        """Does what is asked; returns the exit code where it is not 0."""
+        """Runs the subcommand; returns an exit code other than 0."""
         execute: Callable[[], int | None] = self.action.execute
         return execute()
 
@@ -231,9 +231,9 @@ def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError as error:
         raise ValueError(f"--now {text} is no time; write it as 2026-11-22T01:00Z") from error
-    if found.tzinfo is None:
+    if time.tzinfo is None:
         raise ValueError(f"--now {text} has no time zone; write it as {text}Z for UTC")
-    return found
+    return time

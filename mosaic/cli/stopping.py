@@ -10,22 +10,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_interrupt() -> Iterator[threading.Event]:
-    """Gives an event that the first interrupt in here sets; a second one raises KeyboardInterrupt, as everywhere.
+    """Yields an event that the first interrupt in the block sets; a second raises KeyboardInterrupt.
 
-    In a thread other than the main one, which gets no signals, nothing sets it.
+    Only the main thread receives signals, so in other threads the event is never set.
     """
-    asked = threading.Event()
+    interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupted
         return
     before = signal.getsignal(signal.SIGINT)
 
     def stop(*_: object) -> None:
-        asked.set()
+        interrupted.set()
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, stop)
     try:
-        yield asked
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)

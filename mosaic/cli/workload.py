@@ -1,4 +1,4 @@
-"""Loading a user's model from ``FILE:FACTORY``, or one of the zoo's from ``zoo:NAME-SIZE[:BATCH[:TASK,TASK]]``."""
+"""Loads a user's model from ``FILE:FACTORY``, or a model of the zoo from ``zoo:NAME-SIZE[:BATCH[:TASK,TASK]]``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mosaic.errors import MosaicError
 from mosaic.user_file import import_file
 
 ZOO = "zoo:"
-"""How the name of a model of the zoo begins."""
+"""Prefix of the zoo's models."""
 TINY_BATCH = 4
 BATCH = 16
-"""Samples of a batch of the zoo's other sizes: the paper's for a single node (section 5.1)."""
+"""Default batch of the zoo's larger sizes: the paper's for a single node (section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a factory made."""
+    """Result of a factory."""
 
     model: nn.Module
     """The model."""
@@ -33,9 +33,9 @@ class Workload:
     loss: Callable[[Any], torch.Tensor]
     """From the model's output to a scalar."""
     modules: tuple[str, ...] | None = None
-    """Names or patterns of the modules to place; None: the finder chooses."""
+    """Names or patterns of the modules to place; None for the finder's choice."""
     batch: int | None = None
-    """Samples of the batch; None where only its tensors tell."""
+    """Samples of the batch; None if only its tensors define it."""
 
     def call(self) -> Any:
         """Runs the model on the sample."""
@@ -64,7 +64,7 @@ class Loop:
                 loss.backward()
                 self._optimizer.step()
                 self._optimizer.zero_grad()
-            loss.item()  # waits for a GPU, too
+            loss.item()  # synchronizes a GPU too
             times.append((time.perf_counter() - start) * 1e3)
         return times
 
@@ -72,18 +72,18 @@ class Loop:
 def load_workload(
     where: str, *, device: torch.device | None = None, sample_device: torch.device | None = None
 ) -> Workload:
-    """Imports FILE, calls FACTORY and checks what it returns; or builds a model of the zoo.
+    """Imports FILE, calls FACTORY and checks its result; or builds a model of the zoo.
 
     Args:
         where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``; for a
             model of several tasks also ``zoo:NAME-SIZE:BATCH:TASK,TASK``, with as many samples of each.
-        device: Where a model of the zoo is made, the CPU by default; a factory's is left where it was made.
-        sample_device: Where its batch is made; ``device`` by default.
+        device: Device of a zoo model, the CPU by default; a factory's model stays on its device.
+        sample_device: Device of its batch; ``device`` by default.
 
     Raises:
-        ValueError: The text is neither, or no model of the zoo has that name or size.
-        MosaicError: The file or the function is not there, the function fails, or it returns something else than
-            (model, sample) or (model, sample, loss).
+        ValueError: The text is neither, or the zoo has no such model.
+        MosaicError: The file or the function is missing, the function fails, or it does not return (model, sample) or
+            (model, sample, loss).
     """
     if where.startswith(ZOO):
         device = device or torch.device("cpu")
@@ -95,25 +95,25 @@ def load_workload(
     if not callable(factory):
         raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
     try:
-        made = factory()
+        result = factory()
     except Exception as error:
         raise MosaicError(f"{where} raised {type(error).__name__}: {error}") from error
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+    if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         raise MosaicError(
-            f"{where} returned a {type(made).__name__}; return (model, sample) or (model, sample, loss), a module first"
+            f"{where} returned a {type(result).__name__}; return (model, sample) or (model, sample, loss)"
         )
-    model, sample = made[:2]
+    model, sample = result[:2]
     if not isinstance(sample, dict | list | tuple | torch.Tensor):
         kind = type(sample).__name__
         raise MosaicError(f"{where} returned a sample of type {kind}; use a dict, tuple, list or tensor")
-    return Workload(model, sample, made[2] if len(made) == 3 else mean_square)
+    return Workload(model, sample, result[2] if len(result) == 3 else mean_square)
 
 
 def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> Workload:
     from mosaic import models
 
-    spec, _, rest = where.removeprefix(ZOO).partition(":")
-    batch, _, tasks = rest.partition(":")
+    spec, _, suffix = where.removeprefix(ZOO).partition(":")
+    batch, _, tasks = suffix.partition(":")
     name, _, size = spec.rpartition("-")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)
@@ -127,8 +127,8 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
         count = int(batch)
     try:
         model = models.build(name, size, device=device)
-        chosen = tasks.split(",") if tasks else None
-        sample = models.make_batch(name, size, batch=count, device=sample_device, tasks=chosen)
+        selected_tasks = tasks.split(",") if tasks else None
+        sample = models.make_batch(name, size, batch=count, device=sample_device, tasks=selected_tasks)
     except ValueError as error:
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
     return Workload(model, sample, models.loss_of, models.find_model(name).modules, count)

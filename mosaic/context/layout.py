@@ -1,4 +1,4 @@
-"""Where tokens lie once a sequence is shared out: each rank's blocks one after the other, filled to one length."""
+"""Layout of the tokens of a distributed sequence: each rank's blocks in order, padded to one length."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy.typing as npt
 from mosaic.context.distribute import Distribution
 
 NOWHERE = -1
-"""Position of a place that no token fills."""
+"""Position of an empty place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """Places of tokens: those of rank 0, then those of rank 1, and so on, all ranks of one length.
+    """Places of tokens, rank after rank, as many on each rank.
 
     A rank's blocks lie in the order of the sequence. A rank with fewer blocks than another ends with empty ones, and
-    the last block of a sequence may be short; nothing fills such places.
+    the last block of a sequence may be short; such places stay empty.
     """
 
     num_tokens: int
-    """Of the sequence."""
+    """Tokens of the sequence."""
     block: int
     """Tokens of a block."""
     distribution: Distribution
-    """Which rank has which blocks."""
+    """Assignment of blocks to ranks."""
 
     @property
     def local_tokens(self) -> int:
@@ -36,19 +36,19 @@ class Layout:
 
     @property
     def padding(self) -> int:
-        """Places of all ranks that no token fills."""
+        """Empty places of all ranks."""
         return self.local_tokens * self.distribution.ranks - self.num_tokens
 
     def column_of(self) -> npt.NDArray[np.int32]:
         """Returns the place of each block among the blocks of all ranks; shape (blocks,)."""
-        found = np.empty(len(self.distribution.rank_of), np.int32)
+        columns = np.empty(len(self.distribution.rank_of), np.int32)
         for rank in range(self.distribution.ranks):
             own = self.distribution.blocks_of(rank)
-            found[own] = rank * self.distribution.slots + np.arange(len(own))
-        return found
+            columns[own] = rank * self.distribution.slots + np.arange(len(own))
+        return columns
 
     def order_of(self, rank: int) -> npt.NDArray[np.int64]:
-        """Returns the position in the sequence of each of a rank's places, -1 for empty ones; shape (local_tokens,)."""
+        """Returns the position in the sequence of each place of a rank, -1 if empty; shape (local_tokens,)."""
         own = self.distribution.blocks_of(rank)
         filled = np.full(self.distribution.slots, -1, np.int64)
         filled[: len(own)] = own
@@ -56,7 +56,7 @@ class Layout:
         return np.where((filled[:, None] < 0) | (places >= self.num_tokens), NOWHERE, places).ravel()
 
     def order(self) -> npt.NDArray[np.int64]:
-        """Returns the same for all ranks one after the other."""
+        """Returns ``order_of`` all ranks, concatenated."""
         return np.concatenate([self.order_of(rank) for rank in range(self.distribution.ranks)])
 
     def inverse(self) -> npt.NDArray[np.int64]:
@@ -67,6 +67,6 @@ class Layout:
     def take(self, values: npt.NDArray[Any], rank: int, *, fill: Any) -> npt.NDArray[Any]:
         """Returns a rank's part of values along the sequence, their first axis, with ``fill`` in empty places."""
         order = self.order_of(rank)
-        taken = values[np.maximum(order, 0)]
-        taken[order < 0] = fill
-        return taken
+        local = values[np.maximum(order, 0)]
+        local[order < 0] = fill
+        return local

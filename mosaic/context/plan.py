@@ -1,4 +1,4 @@
-"""The plan of one sequence's attention over ranks: what each computes, and what it has to receive. Needs no torch."""
+"""The plan of one sequence's attention over ranks: each one's computation and communication. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mosaic.context.tiles import MaskBlocks, Tiles, Work
 from mosaic.context.words import MaskWords
 
 MAX_TILED_BLOCKS = 1024
-"""Blocks of a sequence up to which its tiles are counted, in a few milliseconds."""
+"""Most blocks of a sequence whose tiles are counted, in a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextPlan:
-    """Who computes the attention of which blocks, and who needs the keys and values of which."""
+    """Assignment of blocks to ranks, and the keys and values that each rank needs."""
 
     blocks: MaskBlocks
     """The mask in blocks."""
     work: Work
     """Visible pairs of each block."""
     load: Work
-    """What each block was counted as when it was shared out: its visible pairs, or those of its whole tiles."""
+    """Balanced load of each block: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
-    """Which rank has which blocks."""
+    """Assignment of blocks to ranks."""
 
     @property
     def mask(self) -> MaskWords:
-        """Who sees whom."""
+        """The attention mask."""
         return self.blocks.mask
 
     @property
@@ -43,7 +43,7 @@ class ContextPlan:
 
     @property
     def layout(self) -> Layout:
-        """Where tokens lie."""
+        """Places of the tokens."""
         return Layout(num_tokens=self.mask.num_tokens, block=self.blocks.block, distribution=self.distribution)
 
     @property
@@ -53,12 +53,12 @@ class ContextPlan:
 
     @property
     def loads(self) -> npt.NDArray[np.int64]:
-        """What each rank's blocks were counted as: what its attention takes time by; shape (ranks,)."""
+        """Balanced load of each rank, proportional to its time; shape (ranks,)."""
         return self.distribution.sums(self.load)
 
     @property
     def imbalance(self) -> float:
-        """Load of the rank with most over the mean."""
+        """Highest load over the mean."""
         return self.distribution.imbalance(self.load)
 
     def tiles(self, rank: int) -> Tiles:
@@ -66,14 +66,14 @@ class ContextPlan:
         return self.blocks.tiles(self.distribution.blocks_of(rank))
 
     def needed(self) -> npt.NDArray[np.bool_]:
-        """Tells which blocks' keys and values each rank reads, its own among them; shape (ranks, blocks)."""
+        """Returns the blocks whose keys and values each rank reads, including its own; shape (ranks, blocks)."""
         return np.stack([self.blocks.seen(self.distribution.blocks_of(rank)) for rank in range(self.ranks)])
 
     def received_blocks(self, needed: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-        """Returns how many blocks of other ranks each rank receives; shape (ranks,).
+        """Returns the number of remote blocks that each rank receives; shape (ranks,).
 
         Args:
-            needed: What ``needed`` says; None: all blocks are gathered, empty ones too.
+            needed: Result of ``needed()``; None: all blocks are gathered, empty ones too.
         """
         if needed is None:
             return np.full(self.ranks, (self.ranks - 1) * self.distribution.slots)
@@ -87,17 +87,17 @@ class ContextPlan:
         The backward pass receives as many again, and sends back gradients of as many numbers, in 32 bits.
 
         Args:
-            token_bytes: Of a token's keys and values together, of all heads.
-            needed: As of ``received_blocks``.
+            token_bytes: Bytes of a token's keys and values together, over all heads.
+            needed: As in ``received_blocks``.
         """
         return self.received_blocks(needed) * self.blocks.block * token_bytes
 
     def digest(self) -> str:
-        """Returns a hash that only equal plans share: of mask, block and distribution."""
-        made = hashlib.sha256(self.mask.digest().encode())
-        made.update(f" {self.blocks.block} {self.ranks} ".encode())
-        made.update(np.ascontiguousarray(self.distribution.rank_of).data)
-        return made.hexdigest()
+        """Returns a hash of mask, block and distribution."""
+        sha = hashlib.sha256(self.mask.digest().encode())
+        sha.update(f" {self.blocks.block} {self.ranks} ".encode())
+        sha.update(np.ascontiguousarray(self.distribution.rank_of).data)
+        return sha.hexdigest()
 
 
 def plan_context(
@@ -113,21 +113,21 @@ def plan_context(
     """Plans the attention of a sequence; every rank that calls it gets the same plan.
 
     Args:
-        mask: Who sees whom.
+        mask: The attention mask.
         ranks: Ranks of the context group.
-        block: Tokens given out together at least: what the kernel works on at once, or a multiple.
+        block: Tokens of a block: the tile of the kernel, or a multiple.
         method: Name in ``CONTEXT_METHODS``.
-        chunk: Blocks given out together; None chooses, as ``distribute`` says.
-        balance: What is shared out evenly: visible pairs, or pairs of whole tiles, which a kernel works on. They
+        chunk: Blocks assigned together; None: see ``distribute``.
+        balance: The balanced load: visible pairs, or pairs of whole tiles, which a kernel computes. They
             differ in short sequences, and tiles take longer to count. None: tiles up to 1,024 blocks.
-        seed: Of what is drawn.
+        seed: Seed of random methods.
 
     Raises:
-        ValueError: There are fewer blocks than ranks, or ``distribute`` refuses something else.
+        ValueError: Ranks outnumber blocks, or ``distribute`` rejects another argument.
     """
     blocks = MaskBlocks(mask=mask, block=block)
     work = blocks.work()
     by_tiles = blocks.num_blocks <= MAX_TILED_BLOCKS if balance is None else balance == "tiles"
     load = blocks.tile_pairs() if by_tiles else work
-    shared = distribute(load, ranks, method, chunk=chunk, seed=seed)
-    return ContextPlan(blocks=blocks, work=work, load=load, distribution=shared)
+    distribution = distribute(load, ranks, method, chunk=chunk, seed=seed)
+    return ContextPlan(blocks=blocks, work=work, load=load, distribution=distribution)

@@ -1,4 +1,4 @@
-"""How ``mosaic.pipeline`` shares sequences out over ranks."""
+"""Context parallelism of ``mosaic.pipeline``: its settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.context.plan import ContextPlan, plan_context
 from mosaic.context.words import MaskWords
+from mosaic.errors import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,35 +17,34 @@ class ContextSettings:
     """Ranks that share each sequence of a pipeline's language model.
 
     Raises:
-        ValueError: A number is below 1, or there is no such method.
+        ValueError: A number is below 1, or the method is unknown.
     """
 
     ranks: int
-    """That share each sequence."""
+    """Ranks that share each sequence."""
     mask: Callable[[Mapping[str, Any]], MaskWords]
-    """Who sees whom in a microbatch, all rows alike, such as
-    ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; with ``Pipeline.ahead`` a thread beside the step
-    calls it."""
+    """Returns the mask of a microbatch, equal for all rows, such as
+    ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
     method: str = "lpt"
     """Name in ``CONTEXT_METHODS``."""
     exchange: str = "gather"
-    """Whether all keys and values travel, or those that are read (``needed``)."""
+    """Name in ``EXCHANGES``: ``gather`` for all keys and values, ``needed`` for those in use."""
     heads: int = 1
-    """Of keys, how many are gathered together."""
+    """Number of key heads gathered at once."""
     block: int = 128
-    """Tokens that stay together."""
+    """Tokens of a block."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "heads", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
         if self.method not in CONTEXT_METHODS:
-            raise ValueError(f"method={self.method!r} shares no sequences out; use one of {', '.join(CONTEXT_METHODS)}")
+            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
 
     def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
         """Plans a microbatch's attention.
 
         Raises:
-            ValueError: The sequence has fewer blocks than there are ranks.
+            ValueError: The sequence has fewer blocks than ranks.
         """
         return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method)

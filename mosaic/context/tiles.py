@@ -1,6 +1,6 @@
-"""A mask in blocks of tokens: how much each block has to do, and which tiles of the matrix have anything in them.
+"""A mask in blocks of tokens: the work of each block, and the tiles of the matrix with visible pairs.
 
-Both follow from runs of equal tokens, prefix counts and interval arithmetic; no matrix is made.
+Both follow from runs of equal tokens, prefix counts and interval arithmetic, without a matrix.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Tiles:
     offsets: npt.NDArray[np.int64]
     """Shape (rows + 1,)."""
     columns: npt.NDArray[np.int32]
-    """Block of keys of each tile; rising within a row that stands for queries."""
+    """Block of keys of each tile; ascending within a row of queries."""
     is_full: npt.NDArray[np.uint8]
-    """1 where every query of the tile sees every key."""
+    """1 if every query of the tile sees every key."""
 
     @property
     def num_rows(self) -> int:
-        """Rows, those without tiles too."""
+        """Number of rows, including those without tiles."""
         return len(self.offsets) - 1
 
     def turned(self, num_columns: int) -> Tiles:
-        """Returns for each column, as a row, its rows, as columns: what the backward pass walks over."""
+        """Returns the transposed tiles, for the backward pass."""
         offsets, rows, is_full = load_search().turn_tiles(self.offsets, self.columns, self.is_full, num_columns)
         return Tiles(offsets=offsets, columns=rows, is_full=is_full)
 
     def in_columns(self, place: npt.NDArray[np.int32]) -> Tiles:
-        """Returns the same tiles with each column at another place, in the order in which they were."""
+        """Returns the tiles with renumbered columns, in the same order."""
         return Tiles(offsets=self.offsets, columns=place[self.columns], is_full=self.is_full)
 
 
@@ -57,11 +57,11 @@ class MaskBlocks:
     """
 
     mask: MaskWords
-    """Who sees whom."""
+    """The attention mask."""
     block: int = 128
-    """Tokens of a block, of queries and of keys; a multiple of what the kernel works on at once."""
+    """Tokens of a block, of queries and of keys; a multiple of the kernel's tile."""
     runs: _search.MaskRuns = field(init=False, repr=False)
-    """The mask in runs, as the extension has it."""
+    """The mask in runs, for the extension."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -69,8 +69,8 @@ class MaskBlocks:
         object.__setattr__(self, "runs", load_search().MaskRuns(self.mask.words, self.mask.documents))
 
     def __reduce__(self) -> tuple[Callable[..., MaskBlocks], tuple[MaskWords, int]]:
-        """Has a loader's workers hand it over: runs are found again."""
-        return _again, (self.mask, self.block)
+        """Pickles the mask, for a loader's workers; the other process computes the runs again."""
+        return _unpickled, (self.mask, self.block)
 
     @property
     def num_blocks(self) -> int:
@@ -78,7 +78,7 @@ class MaskBlocks:
         return -(-self.mask.num_tokens // self.block)
 
     def work(self) -> Work:
-        """Returns the visible pairs of each block of queries, in time by runs and blocks."""
+        """Returns the visible pairs of each block of queries, in time linear in runs and blocks."""
         return self.runs.work(self.block)
 
     def tiles(self, rows: npt.ArrayLike) -> Tiles:
@@ -91,7 +91,7 @@ class MaskBlocks:
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
     def tile_pairs(self, at_once: int = 512) -> Work:
-        """Returns for each block of queries the pairs of all its tiles, hidden ones too: what a kernel works on."""
+        """Returns the pairs in all tiles of each block of queries, including hidden ones, which a kernel computes."""
         parts = [
             np.diff(self.tiles(np.arange(begin, min(begin + at_once, self.num_blocks))).offsets)
             for begin in range(0, self.num_blocks, at_once)
@@ -99,13 +99,13 @@ class MaskBlocks:
         return np.concatenate(parts) * self.block**2
 
     def seen(self, rows: npt.ArrayLike, at_once: int = 512) -> npt.NDArray[np.bool_]:
-        """Tells which blocks of keys some blocks of queries see; shape (blocks,). Looks at so many rows at once."""
-        asked = np.asarray(rows, np.int64)
+        """Returns the blocks of keys that blocks of queries see; shape (blocks,). Processes ``at_once`` rows."""
+        queries = np.asarray(rows, np.int64)
         seen = np.zeros(self.num_blocks, bool)
-        for begin in range(0, len(asked), at_once):
-            seen[self.tiles(asked[begin : begin + at_once]).columns] = True
+        for begin in range(0, len(queries), at_once):
+            seen[self.tiles(queries[begin : begin + at_once]).columns] = True
         return seen
 
 
-def _again(mask: MaskWords, block: int) -> MaskBlocks:
+def _unpickled(mask: MaskWords, block: int) -> MaskBlocks:
     return MaskBlocks(mask=mask, block=block)

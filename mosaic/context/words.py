@@ -1,7 +1,7 @@
 """Masks of multimodal sequences: one word and one document number a token, in place of a matrix of all pairs.
 
-A word says which streams of its document a token may see, which stream it is of, and whether it sees that stream in
-both directions::
+A word has the streams of its document that a token may see, its own stream, and a flag to see that stream in both
+directions::
 
     bit   63       62      61 .. 56      55 .. 0
           unused   both    own stream    streams that it may see
@@ -9,9 +9,9 @@ both directions::
     sees(q, k) = document[q] == document[k] >= 0  and  q attends stream of k
                  and  (k <= q  or  (both[q]  and  stream of q == stream of k))
 
-Streams are numbered within each document, so every document may have 55 images beside its text. This holds causal
-masks, packed documents, Gemma's images that see themselves and what came before, and Cornstarch's bitfields (section
-4.3.1). Sliding windows cannot be said in it.
+Streams are numbered within each document, so every document may have 55 images beside its text. Words express causal
+masks, packed documents, Gemma's images that see themselves and earlier tokens, and Cornstarch's bitfields (section
+4.3.1), but not sliding windows.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BOTH = 1 << 62
 EVERY_STREAM = (1 << MAX_STREAMS) - 1
 """Bits of a token that may see all streams."""
 PADDING = -1
-"""Document of tokens that see nothing and are seen by none."""
+"""Document of padding: such tokens see nothing and stay unseen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskWords:
-    """Who sees whom in one sequence. The arrays are read, never written.
+    """The attention mask of one sequence. The arrays are read-only.
 
     Raises:
         TypeError: Words are not int64, or documents not int32.
@@ -52,15 +52,15 @@ class MaskWords:
     words: Words
     """Shape (tokens,)."""
     documents: Documents
-    """Shape (tokens,): 0 or more, equal for tokens of one document, which lie together; -1 for padding."""
+    """Shape (tokens,): 0 or more, equal for the contiguous tokens of one document; -1 for padding."""
 
     def __post_init__(self) -> None:
         for name, kind in (("words", np.int64), ("documents", np.int32)):
-            given = getattr(self, name)
-            if not isinstance(given, np.ndarray) or given.dtype != kind:
-                found = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
-                raise TypeError(f"{name} are {found}; use a numpy array of {np.dtype(kind).name}")
-            view = np.ascontiguousarray(given).view()
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != kind:
+                actual = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                raise TypeError(f"{name} are {actual}; use a numpy array of {np.dtype(kind).name}")
+            view = np.ascontiguousarray(array).view()
             view.flags.writeable = False
             object.__setattr__(self, name, view)
         if self.words.ndim != 1 or self.words.shape != self.documents.shape or not len(self.words):
@@ -76,14 +76,14 @@ class MaskWords:
         return len(self.words)
 
     def sees(self, query: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Tells whether tokens see others; positions of shapes that broadcast, from 0."""
+        """Returns True where a query sees a key; positions from 0 broadcast."""
         q, k = np.asarray(query), np.asarray(key)
         stream = self.words >> STREAM_SHIFT & 63
         own = (self.words & BOTH != 0)[q] & (stream[q] == stream[k])
         attends = (self.words[q] >> stream[k] & 1).astype(bool)
         same = (self.documents[q] == self.documents[k]) & (self.documents[q] >= 0)
-        found: npt.NDArray[np.bool_] = same & attends & ((k <= q) | own)
-        return found
+        visible: npt.NDArray[np.bool_] = same & attends & ((k <= q) | own)
+        return visible
 
     def dense(self) -> npt.NDArray[np.bool_]:
         """Returns the matrix of all pairs, for small examples: shape (tokens, tokens), queries first."""
@@ -91,7 +91,7 @@ class MaskWords:
         return self.sees(every[:, None], every[None, :])
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Returns each token's place in its document, from 0, counting no padding; shape (tokens,)."""
+        """Returns each token's position in its document from 0, without padding; shape (tokens,)."""
         is_token = self.documents >= 0
         places = np.cumsum(is_token) - 1
         first = np.flatnonzero(is_token)
@@ -102,9 +102,9 @@ class MaskWords:
 
     def digest(self) -> str:
         """Returns a hash of the whole mask, equal for equal masks only."""
-        made = hashlib.sha256(self.words.data)
-        made.update(self.documents.data)
-        return made.hexdigest()
+        sha = hashlib.sha256(self.words.data)
+        sha.update(self.documents.data)
+        return sha.hexdigest()
 
 
 def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, both: npt.ArrayLike = False) -> Words:
@@ -120,12 +120,12 @@ def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, bo
             f"streams are 0 to {MAX_STREAMS - 1}: pack fewer images into one document, or give several one stream"
         )
     flags = np.where(np.asarray(both, bool), np.int64(BOTH), np.int64(0))
-    made: Words = flags | streams << STREAM_SHIFT | (np.asarray(attends, np.int64) & EVERY_STREAM)
-    return made
+    words: Words = flags | streams << STREAM_SHIFT | (np.asarray(attends, np.int64) & EVERY_STREAM)
+    return words
 
 
 def causal(num_tokens: int) -> MaskWords:
-    """Makes the mask of one document in which each token sees itself and what came before."""
+    """Makes the causal mask of one document."""
     return MaskWords(words=np.full(num_tokens, token_words(0)), documents=np.zeros(num_tokens, np.int32))
 
 
@@ -137,25 +137,25 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
             ``block_sequence_ids`` of transformers.
 
     Raises:
-        ValueError: There are more than 55 images.
+        ValueError: The document has more than 55 images.
     """
-    given = np.asarray(images)
-    if given.ndim != 1:
-        raise ValueError(f"images have shape {given.shape}; give one number for each token of one document")
-    is_image = given >= 0
-    streams = np.zeros(len(given), np.int64)
-    streams[is_image] = np.unique(given[is_image], return_inverse=True)[1] + 1
-    return MaskWords(words=token_words(streams, both=is_image), documents=np.zeros(len(given), np.int32))
+    numbers = np.asarray(images)
+    if numbers.ndim != 1:
+        raise ValueError(f"images have shape {numbers.shape}; give one number for each token of one document")
+    is_image = numbers >= 0
+    streams = np.zeros(len(numbers), np.int64)
+    streams[is_image] = np.unique(numbers[is_image], return_inverse=True)[1] + 1
+    return MaskWords(words=token_words(streams, both=is_image), documents=np.zeros(len(numbers), np.int32))
 
 
 def from_bam(bitfield: npt.ArrayLike) -> MaskWords:
     """Reads Cornstarch's bitfield attention mask of one document.
 
-    A token with bit 0 is text: it sees, of what came before, all tokens that share one of its bits 0 to 61. Every
-    other token sees exactly the tokens with its own bits. Those with none of these bits are padding.
+    A token with bit 0 is text: it sees all earlier tokens that share one of its bits 0 to 61. Every other token sees
+    exactly the tokens with its own bits. Tokens without any of these bits are padding.
 
     Raises:
-        ValueError: There are more than 55 different words of tokens that are not text.
+        ValueError: Tokens other than text have more than 55 different words.
     """
     bits = np.asarray(bitfield, np.int64) & (1 << 62) - 1
     if bits.ndim != 1:
@@ -172,17 +172,17 @@ def from_bam(bitfield: npt.ArrayLike) -> MaskWords:
 
 
 def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWords:
-    """Packs sequences one after the other; none sees anything of another.
+    """Packs sequences one after the other, invisible to each other.
 
     Args:
-        masks: Whose documents are numbered anew, in order.
-        num_tokens: Up to which the sequence is filled with padding; None adds none.
+        masks: The masks; their documents are renumbered in order.
+        num_tokens: Length of the padded sequence; None adds no padding.
 
     Raises:
-        ValueError: There are no masks, or they have more tokens than that.
+        ValueError: ``masks`` is empty, or has more than ``num_tokens`` tokens.
     """
     if not masks:
-        raise ValueError("there are no masks to pack; give one at least")
+        raise ValueError("no masks to pack; pass at least one")
     count = sum(mask.num_tokens for mask in masks)
     rest = 0 if num_tokens is None else num_tokens - count
     if rest < 0:
@@ -202,7 +202,7 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
 
 def _check(words: Words, documents: Documents) -> None:
     first = np.flatnonzero((words[1:] != words[:-1]) | (documents[1:] != documents[:-1])) + 1
-    starts = np.r_[0, first]  # what holds for the first token of a stretch of equal ones holds for all
+    starts = np.r_[0, first]  # the first token of a run stands for all
     word, document = words[starts], documents[starts]
     stream = word >> STREAM_SHIFT & 63
     refuse = functools.partial(_refuse, starts)
@@ -222,6 +222,6 @@ def _check(words: Words, documents: Documents) -> None:
         )
 
 
-def _refuse(starts: npt.NDArray[np.int64], wrong: npt.NDArray[np.bool_], why: str) -> None:
-    if wrong.any():
-        raise ValueError(f"token {starts[np.argmax(wrong)]} {why}")
+def _refuse(starts: npt.NDArray[np.int64], is_invalid: npt.NDArray[np.bool_], reason: str) -> None:
+    if is_invalid.any():
+        raise ValueError(f"token {starts[np.argmax(is_invalid)]} {reason}")

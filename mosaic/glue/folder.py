@@ -2,13 +2,13 @@
 
 ::
 
-    folder/glue.json                      classes, tokens, projectors, names of callbacks, what is frozen
+    folder/glue.json                      classes, tokens, projectors, names of callbacks, frozen modules
     folder/language_model/                config.json, model.safetensors, as transformers writes them
     folder/vision/                        the same
     folder/vision/projector.safetensors
 
-Nothing is pickled, and loading runs no code of the folder's: classes are those of transformers, or modules that the
-caller hands over. ``glue.json`` is written last, so that a folder without it was not finished.
+Nothing is pickled, and loading runs no code from the folder: classes are those of transformers, or modules that the
+caller passes. ``glue.json`` is written last: a folder without it is incomplete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
     """Writes models, projectors and then the record.
 
     Args:
-        folder: Made where it is missing.
+        folder: Created if missing.
         language_model: The language model.
         towers: By name.
         about: ``has_before``, ``frozen`` and ``still`` of the record.
@@ -52,7 +52,7 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
                 projector=tower.kind,
                 token=tower.token,
                 width=tower.width,
-                callbacks=tuple(one for one in CALLBACKS if getattr(tower, one) is not None),
+                callbacks=tuple(callback for callback in CALLBACKS if getattr(tower, callback) is not None),
             )
             for name, tower in towers.items()
         ),
@@ -61,12 +61,12 @@ def save_folder(folder: Path, language_model: nn.Module, towers: Mapping[str, To
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).unlink(missing_ok=True)
     _save(language_model, record.language_model, folder / LANGUAGE_MODEL)
-    for kept in record.towers:
-        _save(towers[kept.name].model, kept.model, folder / kept.name)
-        projector = towers[kept.name].projector
+    for entry in record.towers:
+        _save(towers[entry.name].model, entry.model, folder / entry.name)
+        projector = towers[entry.name].projector
         if projector is not None:
             weights = {name: value.contiguous() for name, value in projector.state_dict().items()}
-            save_file(weights, folder / kept.name / PROJECTOR)
+            save_file(weights, folder / entry.name / PROJECTOR)
     save(record, folder / RECORD)
 
 
@@ -74,33 +74,33 @@ def load_folder(folder: Path, handed: HandedOver) -> tuple[GlueRecord, nn.Module
     """Reads the record, and the models without their projectors.
 
     Raises:
-        InvalidFileError: There is no ``glue.json``, or it is damaged.
-        InvalidCheckpointError: Weights are missing, or not those of the class.
-        UnsupportedModelError: A class is none of transformers'.
-        ValueError: Something that the folder does not hold was not handed over.
+        InvalidFileError: ``glue.json`` is missing or damaged.
+        InvalidCheckpointError: Weights are missing, or do not fit the class.
+        UnsupportedModelError: A class is not from transformers.
+        ValueError: A module or callback that the folder does not hold is missing.
     """
     record: GlueRecord = load(GlueRecord, folder / RECORD)
     handed.check(record)
     language_model = _load(LANGUAGE_MODEL, record.language_model, folder / LANGUAGE_MODEL, handed)
     towers = {}
-    for kept in record.towers:
-        towers[kept.name] = Tower(
-            _load(f"{kept.name}.model", kept.model, folder / kept.name, handed),
-            projector={"none": None, "own": handed.modules.get(f"{kept.name}.projector")}.get(
-                kept.projector, kept.projector
+    for entry in record.towers:
+        towers[entry.name] = Tower(
+            _load(f"{entry.name}.model", entry.model, folder / entry.name, handed),
+            projector={"none": None, "own": handed.modules.get(f"{entry.name}.projector")}.get(
+                entry.projector, entry.projector
             ),
-            token=kept.token,
-            width=kept.width,
-            **{one: handed.callbacks[f"{kept.name}.{one}"] for one in kept.callbacks},  # type: ignore[arg-type]
+            token=entry.token,
+            width=entry.width,
+            **{callback: handed.callbacks[f"{entry.name}.{callback}"] for callback in entry.callbacks},  # type: ignore[arg-type]
         )
     return record, language_model, towers
 
 
 def load_projector(folder: Path, name: str, tower: Tower) -> None:
-    """Reads the weights of a tower's projector, in the type in which they were saved.
+    """Reads the weights of a tower's projector, in their saved dtype.
 
     Raises:
-        InvalidCheckpointError: They are missing, or those of another projector.
+        InvalidCheckpointError: They are missing, or of another projector.
     """
     if tower.projector is None:
         return
@@ -124,16 +124,16 @@ def _class_of(name: str, model: nn.Module) -> str:
     if own.__module__.startswith("transformers_modules"):
         raise UnsupportedModelError(
             f"{name} is a {own.__name__}, whose code came with its weights; a folder holds no code: use a class of "
-            "transformers, or install its code and hand the module over when you load"
+            "transformers, or install its code and pass the module when you load"
         )
     adapted = next((key for key, part in model.named_modules() if type(part).__module__.startswith("peft.")), None)
     if adapted is not None:
         raise UnsupportedModelError(
             f"{name} has adapters of peft ({adapted or own.__name__}); call merge_and_unload() first, or save the "
-            "adapters by peft and the model before they are put in"
+            "adapters with peft and the model before adding them"
         )
-    is_theirs = isinstance(model, PreTrainedModel) and own.__module__.startswith("transformers.")
-    return f"{own.__module__}:{own.__qualname__}" if is_theirs else ""
+    from_transformers = isinstance(model, PreTrainedModel) and own.__module__.startswith("transformers.")
+    return f"{own.__module__}:{own.__qualname__}" if from_transformers else ""
 
 
 def _save(model: nn.Module, kind: str, folder: Path) -> None:
@@ -145,34 +145,34 @@ def _save(model: nn.Module, kind: str, folder: Path) -> None:
 
 
 def _load(name: str, kind: str, folder: Path, handed: HandedOver) -> nn.Module:
-    about: Mapping[str, Any] = {}
+    problems: Mapping[str, Any] = {}
     try:
         if kind:
             options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
-            found, about = _find(name, kind).from_pretrained(folder, **options)
+            model, problems = _find(name, kind).from_pretrained(folder, **options)
         else:
-            found = handed.modules[name]
-            load_model(found, folder / "model.safetensors")
+            model = handed.modules[name]
+            load_model(model, folder / "model.safetensors")
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InvalidCheckpointError(f"{folder} does not hold {name!r}: {error}; save it anew") from error
-    if wrong := {what: sorted(map(str, keys)) for what, keys in about.items() if keys}:
-        raise InvalidCheckpointError(f"{folder} does not hold the weights of {kind}: {wrong}; save it anew")
-    return cast(nn.Module, found)
+    if mismatches := {what: sorted(map(str, keys)) for what, keys in problems.items() if keys}:
+        raise InvalidCheckpointError(f"{folder} does not hold the weights of {kind}: {mismatches}; save it anew")
+    return cast(nn.Module, model)
 
 
 def _find(name: str, kind: str) -> Any:
     from transformers import PreTrainedModel
 
     module, _, own = kind.partition(":")
-    found = None
+    cls = None
     if module.startswith("transformers.models."):
         try:
-            found = getattr(importlib.import_module(module), own, None)
+            cls = getattr(importlib.import_module(module), own, None)
         except ImportError:
-            found = None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+            cls = None
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UnsupportedModelError(
-            f"{name} was saved as {kind}, which is no model of this version of transformers; install the one that it "
-            "was saved with"
+            f"{name} was saved as {kind}, which is not a model of this version of transformers; install the version "
+            "that saved it"
         )
-    return found
+    return cls

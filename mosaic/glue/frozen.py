@@ -8,31 +8,31 @@ from torch import nn
 
 
 class Freezing(nn.Module):
-    """A module whose children can be frozen and taken back."""
+    """A module that can freeze and unfreeze its children."""
 
     def __init__(self) -> None:
         super().__init__()
         self._frozen: list[str] = []
-        self._thawing: set[str] = set()  # parameters that train once nothing that holds them is frozen
+        self._thawing: set[str] = set()  # parameters that train again after unfreezing
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the modules that are frozen."""
+        """Names of the frozen modules."""
         return tuple(self._frozen)
 
     @property
     def still(self) -> tuple[str, ...]:
-        """Names of the parameters that would not train even if nothing were frozen, such as Whisper's positions."""
+        """Names of parameters that never train, frozen or not, such as Whisper's positions."""
         every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
         thawing = {id(parameter) for name, parameter in every if name in self._thawing}
         named = self.named_parameters()
-        return tuple(name for name, one in named if not one.requires_grad and id(one) not in thawing)
+        return tuple(name for name, each in named if not each.requires_grad and id(each) not in thawing)
 
     def freeze(self, *names: str) -> Self:
-        """Freezes modules, such as ``vision.model``: no gradients, and eval mode until they are unfrozen.
+        """Freezes modules, such as ``vision.model``: no gradients, and eval mode until ``unfreeze``.
 
         Raises:
-            ValueError: There is no module of that name.
+            ValueError: No module has that name.
         """
         for name in names:
             module = self._named(name)
@@ -43,7 +43,7 @@ class Freezing(nn.Module):
         return self
 
     def unfreeze(self, *names: str) -> Self:
-        """Takes ``freeze`` back: what trained before it trains again, but for modules inside that are frozen too.
+        """Reverses ``freeze``, except for modules inside that are frozen by name.
 
         Raises:
             ValueError: No module of that name was frozen.
@@ -53,22 +53,22 @@ class Freezing(nn.Module):
                 raise ValueError(f"{name!r} was not frozen; frozen are {', '.join(self._frozen) or 'none'}")
             module = self._named(name)
             self._frozen.remove(name)
-            held = {id(one) for other in self._frozen for one in self._named(other).parameters()}
+            still_frozen = {id(each) for other in self._frozen for each in self._named(other).parameters()}
             for key, parameter in module.named_parameters(prefix=name, remove_duplicate=False):
-                if key in self._thawing and id(parameter) not in held:
+                if key in self._thawing and id(parameter) not in still_frozen:
                     self._thawing.remove(key)
                     parameter.requires_grad_(True)
             module.train(self.training)
-            self._rest()
+            self._keep_eval()
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode; what is frozen stays in eval mode, but where adapters were put into it."""
+        """Sets the mode; frozen modules without adapters stay in eval mode."""
         super().train(mode)
-        self._rest()
+        self._keep_eval()
         return self
 
-    def _rest(self) -> None:
+    def _keep_eval(self) -> None:
         for name in self._frozen:
             module = self._named(name)
             if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -1,4 +1,4 @@
-"""A language model that sees and hears: towers whose features take the places of placeholders in its text."""
+"""A language model with towers, whose features replace placeholders in its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mosaic.glue.record import HandedOver
 from mosaic.glue.tower import Features, Inputs, Tower, check_no_decoder
 
 Before = Callable[[dict[str, Features], Inputs], Inputs]
-"""Makes the language model's keywords of the towers' features and of its keywords so far."""
+"""Maps the towers' features and the language model's keywords to its final keywords."""
 
 
 class Glue(Freezing):
@@ -37,18 +37,18 @@ class Glue(Freezing):
         model.freeze("vision.model", "audio.model")
         out = model(input_ids=ids, labels=labels, vision={"pixel_values": images}, audio={"input_features": mels})
 
-    Towers are children under the names that they are given, and what is glued keeps its class and its weights' names
-    below that: it trains, freezes, saves and is placed like any module. A batch may lack any tower's inputs: they are
-    left out, None, or tensors without rows.
+    Towers are children under their names, and models keep their class and the names of their weights below that: they
+    train, freeze, save and are placed like any module. A batch may lack any tower's inputs: they are left out, None, or
+    tensors without rows.
 
     Args:
-        language_model: Takes ``inputs_embeds`` and has ``get_input_embeddings``, as transformers' have.
-        before: Puts features into the text in the place of placeholders: gets the features by tower, and the language
-            model's keywords with ``input_ids`` and ``inputs_embeds``; returns its keywords.
+        language_model: A module with ``inputs_embeds`` and ``get_input_embeddings``, as in transformers.
+        before: Replaces placeholders by features: receives the features by tower, and the language model's keywords
+            with ``input_ids`` and ``inputs_embeds``; returns its keywords.
         towers: By name.
 
     Raises:
-        ValueError: Two towers have one token, a name is taken, widths do not fit, or a model is of no use here.
+        ValueError: Two towers share a token, a name is taken, widths differ, or a model is unsuitable.
     """
 
     def __init__(self, *, language_model: nn.Module, before: Before | None = None, **towers: Tower) -> None:
@@ -56,8 +56,8 @@ class Glue(Freezing):
         check_no_decoder(language_model, "language model")
         if not callable(getattr(language_model, "get_input_embeddings", None)):
             raise ValueError(
-                f"{type(language_model).__name__} has no get_input_embeddings(); take a language model of "
-                "transformers, or give yours one"
+                f"{type(language_model).__name__} has no get_input_embeddings(); use a language model of "
+                "transformers, or add the method to yours"
             )
         self.language_model = language_model
         self.before = before
@@ -73,18 +73,18 @@ class Glue(Freezing):
         return {name: cast(Tower, self.get_submodule(name)) for name in self.tower_names}
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
-        """Runs the towers whose inputs are given, and the language model over the merged text.
+        """Runs the towers that have inputs, and the language model over the merged text.
 
         Args:
             input_ids: (batch, tokens), with one placeholder for each feature.
             inputs: For each tower the keywords of its model, or None; the rest are keywords of the language model,
-                such as ``labels``, which are -100 where there is nothing to predict.
+                such as ``labels``, which are -100 where no token is predicted.
 
         Returns:
-            What the language model returns.
+            The language model's output.
 
         Raises:
-            ValueError: Placeholders and features differ in number, or keywords are nobody's.
+            ValueError: The numbers of placeholders and features differ, or a keyword is unknown.
         """
         if hasattr(getattr(self.language_model, "config", None), "use_cache"):
             inputs.setdefault("use_cache", False)
@@ -93,8 +93,8 @@ class Glue(Freezing):
     def embed(self, input_ids: Tensor, **towers: Inputs | None) -> Tensor:
         """Returns the embeddings of a text with the towers' features in it, (batch, tokens, width).
 
-        Where the language model is called otherwise than by ``forward``: for its ``generate(inputs_embeds=...)``, or
-        with one rank's part of a long sequence (``mosaic.context.attention.ContextBatch``).
+        For direct calls of the language model: its ``generate(inputs_embeds=...)``, or one rank's part of a long
+        sequence (``mosaic.context.attention.ContextBatch``).
         """
         if strange := sorted(set(towers) - set(self.tower_names)):
             raise ValueError(
@@ -103,20 +103,20 @@ class Glue(Freezing):
         return cast(Tensor, self._merged(input_ids, dict(towers))["inputs_embeds"])
 
     def positions(self, input_ids: Tensor, documents: Tensor | None = None, **towers: Inputs | None) -> Tensor:
-        """Returns the tokens' positions: (batch, tokens); or (axes, batch, tokens) where towers give items shapes.
+        """Returns the tokens' positions: (batch, tokens), or (axes, batch, tokens) if towers have ``positions``.
 
         Args:
             input_ids: (batch, tokens).
-            documents: (batch, tokens), -1 for padding; positions begin anew in each. None: a row is one.
-            towers: Their inputs, as in ``forward``; those of towers without ``positions`` are not needed.
+            documents: (batch, tokens), -1 for padding; positions begin at 0 in each. None: each row is one.
+            towers: Inputs of the towers with ``positions``, as in ``forward``.
         """
-        found = torch.zeros_like(input_ids) if documents is None else documents
+        owners = torch.zeros_like(input_ids) if documents is None else documents
         shaped = {name: tower.positions for name, tower in self.towers.items() if tower.positions is not None}
         if not shaped:
-            return line_positions(found)
-        given = {name: towers.get(name) for name in shaped}
-        items = {name: shaped[name](own) for name, own in given.items() if own is not None}
-        return axes_positions(input_ids, found, self._tokens, items)
+            return line_positions(owners)
+        tower_inputs = {name: towers.get(name) for name in shaped}
+        items = {name: shaped[name](own) for name, own in tower_inputs.items() if own is not None}
+        return axes_positions(input_ids, owners, self._tokens, items)
 
     def mask(
         self,
@@ -126,27 +126,27 @@ class Glue(Freezing):
         documents: Tensor | None = None,
         lengths: Mapping[str, Sequence[int]] | None = None,
     ) -> MaskWords:
-        """Returns who sees whom in one sequence, for ``mosaic.context``.
+        """Returns the attention mask of one sequence, for ``mosaic.context``.
 
         Args:
             input_ids: (tokens,) or (1, tokens).
-            kind: ``causal``; ``gemma``: and an item sees all of itself; ``cornstarch``: and a modality sees all of
-                itself and nothing else.
+            kind: ``causal``; ``gemma``: causal, and an item sees all of itself; ``cornstarch``: text causal, and a
+                modality sees all of itself and nothing else.
             documents: As ``input_ids``, -1 for padding; None: one document.
-            lengths: By tower how many placeholders each item has; by default those beside each other are one.
+            lengths: Placeholders of each item, by tower; by default adjacent ones are one item.
 
         Raises:
-            ValueError: There is no such kind, there are several rows, or a document has over 55 items.
+            ValueError: The kind is unknown, the input has several rows, or a document has over 55 items.
         """
         if input_ids.ndim > 1 and len(input_ids) != 1:
             raise ValueError(
-                f"input_ids have {len(input_ids)} rows, and a mask is of one sequence; ask for each row's, or pack them"
+                f"input_ids have {len(input_ids)} rows, and a mask is of one sequence; call mask() by row, or pack them"
             )
         owners = None if documents is None else documents.flatten().cpu().numpy()
         return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, documents=owners, lengths=lengths)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a folder with one of Hugging Face's for each model; see ``mosaic.glue.folder``.
+        """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.
 
         Raises:
             UnsupportedModelError: A class's code came with its weights, or adapters of peft are in a model.
@@ -162,27 +162,27 @@ class Glue(Freezing):
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
         callbacks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> Self:
-        """Reads what ``save_pretrained`` wrote, in eval mode, frozen where it was.
+        """Reads a folder of ``save_pretrained``, in eval mode and frozen as saved.
 
         Args:
             folder: The folder.
-            modules: For models and projectors of your own, such as ``{"vision.projector": MyProjector()}``, what their
-                weights are read into.
-            callbacks: Those that the model was saved with, such as ``{"vision.after": last_but_one}``.
+            modules: Your own models and projectors, which receive their weights, such as
+                ``{"vision.projector": MyProjector()}``.
+            callbacks: The callbacks of the saved model, such as ``{"vision.after": last_but_one}``.
 
         Raises:
-            InvalidFileError: There is no ``glue.json``, or it is damaged.
-            InvalidCheckpointError: Weights are missing, or not those of the class.
-            UnsupportedModelError: A class is none of transformers'.
-            ValueError: Modules or callbacks are missing, or there are some that it was saved without.
+            InvalidFileError: ``glue.json`` is missing or damaged.
+            InvalidCheckpointError: Weights are missing, or do not fit the class.
+            UnsupportedModelError: A class is not from transformers.
+            ValueError: Modules or callbacks are missing, or the saved model has no such ones.
         """
         record, language_model, towers = load_folder(Path(folder), HandedOver(modules=modules, callbacks=callbacks))
-        made = cls(language_model=language_model, before=callbacks.get("before"), **towers)
+        model = cls(language_model=language_model, before=callbacks.get("before"), **towers)
         for name, tower in towers.items():
             load_projector(Path(folder), name, tower)
         for name in record.still:
-            made.get_parameter(name).requires_grad_(False)
-        return made.freeze(*record.frozen).eval()
+            model.get_parameter(name).requires_grad_(False)
+        return model.freeze(*record.frozen).eval()
 
     @property
     def _embedding(self) -> nn.Embedding:
@@ -194,23 +194,23 @@ class Glue(Freezing):
 
     def _merged(self, input_ids: Tensor, inputs: Inputs) -> Inputs:
         """Returns the language model's keywords, with the towers' features in the text."""
-        given = self._take_towers(inputs)
+        tower_inputs = self._take_towers(inputs)
         vocabulary = self._embedding.weight.shape[0]
         placeholders = Placeholders.find(input_ids, self._tokens, vocabulary, inputs.get("labels"))
-        features = {name: self.towers[name](**own) for name, own in given.items()}
+        features = {name: self.towers[name](**own) for name, own in tower_inputs.items()}
         embedded = self._embedding(placeholders.ids)
         if "position_ids" not in inputs and any(tower.positions is not None for tower in self.towers.values()):
             mask = inputs.get("attention_mask")
             documents = mask.long() - 1 if isinstance(mask, Tensor) and mask.ndim == 2 else None
-            inputs["position_ids"] = self.positions(input_ids, documents, **given)
+            inputs["position_ids"] = self.positions(input_ids, documents, **tower_inputs)
         if self.before is not None:
             return self.before(features, {**inputs, "input_ids": input_ids, "inputs_embeds": embedded})
         return {**inputs, "inputs_embeds": put(embedded, features, placeholders)}
 
     def _take_towers(self, inputs: Inputs) -> dict[str, Inputs]:
-        """Takes the towers' inputs out of the keywords."""
-        found = {name: inputs.pop(name, None) for name in self.tower_names}
-        for name, own in found.items():
+        """Removes the towers' inputs from the keywords and returns them."""
+        tower_inputs = {name: inputs.pop(name, None) for name in self.tower_names}
+        for name, own in tower_inputs.items():
             if own is not None and not (isinstance(own, Mapping) and own):
                 raise ValueError(
                     f"{name}={own if own == {} else type(own).__name__} is not the keywords of a model; give "
@@ -219,28 +219,26 @@ class Glue(Freezing):
         for name, value in inputs.items():
             if isinstance(value, Mapping) and name != "attention_mask":
                 raise ValueError(f"there is no tower {name!r}; this model has {', '.join(self.tower_names) or 'none'}")
-        return {name: own for name, own in found.items() if own is not None and not _is_empty(own)}
+        return {name: own for name, own in tower_inputs.items() if own is not None and not _is_empty(own)}
 
     def _check(self, towers: Mapping[str, Tower]) -> None:
         users: dict[int, str] = {}
         for name, tower in towers.items():
             if not isinstance(tower, Tower):
-                raise ValueError(f"{name}={type(tower).__name__} is no tower; give {name}=Tower(model, token=...)")
+                raise ValueError(f"{name}={type(tower).__name__} is not a Tower; use {name}=Tower(model, token=...)")
             if hasattr(self, name) or not name.isidentifier():
-                raise ValueError(f"a tower cannot have the name {name!r}, which a model has already; take another")
+                raise ValueError(f"a tower cannot have the name {name!r}, which the model has already; choose another")
             if tower.token is None:
                 if self.before is None:
                     raise ValueError(
-                        f"{name!r} has no token, so that nobody knows where its features go; give Tower(token=...), or "
+                        f"{name!r} has no token to mark where its features go; use Tower(token=...), or "
                         "Glue(before=...), which puts them into the text"
                     )
             elif (other := users.setdefault(tower.token, name)) != name:
-                raise ValueError(
-                    f"{other!r} and {name!r} have one token, {tower.token}; give each tower a token of its own"
-                )
+                raise ValueError(f"{other!r} and {name!r} share the token {tower.token}; give each tower its own")
 
 
 def _is_empty(inputs: Inputs) -> bool:
-    """Whether a tower's inputs are of no item."""
+    """Returns True if a tower's inputs have no items."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim]
     return bool(tensors) and not any(map(len, tensors))

@@ -1,4 +1,4 @@
-"""Who sees whom in a text with placeholders, as words of ``mosaic.context``; made of ids alone."""
+"""Attention mask of a text with placeholders, from ids alone, as words of ``mosaic.context``."""
 
 from __future__ import annotations
 
@@ -24,43 +24,41 @@ def mask_words(
 
     Args:
         ids: (tokens,).
-        tokens: Each tower's placeholder.
+        tokens: Placeholder of each tower.
         kind: One of ``KINDS``.
-        documents: (tokens,), -1 for padding; None: all of one document.
-        lengths: By tower how many placeholders each item has, in order; where it is left out, placeholders beside each
-            other are one item.
+        documents: (tokens,), -1 for padding; None: one document.
+        lengths: Placeholders of each item in order, by tower; by default adjacent placeholders are one item.
 
     Raises:
-        ValueError: There is no such kind, lengths or documents are not those of the text, or a document has over 55
-            items.
+        ValueError: The kind is unknown, lengths or documents do not fit the text, or a document has over 55 items.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind={kind!r} is no kind of mask; use one of {', '.join(KINDS)}")
-    found = np.zeros(len(ids), np.int64) if documents is None else documents
-    if len(found) != len(ids):
-        raise ValueError(f"documents are of {len(found)} tokens and input_ids of {len(ids)}; give one for each token")
+        raise ValueError(f"kind={kind!r} is not a kind of mask; use one of {', '.join(KINDS)}")
+    owners = np.zeros(len(ids), np.int64) if documents is None else documents
+    if len(owners) != len(ids):
+        raise ValueError(f"documents are of {len(owners)} tokens and input_ids of {len(ids)}; give one for each token")
     items = {name: item_numbers(name, ids == token, (lengths or {}).get(name)) for name, token in tokens.items()}
-    return MaskWords(words=KINDS[kind](items, found), documents=found.astype(np.int32))
+    return MaskWords(words=KINDS[kind](items, owners), documents=owners.astype(np.int32))
 
 
 def item_numbers(name: str, places: npt.NDArray[np.bool_], lengths: Sequence[int] | None) -> Ints:
-    """Returns for each token the number of the item that it is a placeholder of, from 0; -1 for others.
+    """Returns the item number of each placeholder token, from 0; -1 for other tokens.
 
     Raises:
-        ValueError: There are more placeholders or fewer than the items have.
+        ValueError: The number of placeholders differs from the sum of ``lengths``.
     """
-    found = np.full(len(places), -1, np.int64)
+    numbers = np.full(len(places), -1, np.int64)
     if lengths is None:
         begins = places & ~np.r_[False, places[:-1]]
-        found[places] = (np.cumsum(begins) - 1)[places]
-        return found
+        numbers[places] = (np.cumsum(begins) - 1)[places]
+        return numbers
     if sum(lengths) != places.sum():
         raise ValueError(
             f"the text has {places.sum()} placeholders of {name!r}, and its {len(lengths)} items have {sum(lengths)} "
             "together; give the lengths of this text's items"
         )
-    found[places] = np.repeat(np.arange(len(lengths)), lengths)
-    return found
+    numbers[places] = np.repeat(np.arange(len(lengths)), lengths)
+    return numbers
 
 
 def _causal(items: Mapping[str, Ints], documents: Ints) -> Ints:
@@ -88,5 +86,5 @@ def _cornstarch(items: Mapping[str, Ints], documents: Ints) -> Ints:
 
 
 KINDS = {"causal": _causal, "gemma": _gemma, "cornstarch": _cornstarch}
-"""By name: ``causal`` as LLaVA and Qwen-VL attend; ``gemma`` causal, and an item sees all of itself; ``cornstarch``
+"""By name: ``causal`` as in LLaVA and Qwen-VL; ``gemma`` causal, and an item sees all of itself; ``cornstarch``
 text causal, and a modality sees all of itself and nothing else (section 4.3.1)."""

@@ -1,4 +1,4 @@
-"""Putting features into a text: placeholders are counted, checked, and filled in order."""
+"""Replacement of placeholders in a text by features: count, check, and fill in order."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from torch import Tensor
 from mosaic.glue.tower import Features
 
 IGNORED = -100
-"""Label of what is not to be predicted, as torch's cross entropy has it."""
+"""Label of tokens without a loss, as in torch's cross entropy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """Where the towers' features go in a batch."""
+    """Positions of the towers' features in a batch."""
 
     ids: Tensor
     """(batch, tokens), with 0 for each placeholder: ids beyond the vocabulary cannot be looked up."""
     places: Mapping[str, Tensor]
-    """By tower: (batch, tokens) of bool."""
+    """(batch, tokens) of bool, by tower."""
     counts: Mapping[str, Sequence[int]]
-    """By tower: placeholders in each row."""
+    """Placeholders in each row, by tower."""
 
     @classmethod
     def find(cls, input_ids: Tensor, tokens: Mapping[str, int], vocabulary: int, labels: Tensor | None) -> Placeholders:
-        """Counts every tower's placeholders, and ids that are beyond the vocabulary; the device is asked once.
+        """Counts every tower's placeholders, and ids outside the vocabulary, with one synchronization.
 
         Args:
             input_ids: (batch, tokens).
-            tokens: By tower.
-            vocabulary: Number of ids that the language model knows; placeholders may lie beyond.
-            labels: What is to be predicted.
+            tokens: Placeholder of each tower.
+            vocabulary: Number of ids of the language model; placeholders may lie beyond.
+            labels: (batch, tokens) to predict, if any.
 
         Raises:
-            ValueError: An id is beyond the vocabulary, or a token that is beyond it is to be predicted.
+            ValueError: An id, or a placeholder in the labels, is outside the vocabulary.
         """
         places = {name: input_ids == token for name, token in tokens.items()}
         ids = input_ids
         for place in places.values():
             ids = ids.masked_fill(place, 0)
         beyond = (ids < 0) | (ids >= vocabulary)
-        asked = [place.sum(-1) for place in (beyond, *places.values())]
-        judged = [
+        sums = [place.sum(-1) for place in (beyond, *places.values())]
+        unpredictable = [
             name
             for name, token in tokens.items()
             if labels is not None and token != IGNORED and not 0 <= token < vocabulary
         ]
-        asked += (cast(Tensor, labels == tokens[name]).sum(-1).to(input_ids.device) for name in judged)
-        strange, *counted = torch.stack(asked).tolist()
-        if sum(strange):
+        sums += (cast(Tensor, labels == tokens[name]).sum(-1).to(input_ids.device) for name in unpredictable)
+        unknown_ids, *num_placeholders = torch.stack(sums).tolist()
+        if sum(unknown_ids):
             known = ", ".join(f"{name} {token}" for name, token in tokens.items()) or "none"
             raise ValueError(
-                f"{sum(strange)} of the input_ids are not among the {vocabulary} ids of the vocabulary, such as "
-                f"{int(ids[beyond][0])}, and are no tower's token ({known}); take the language model's tokenizer, "
-                "resize its embeddings, or give Tower(token=...)"
+                f"{sum(unknown_ids)} of the input_ids are not among the {vocabulary} ids of the vocabulary, such as "
+                f"{int(ids[beyond][0])}, and are no tower's token ({known}); use the language model's tokenizer, "
+                "resize its embeddings, or pass Tower(token=...)"
             )
-        for name, rows in zip(judged, counted[len(places) :], strict=True):
+        for name, rows in zip(unpredictable, num_placeholders[len(places) :], strict=True):
             if sum(rows):
                 raise ValueError(
                     f"labels hold {sum(rows)} placeholders of {name!r} (id {tokens[name]}), which is beyond the "
@@ -68,7 +68,7 @@ class Placeholders:
         return cls(
             ids=ids,
             places=places,
-            counts=dict(zip(places, counted, strict=False)),
+            counts=dict(zip(places, num_placeholders, strict=False)),
         )
 
 
@@ -77,11 +77,11 @@ def put(embedded: Tensor, features: Mapping[str, Features], placeholders: Placeh
 
     Args:
         embedded: (batch, tokens, width).
-        features: By tower; a tower that is left out has no placeholders.
-        placeholders: Of the batch.
+        features: By tower; a missing tower has no placeholders.
+        placeholders: Positions in the batch.
 
     Raises:
-        ValueError: There are more placeholders or fewer than features, an item's lie in two rows, or widths differ.
+        ValueError: The numbers of placeholders and features differ, an item lies in two rows, or widths differ.
     """
     for name, counts in placeholders.counts.items():
         if name not in features and any(counts):
@@ -89,8 +89,8 @@ def put(embedded: Tensor, features: Mapping[str, Features], placeholders: Placeh
                 f"input_ids hold {sum(counts)} placeholders of {name!r} and the batch has no {name} inputs; give "
                 f"{name}={{...}}, or leave them out of the text"
             )
-    for name, found in features.items():
-        flat, lengths = _flattened(name, found, embedded.shape[-1])
+    for name, tower_features in features.items():
+        flat, lengths = _flattened(name, tower_features, embedded.shape[-1])
         _check_counts(name, placeholders.counts[name], len(flat), lengths)
         if len(flat):
             embedded = _filled(embedded, placeholders.places[name], flat.to(embedded.device, embedded.dtype))
@@ -98,16 +98,16 @@ def put(embedded: Tensor, features: Mapping[str, Features], placeholders: Placeh
 
 
 def _filled(embedded: Tensor, where: Tensor, flat: Tensor) -> Tensor:
-    """Returns (batch, tokens, width) with features where there are placeholders.
+    """Returns (batch, tokens, width) with features in place of placeholders.
 
-    ``masked_scatter`` does the same, but its backward waits for the device to say how many there are.
+    ``masked_scatter`` does the same, but its backward synchronizes with the device.
     """
     order = (where.flatten().cumsum(0) - 1).clamp(min=0)
     return torch.where(where.unsqueeze(-1), flat.index_select(0, order).view_as(embedded), embedded)
 
 
 def _flattened(name: str, features: Features, width: int) -> tuple[Tensor, list[int] | None]:
-    """Returns (features, width), and how many each item has, where items are known."""
+    """Returns (features, width), and the number of each item's features if known."""
     lengths: list[int] | None
     if not isinstance(features, Tensor):
         lengths = [len(item) for item in features]
@@ -120,7 +120,7 @@ def _flattened(name: str, features: Features, width: int) -> tuple[Tensor, list[
     if flat.ndim != 2 or flat.shape[1] != width:
         raise ValueError(
             f"{name!r} returns features of shape {tuple(flat.shape)}, the language model takes (features, {width}); "
-            "mend its projector, or what after_projector returns"
+            "fix its projector, or the result of after_projector"
         )
     return flat, lengths
 
@@ -129,7 +129,7 @@ def _check_counts(name: str, counts: Sequence[int], num_features: int, lengths: 
     if sum(counts) != num_features:
         raise ValueError(
             f"input_ids hold {sum(counts)} placeholders of {name!r} ({_by_row(counts)}), its inputs give "
-            f"{num_features} features; put one placeholder into the text for each, and see that no text was cut off"
+            f"{num_features} features; put one placeholder into the text for each, and check that no text was cut off"
         )
     if lengths is None:
         return

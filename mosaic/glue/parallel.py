@@ -1,4 +1,4 @@
-"""How each module of a glued model is spread over ranks (Cornstarch, section 3.2), and what ``mosaic.pipeline`` takes.
+"""Ranks of each module of a glued model (Cornstarch, section 3.2), as arguments of ``mosaic.pipeline``.
 
 ::
 
@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from mosaic.context import CONTEXT_METHODS, ContextSettings, MaskWords, plan_context
 from mosaic.context.attention import Attend, ContextBatch
+from mosaic.errors import unknown
 from mosaic.glue.glue import Glue
 from mosaic.glue.record import LANGUAGE_MODEL
 from mosaic.pipelining.partition.parallel import on_own_ranks
@@ -31,23 +32,22 @@ class Parallel:
     """The ranks of one module.
 
     Raises:
-        ValueError: A number is below 1, or there is no such method.
+        ValueError: A number is below 1, or the method is unknown.
     """
 
     pipeline: int | None = None
-    """Ranks that have its layers, one after the other; None: found by Cornstarch's Algorithm 1."""
+    """Pipeline ranks of its layers; None: chosen by Cornstarch's Algorithm 1."""
     context: int = 1
-    """Ranks that share each sequence; more than 1 for the language model alone. All places of the pipeline then have
-    as many, and those of towers share whole items out."""
+    """Ranks that share each sequence; more than 1 for the language model alone. All pipeline ranks then have as many,
+    and those of towers share whole items."""
     tensor: int = 1
     """Ranks that share each layer; the same for all modules."""
     data: int | None = None
-    """Replicas; the same for all modules. None: as many as there are ranks for where every ``pipeline`` is given,
-    otherwise 1."""
+    """Replicas; the same for all modules. None: as many as fit if every ``pipeline`` is a number, otherwise 1."""
     method: str = "lpt"
-    """How a sequence is shared out, one of ``mosaic.context``'s."""
+    """Load balancer of a sequence, one of ``mosaic.context``'s."""
     heads: int = 1
-    """Of keys, how many are gathered together."""
+    """Number of key heads gathered at once."""
     block: int = 128
     """Tokens of a sequence that stay together."""
 
@@ -57,18 +57,18 @@ class Parallel:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}; use 1 or more")
         if self.method not in CONTEXT_METHODS:
-            raise ValueError(f"method={self.method!r} shares no sequences out; use one of {', '.join(CONTEXT_METHODS)}")
+            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
 
     def sequence(
         self, mask: MaskWords, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu"
     ) -> ContextBatch:
-        """Shares a sequence out over the context ranks of a group; see ``Glue.mask`` and ``Glue.embed``.
+        """Distributes a sequence over the context ranks of a group; see ``Glue.mask`` and ``Glue.embed``.
 
         ``device`` is the model's.
 
         Raises:
-            ValueError: The sequence has fewer blocks than there are ranks.
-            MosaicError: The group has another size, or its ranks have other masks.
+            ValueError: The sequence has fewer blocks than ranks.
+            MosaicError: The size of the group differs, or the masks of its ranks do.
         """
         plan = plan_context(mask, ranks=self.context, method=self.method, block=self.block)
         return ContextBatch(attend=Attend(plan, group, heads=self.heads, device=device))
@@ -80,13 +80,13 @@ def parallelize(
     """Returns the arguments with which ``mosaic.pipeline`` puts each module on ranks of its own.
 
     Args:
-        model: Whose children are spread.
-        specs: By child, such as ``vision`` and ``language_model``; None: all is found.
-        mask: Who sees whom in a microbatch, where ranks share its sequence; by default ``model.mask`` of its
+        model: A glued model.
+        specs: By child, such as ``vision`` and ``language_model``; None: chosen by the planner.
+        mask: Returns the attention mask of a microbatch whose sequence ranks share; by default ``model.mask`` of its
             ``input_ids``, causal.
 
     Raises:
-        ValueError: A child is missing, a name is strange, or something is asked that pipelines cannot do.
+        ValueError: A child is missing, a name is unknown, or a pipeline cannot do this.
     """
     if specs is None:
         return {"plan": OwnRanks(pipeline={}, data=1, tensor=1)}
@@ -95,11 +95,11 @@ def parallelize(
         if name not in children:
             raise ValueError(f"there is no module {name!r}; this model has {', '.join(children)}")
         if name not in specs:
-            raise ValueError(f"there is no Parallel for {name!r}; give {name!r}: Parallel(), of which all is found")
+            raise ValueError(f"there is no Parallel for {name!r}; add {name!r}: Parallel() to have its ranks chosen")
         if specs[name].context > 1 and name != LANGUAGE_MODEL:
             raise ValueError(
-                f"context={specs[name].context} for {name!r}; sequences of the language model alone are shared out, "
-                "and towers' items over the same ranks: use 1"
+                f"context={specs[name].context} for {name!r}; only the language model shares sequences, and "
+                "towers share items over the same ranks: use 1"
             )
     data, tensor = (_common(specs, axis) for axis in ("data", "tensor"))
     pipeline = {name: own.pipeline for name, own in specs.items() if own.pipeline is not None}
@@ -107,22 +107,22 @@ def parallelize(
         data = 1
     own = specs[LANGUAGE_MODEL]
     plan = OwnRanks(pipeline=pipeline, data=data, tensor=tensor or 1, context=own.context)
-    found = {"plan": plan, "data": data, "tensor": plan.tensor}
+    arguments = {"plan": plan, "data": data, "tensor": plan.tensor}
     if own.context == 1:
-        return found
+        return arguments
     mask = mask or (lambda microbatch: model.mask(microbatch["input_ids"]))
     settings = ContextSettings(ranks=own.context, mask=mask, method=own.method, heads=own.heads, block=own.block)
-    return found | {"context": settings}
+    return arguments | {"context": settings}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRanks:
-    """Makes a partition, when the model's layers are counted: modules on ranks of their own."""
+    """Makes a partition that puts modules on their own ranks."""
 
     pipeline: Mapping[str, int]
-    """Ranks of the modules that have them given."""
+    """Ranks of modules with a fixed number."""
     data: int | None
-    """Replicas of all; None: one of as many ranks as ``pipeline`` says."""
+    """Replicas; None: a replica has as many ranks as ``pipeline`` says."""
     tensor: int
     """Ranks that share each layer."""
     context: int = 1
@@ -132,34 +132,32 @@ class OwnRanks:
         """Returns the partition of one replica.
 
         Raises:
-            ValueError: There are more ranks or fewer than asked for, or a module is none of those that can be cut.
+            ValueError: The number of ranks differs from the request, or a module cannot be split.
         """
-        found = {module.name: len(module.trains) for module in request.model.modules}
+        layers = {module.name: len(module.trains) for module in request.model.modules}
         for name, count in self.pipeline.items():
-            if name not in found:
+            if name not in layers:
                 raise ValueError(
-                    f"{name!r} has no one list of layers, so that it has no ranks of its own; lists were found of "
-                    f"{', '.join(found)}: give mosaic.pipeline modules={{{name!r}: 'name of its list'}}, or no specs"
+                    f"{name!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
+                    f"pass modules={{{name!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
                 )
-            if count > found[name]:
-                raise ValueError(f"pipeline={count} for {name!r}, which has {found[name]} layers; use {found[name]}")
-        given, shared = sum(self.pipeline.values()), self.tensor * self.context
-        num_ranks = given if self.data is None else request.num_ranks // (self.data * shared)
-        if len(self.pipeline) == len(found) and given != num_ranks:
+            if count > layers[name]:
+                raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
+        fixed, shared = sum(self.pipeline.values()), self.tensor * self.context
+        num_ranks = fixed if self.data is None else request.num_ranks // (self.data * shared)
+        if len(self.pipeline) == len(layers) and fixed != num_ranks:
             raise ValueError(
-                f"the modules have {given} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, "
-                f"data={self.data}, tensor={self.tensor}, context={self.context}); give one of them pipeline=None, and "
-                "it has the rest"
+                f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, "
+                f"data={self.data}, tensor={self.tensor}, context={self.context}); give one of them pipeline=None, "
+                "and it has the rest"
             )
         return on_own_ranks(replace(request, num_ranks=num_ranks), self.pipeline)
 
 
 def _common(specs: Mapping[str, Parallel], axis: str) -> int | None:
-    """Returns what all modules have; ``data`` may be left to one of them."""
-    found: set[int | None] = {getattr(own, axis) for own in specs.values()} - {None}
-    if len(found) > 1:
+    """Returns the common value of all modules; None values do not count."""
+    values: set[int | None] = {getattr(own, axis) for own in specs.values()} - {None}
+    if len(values) > 1:
         each = ", ".join(f"{name} {getattr(own, axis)}" for name, own in specs.items())
-        raise ValueError(
-            f"modules have different {axis} ({each}); mosaic.pipeline shares all of them out alike: give them one"
-        )
-    return next(iter(found), None)
+        raise ValueError(f"modules have different {axis} ({each}); mosaic.pipeline needs the same for all of them")
+    return next(iter(values), None)

@@ -1,7 +1,7 @@
-"""Positions of a text's tokens: one after the other in each document, or on several axes where an item has a shape.
+"""Positions of a text's tokens: consecutive in each document, or on several axes for items with a shape.
 
 M-RoPE (Qwen2-VL, arXiv:2409.12191, section 2.1) gives the tokens of an image their time, row and column. Text has one
-position on all axes; an item begins behind the text before it, and text goes on behind the item's greatest position.
+position on all axes; an item begins behind the text before it, and text continues behind the item's greatest position.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mosaic.glue.masks import Ints, item_numbers
 
 
 def line_positions(documents: Tensor) -> Tensor:
-    """Returns (batch, tokens): places in documents, from 0, counting no padding; padding has 0.
+    """Returns (batch, tokens): positions in documents from 0, without padding, which has 0.
 
     Args:
-        documents: (batch, tokens), -1 for padding; a document's tokens lie together.
+        documents: (batch, tokens), -1 for padding; a document's tokens are contiguous.
     """
     is_token = documents >= 0
     place = is_token.cumsum(dim=1)  # from 1
     last = torch.where(is_token, torch.arange(documents.shape[1], device=documents.device), 0).cummax(dim=1).values
-    before = documents.gather(1, last)[:, :-1]  # document of the last token before, whatever padding is between
+    before = documents.gather(1, last)[:, :-1]  # document of the last token before, across padding
     begins = torch.cat([is_token[:, :1], is_token[:, 1:] & (before != documents[:, 1:])], dim=1)
     first = torch.where(begins, place, 0).cummax(dim=1).values
     return torch.where(is_token, place - first, 0)
@@ -38,11 +38,11 @@ def axes_positions(
     Args:
         input_ids: (batch, tokens).
         documents: (batch, tokens), -1 for padding.
-        tokens: Each tower's placeholder.
-        items: For towers whose items have shapes: for each item (axes, features), where its features are in it.
+        tokens: Placeholder of each tower.
+        items: For towers with ``positions``: the positions of features in each item, (axes, features).
 
     Raises:
-        ValueError: Items have another number of features than the text has placeholders, or one is interrupted.
+        ValueError: The numbers of features and placeholders differ, or an item is interrupted.
     """
     ids, owners = input_ids.cpu().numpy(), documents.cpu().numpy()
     offsets = {name: [item.cpu().numpy() for item in own] for name, own in items.items()}
@@ -53,18 +53,18 @@ def axes_positions(
     axes = {len(item) for own in offsets.values() for item in own} or {1}
     if len(axes) > 1:
         raise ValueError(f"items have positions on {sorted(axes)} axes; give all of them on as many")
-    found = np.zeros((axes.pop(), *ids.shape), np.int64)
+    positions = np.zeros((axes.pop(), *ids.shape), np.int64)
     for row in range(len(ids)):
         tokens_of_row = np.flatnonzero(owners[row] >= 0)
         edges = np.flatnonzero(np.diff(owners[row, tokens_of_row])) + 1
         for own in np.split(tokens_of_row, edges):
             if len(own):
                 here = {name: number[row, own] for name, number in numbers.items()}
-                found[:, row, own] = _document(found[:, row, own], here, offsets)
-    return torch.from_numpy(found).to(input_ids.device)
+                positions[:, row, own] = _document(positions[:, row, own], here, offsets)
+    return torch.from_numpy(positions).to(input_ids.device)
 
 
-def _document(found: Ints, numbers: Mapping[str, Ints], offsets: Mapping[str, Sequence[Ints]]) -> Ints:
+def _document(positions: Ints, numbers: Mapping[str, Ints], offsets: Mapping[str, Sequence[Ints]]) -> Ints:
     """Returns the positions of one document, (axes, tokens)."""
     at, token = 0, 0
     starts = {int(place): name for name, number in numbers.items() for place in np.flatnonzero(number >= 0)}
@@ -78,9 +78,9 @@ def _document(found: Ints, numbers: Mapping[str, Ints], offsets: Mapping[str, Se
                 f"item {numbers[name][place]} of {name!r} has {item.shape[1]} features, and its placeholders are not "
                 "beside each other in one document; give position_ids yourself"
             )
-        found[:, token:place] = np.arange(at, at + place - token)
+        positions[:, token:place] = np.arange(at, at + place - token)
         at += place - token
-        found[:, place : place + item.shape[1]] = at + item
+        positions[:, place : place + item.shape[1]] = at + item
         at, token = at + int(item.max()) + 1, place + item.shape[1]
-    found[:, token:] = np.arange(at, at + found.shape[1] - token)
-    return found
+    positions[:, token:] = np.arange(at, at + positions.shape[1] - token)
+    return positions

@@ -1,4 +1,4 @@
-"""What ``glue.json`` says of a glued model, and what no folder holds."""
+"""Content of ``glue.json``, and the modules and callbacks that the caller passes."""
 
 from __future__ import annotations
 
@@ -16,63 +16,61 @@ class TowerRecord:
     """A tower, without its weights."""
 
     name: str
-    """Under which it is a child."""
+    """Name of the child."""
     model: str
-    """Class of its model, ``module:name``; empty for one that is handed over."""
+    """Class of its model, ``module:name``; empty for one that the caller passes."""
     projector: str
     """Name of its projector, ``own`` or ``none``."""
     token: int | None
     """Its placeholder."""
     width: int | None
-    """Of what the projector gets."""
+    """Width of the projector's input."""
     callbacks: tuple[str, ...]
-    """Names of those that it has."""
+    """Names of its callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlueRecord:
-    """What ``glue.json`` holds."""
+    """Content of ``glue.json``."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = 1
     language_model: str
-    """Class, as a tower's model."""
+    """Class, as in a tower."""
     has_before: bool
-    """Whether features are put into the text by a function of the user's."""
+    """True if a function of the user puts features into the text."""
     towers: tuple[TowerRecord, ...]
-    """In order."""
     frozen: tuple[str, ...]
-    """Names of modules."""
     still: tuple[str, ...]
-    """Names of parameters that do not train though nothing froze them; transformers forgets them when it loads."""
+    """Names of parameters that never train; transformers forgets them when it loads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandedOver:
-    """What a folder does not hold; whatever of it is not asked for is an error."""
+    """Modules and callbacks that a folder does not hold; unknown ones are an error."""
 
     modules: Mapping[str, nn.Module]
-    """By name, such as ``vision.model`` and ``vision.projector``: their weights are read into them."""
+    """By name, such as ``vision.model`` and ``vision.projector``: they receive their weights."""
     callbacks: Mapping[str, Callable[..., Any]]
     """By name, such as ``vision.after``, and ``before``."""
 
     def check(self, record: GlueRecord) -> None:
-        """Checks that what the record needs was handed over, and nothing else.
+        """Checks the names against the record.
 
         Raises:
-            ValueError: It was not.
+            ValueError: A needed object is missing, or an unneeded one is there.
         """
-        callbacks = {f"{tower.name}.{one}" for tower in record.towers for one in tower.callbacks}
+        callbacks = {f"{tower.name}.{callback}" for tower in record.towers for callback in tower.callbacks}
         callbacks |= {"before"} if record.has_before else set()
         modules = {f"{tower.name}.model" for tower in record.towers if not tower.model}
         modules |= {f"{tower.name}.projector" for tower in record.towers if tower.projector == "own"}
         modules |= set() if record.language_model else {LANGUAGE_MODEL}
-        for what, needed, given in (("callbacks", callbacks, self.callbacks), ("modules", modules, self.modules)):
-            if missing := sorted(needed - given.keys()):
+        for kind, needed, objects in (("callbacks", callbacks, self.callbacks), ("modules", modules, self.modules)):
+            if missing := sorted(needed - objects.keys()):
                 raise ValueError(
-                    f"the model was saved with {what} of its own, which no folder holds: hand over "
-                    f"{what}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+                    f"the model was saved with its own {kind}, which a folder does not hold: pass "
+                    f"{kind}={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
                 )
-            if strange := sorted(given.keys() - needed):
-                raise ValueError(f"{what} has {', '.join(strange)}, and the model was saved without; leave them out")
+            if unknown := sorted(objects.keys() - needed):
+                raise ValueError(f"{kind} has {', '.join(unknown)}, and the model was saved without; leave them out")

@@ -1,4 +1,4 @@
-"""A tower: an encoder of one modality, and the projector that takes its features to the language model's width."""
+"""A tower: an encoder of one modality, and a projector to the language model's width."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import unknown
+
 Inputs = dict[str, Any]
 """Keyword arguments of a model."""
 Features = Tensor | list[Tensor]
 """Items by (items, tokens, width), or a list of items by (tokens, width) each; or (tokens, width) of all items."""
 
 CALLBACKS = ("before", "after", "after_projector", "positions")
-"""Functions of the user's that a tower may have."""
+"""Names of a tower's user functions."""
 PROJECTORS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "mlp": lambda width, target: nn.Sequential(nn.Linear(width, target), nn.GELU(), nn.Linear(target, target)),
 }
-"""By name: made of the tower's width and the language model's. ``mlp`` is LLaVA-1.5's."""
+"""Constructors from the tower's and the language model's width. ``mlp`` is LLaVA-1.5's."""
 
 
 class Tower(nn.Module):
-    """An encoder with a projector, and functions of the user's around both (Cornstarch, section 5.1).
+    """An encoder with a projector, and user functions around both (Cornstarch, section 5.1).
 
     ::
 
@@ -34,18 +36,18 @@ class Tower(nn.Module):
     Args:
         model: The encoder, called with the tower's inputs as keywords.
         projector: ``"mlp"``, ``"linear"``, a module of your own, or None where widths are equal.
-        token: Id of the tower's placeholders in ``input_ids``, one for each token that it returns; it may lie beyond
-            the language model's vocabulary. None: its features are put into the text by the glue's ``before``.
-        width: Of what the projector gets; by default the model's ``config.hidden_size`` or ``config.d_model``.
-        before: Makes the model's keywords of the tower's inputs.
-        after: Makes the projector's input of the tower's inputs and the model's output; by default the output's
-            ``last_hidden_state``, or the output where it is a tensor.
-        after_projector: Makes the tower's features of its inputs and the projector's output.
-        positions: Makes of the tower's inputs, for each item, (axes, tokens): where its tokens are in it, such as time,
-            row and column of a patch, for language models with M-RoPE.
+        token: Id of the tower's placeholders in ``input_ids``, one for each feature; it may lie beyond the language
+            model's vocabulary. None: the glue's ``before`` puts its features into the text.
+        width: Width of the projector's input; by default the model's ``config.hidden_size`` or ``config.d_model``.
+        before: Maps the tower's inputs to the model's keywords.
+        after: Maps the tower's inputs and the model's output to the projector's input; by default the output's
+            ``last_hidden_state``, or an output tensor itself.
+        after_projector: Maps the tower's inputs and the projector's output to the tower's features.
+        positions: Maps the tower's inputs to (axes, tokens) for each item: positions of its tokens, such as time, row
+            and column of a patch, for language models with M-RoPE.
 
     Raises:
-        ValueError: The projector is of no known name, or the model has a decoder.
+        ValueError: The projector's name is unknown, or the model has a decoder.
     """
 
     def __init__(
@@ -62,9 +64,7 @@ class Tower(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(projector, str) and projector not in PROJECTORS:
-            raise ValueError(
-                f"projector={projector!r} is none of {', '.join(PROJECTORS)}; use one of these, a module, or None"
-            )
+            raise ValueError(f"{unknown('projector', projector, PROJECTORS)}, or use a module or None")
         check_no_decoder(model, "tower")
         self.model = model
         self.projector = None if isinstance(projector, str) else projector
@@ -74,21 +74,21 @@ class Tower(nn.Module):
         self.before, self.after, self.after_projector, self.positions = before, after, after_projector, positions
 
     def fit(self, name: str, width: int) -> None:
-        """Makes the projector to the language model's width, if it was given by name.
+        """Makes a projector given by name, to the language model's width.
 
         Raises:
-            ValueError: The tower's width is not known, or differs and there is no projector.
+            ValueError: The tower's width is unknown, or differs without a projector.
         """
         if self.kind == "none" and self.width not in (None, width):
             raise ValueError(
-                f"{name!r} returns features of width {self.width}, the language model takes {width}; give "
+                f"{name!r} returns features of width {self.width}, the language model takes {width}; use "
                 "projector='linear' or 'mlp'"
             )
         if self.kind not in PROJECTORS or self.projector is not None:
             return
         if self.width is None:
             raise ValueError(
-                f"the width of {name!r} is not known: its config has neither hidden_size nor d_model; give "
+                f"the width of {name!r} is unknown: its config has neither hidden_size nor d_model; pass "
                 "Tower(..., width=...)"
             )
         like = next(self.model.parameters(), torch.empty(0))
@@ -97,20 +97,21 @@ class Tower(nn.Module):
     def forward(self, **inputs: Any) -> Features:
         """Returns the features of the inputs, in the language model's width.
 
-        Where the model is frozen and no input needs gradients, it keeps no graph, whatever hooks on it ask for.
+        A frozen model keeps no graph if no input needs gradients, whatever its hooks request.
         """
-        given = inputs if self.before is None else self.before(dict(inputs))
-        if self._keeps_graph(given):
-            output = self.model(**given)
+        model_inputs = inputs if self.before is None else self.before(dict(inputs))
+        if self._keeps_graph(model_inputs):
+            output = self.model(**model_inputs)
         else:
             with torch.no_grad():
-                output = self.model(**given)
-        found = _hidden(output) if self.after is None else self.after(inputs, output)
+                output = self.model(**model_inputs)
+        features = _hidden(output) if self.after is None else self.after(inputs, output)
         if self.projector is not None:
             if self.kind in PROJECTORS:
-                _check_width(found, cast(int, self.width))
-            found = self.projector(found) if isinstance(found, Tensor) else [self.projector(item) for item in found]
-        return found if self.after_projector is None else self.after_projector(inputs, found)
+                _check_width(features, cast(int, self.width))
+            is_list = not isinstance(features, Tensor)
+            features = [self.projector(item) for item in features] if is_list else self.projector(features)
+        return features if self.after_projector is None else self.after_projector(inputs, features)
 
     def _keeps_graph(self, inputs: Mapping[str, Any]) -> bool:
         return any(parameter.requires_grad for parameter in self.model.parameters()) or any(
@@ -118,8 +119,8 @@ class Tower(nn.Module):
         )
 
 
-def _check_width(found: Features, width: int) -> None:
-    for item in [found] if isinstance(found, Tensor) else found:
+def _check_width(features: Features, width: int) -> None:
+    for item in [features] if isinstance(features, Tensor) else features:
         if item.shape[-1] != width:
             raise ValueError(
                 f"the projector gets {tuple(item.shape)} and was made for features of width {width}; give "
@@ -127,24 +128,20 @@ def _check_width(found: Features, width: int) -> None:
             )
 
 
-def check_no_decoder(model: nn.Module, what: str) -> None:
-    """Checks that a model takes no second sequence.
-
-    Raises:
-        ValueError: It is an encoder with a decoder.
-    """
+def check_no_decoder(model: nn.Module, role: str) -> None:
+    """Raises ValueError if a model is an encoder with a decoder."""
     if "decoder_input_ids" in inspect.signature(model.forward).parameters:
         raise ValueError(
-            f"{type(model).__name__} is an encoder with a decoder, and no {what}: its decoder wants a text of its own; "
-            "hand over one side of it, such as model.get_encoder()"
+            f"{type(model).__name__} is an encoder with a decoder, not a {role}: its decoder needs its own text; "
+            "pass one half, such as model.get_encoder()"
         )
 
 
 def _width_of(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     for name in ("hidden_size", "d_model"):
-        if isinstance(found := getattr(config, name, None), int):
-            return found
+        if isinstance(width := getattr(config, name, None), int):
+            return width
     return None
 
 

@@ -1,5 +1,5 @@
-"""Ranges of layers of unmodified models: find where a model can be cut, and run one chunk of it.
+"""Ranges of layers of unmodified models: find where to split a model, and run one chunk.
 
-A chunk calls the user's whole model. Its own layers and modules are real; all others let their input through, return
-zeros, or return what the chunk before has sent; behind the last own one the call is left.
+A chunk calls the user's whole model. Its own layers and modules are real; all others pass their input on, return zeros,
+or return the tensors of the previous chunk; the call ends behind the last own one.
 """

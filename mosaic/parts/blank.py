@@ -1,4 +1,4 @@
-"""Results of modules that do not run: zeros of the shape that they would have, and as many random numbers drawn."""
+"""Results of modules that do not run: zeros of their shape, and as many random numbers drawn."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from mosaic.parts.strategies import is_cache, without_cache
 @dataclass(frozen=True, slots=True)
 class _Blank:
     leaves: tuple[Any, ...]
-    """Of what a call returns, tensors without data."""
+    """Leaves of the result; tensors have no data."""
     tree: Any
-    """How they are nested."""
+    """Their tree."""
     draws: Sequence[Draw]
-    """What draws random numbers in it."""
+    """Its random operators."""
     draws_in_python: bool
-    """Whether it draws of Python's or numpy's generator."""
+    """True if it draws from Python's or numpy's generator."""
     has_effects: bool
-    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
+    """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     passed: tuple[int | None, ...]
-    """For each leaf which of the arguments' leaves it is, or is a view of."""
+    """The index of the arguments' leaf that each leaf is, or is a view of."""
     hooked: tuple[HookedCall, ...]
-    """Calls of modules inside whose results hooks see."""
+    """Calls of inner modules with forward hooks."""
 
 
 class BlankResults:
-    """Knows by shapes of arguments what modules return; learns it by a run without data.
+    """Results of modules by the shapes of arguments, from one run without data.
 
     Args:
-        device: Where results are to be.
-        alone: A block in which no other thread computes with the modules' weights, which a run replaces for a while.
+        device: Device of the results.
+        alone: A context in which no other thread uses the modules' weights, which a run replaces.
 
     Attributes:
-        by_values: Modules whose results follow from values too, by id: they are run each time.
+        by_values: Ids of modules whose results depend on values: they run each time.
     """
 
     def __init__(self, device: torch.device, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -62,14 +62,14 @@ class BlankResults:
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def forget(self) -> None:
-        """Forgets what calls return and draw, and learns it anew."""
+        """Clears the results and draws of all calls."""
         self._known.clear()
 
     def of(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any], Any]:
-        """Returns the leaves of what a call would return, tensors as zeros, and their tree."""
-        blank = self._find(module, forward, args, kwargs)
+        """Returns the leaves of a call's result, tensors as zeros, and their tree."""
+        blank = self._blank(module, forward, args, kwargs)
         leaves = [
             torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in blank.leaves
@@ -79,24 +79,24 @@ class BlankResults:
     def passed_by(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Returns for each leaf that a call returns the argument that it is, or is a view of, or else None."""
-        given, _ = _flat(args, kwargs)
-        passed = self._find(module, forward, args, kwargs).passed
-        return [None if number is None else given[number] for number in passed]
+        """Returns the argument that each leaf of a call's result is, or is a view of, or None."""
+        arguments, _ = _flat(args, kwargs)
+        passed = self._blank(module, forward, args, kwargs).passed
+        return [None if number is None else arguments[number] for number in passed]
 
     def has_effects(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Returns whether a second run would find other arguments or buffers, or draw other numbers."""
-        return self._find(module, forward, args, kwargs).has_effects
+        """Returns True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
+        return self._blank(module, forward, args, kwargs).has_effects
 
     def hooked_in(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[HookedCall, ...]:
-        """Returns calls of modules inside whose results hooks see; their shapes follow from those of arguments."""
+        """Returns the calls of inner modules with hooks; the arguments' shapes determine theirs."""
         key = (id(module), *map(_key, _flat(args, kwargs)[0]))
         if key not in self._hooked:
-            self._hooked[key] = self._find(module, forward, args, kwargs).hooked
+            self._hooked[key] = self._blank(module, forward, args, kwargs).hooked
         return self._hooked[key]
 
     def zeros(self, like: torch.Tensor) -> torch.Tensor:
@@ -106,14 +106,14 @@ class BlankResults:
     def in_precision_of(
         self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> torch.Tensor | None:
-        """Returns a layer's hidden input, in the precision of what it returns; under autocast they may differ.
+        """Returns a layer's hidden input in the dtype of its result, which may differ under autocast.
 
         Args:
-            name: Of the list of layers, which are taken to be alike.
-            module: One of them.
-            forward: Its own.
-            args: Of the call.
-            kwargs: Of the call.
+            name: Name of the list of equal layers.
+            module: One of the layers.
+            forward: Its own ``forward``.
+            args: Arguments of the call.
+            kwargs: Keyword arguments of the call.
         """
         hidden = hidden_of(args, kwargs)
         if hidden is None or not torch.is_autocast_enabled(self._device.type):
@@ -124,43 +124,43 @@ class BlankResults:
         return hidden.to(self._precisions[key])
 
     def draw(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Draws the random numbers that a call would."""
-        blank = self._find(module, forward, args, kwargs)
+        """Draws the random numbers of a call."""
+        blank = self._blank(module, forward, args, kwargs)
         for draw in blank.draws:
-            draw.again(self._device)
+            draw.repeat(self._device)
         if blank.draws_in_python:
             with self._alone():
                 self._run(module, forward, *_flat(args, kwargs))
 
-    def _find(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
-        given, tree = _flat(args, kwargs)
+    def _blank(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Blank:
+        arguments, tree = _flat(args, kwargs)
         cast = torch.is_autocast_enabled(self._device.type) and torch.get_autocast_dtype(self._device.type)
-        key = (id(module), module.training, cast, str(tree), *map(_key, given))
+        key = (id(module), module.training, cast, str(tree), *map(_key, arguments))
         if key in self._known:
             return self._known[key]
         with self._alone(), forked(self._device):
-            blank = self._run(module, forward, given, tree)
+            blank = self._run(module, forward, arguments, tree)
         if id(module) not in self.by_values:
             self._known[key] = blank
         return blank
 
-    def _run(self, module: nn.Module, forward: Forward, given: list[Any], tree: Any) -> _Blank:
+    def _run(self, module: nn.Module, forward: Forward, arguments: list[Any], tree: Any) -> _Blank:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
         before = python_state()
         if id(module) not in self.by_values:
             try:
                 with _quiet_fake_tensors():
-                    return _look(module, forward, list(map(self._empty, given)), tree, self._empty)
-            except Exception:  # of any kind: it reads values, or an operator of it is not known without data
+                    return _recorded(module, forward, list(map(self._empty, arguments)), tree, self._empty)
+            except Exception:  # of any kind: it reads values, or an operator fails without data
                 self.by_values.add(id(module))
         with forked(self._device, python=False):
             try:
                 before.restore()
-                return _look(module, forward, copied(given), tree, self._zero)
-            except Exception:  # of any kind: some operators want memory of usual strides
+                return _recorded(module, forward, copied(arguments), tree, self._zero)
+            except Exception:  # of any kind: some operators need memory of usual strides
                 before.restore()
             try:
-                return _look(module, forward, copied(given), tree, partial(self._zero, with_memory=True))
+                return _recorded(module, forward, copied(arguments), tree, partial(self._zero, with_memory=True))
             except Exception as error:  # of any kind: it is the user's code that runs
                 raise UnsplittableError(
                     f"what {type(module).__name__} returns cannot be foreseen: on a rank without its weights it raises "
@@ -171,7 +171,7 @@ class BlankResults:
         if weight.is_meta:
             weight = torch.zeros((), dtype=weight.dtype, device=self._device).expand(weight.shape)
         if is_buffer:
-            return weight.clone(memory_format=torch.contiguous_format)  # it may be written into
+            return weight.clone(memory_format=torch.contiguous_format)  # the module may write into it
         return weight.contiguous() if with_memory else weight
 
     def _empty(self, leaf: Any, *, is_buffer: bool = False) -> Any:
@@ -180,26 +180,30 @@ class BlankResults:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._device)
 
 
-def _look(
-    module: nn.Module, forward: Forward, given: list[Any], tree: Any, weight: Callable[..., torch.Tensor]
+def _recorded(
+    module: nn.Module, forward: Forward, arguments: list[Any], tree: Any, weight: Callable[..., torch.Tensor]
 ) -> _Blank:
-    """Runs a module with other weights, and notes what it does."""
-    weights = {f"inner.{name}": weight(one, is_buffer=False) for name, one in module.named_parameters()}
-    buffers = {f"inner.{name}": weight(one, is_buffer=True) for name, one in module.named_buffers()}
-    before, versions, hooked = python_state(), _versions([*given, *buffers.values()]), list[HookedCall]()
+    """Runs a module with other weights, and records its effects."""
+    weights = {f"inner.{name}": weight(each, is_buffer=False) for name, each in module.named_parameters()}
+    buffers = {f"inner.{name}": weight(each, is_buffer=True) for name, each in module.named_buffers()}
+    before, versions, hooked = python_state(), _versions([*arguments, *buffers.values()]), list[HookedCall]()
     with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
-        result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(given, tree))
+        result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(arguments, tree))
     draws_in_python = not before.is_same(python_state())
     leaves, spec = pytree.tree_flatten(result)
-    memory = {one.untyped_storage()._cdata: at for at, one in enumerate(given) if isinstance(one, torch.Tensor)}
+    memory = {
+        argument.untyped_storage()._cdata: index
+        for index, argument in enumerate(arguments)
+        if isinstance(argument, torch.Tensor)
+    }
     return _Blank(
         leaves=tuple(map(without_data, leaves)),
         tree=spec,
         draws=seen.draws(),
         draws_in_python=draws_in_python,
-        has_effects=draws_in_python or versions != _versions([*given, *buffers.values()]),
+        has_effects=draws_in_python or versions != _versions([*arguments, *buffers.values()]),
         passed=tuple(
-            memory.get(one.untyped_storage()._cdata) if isinstance(one, torch.Tensor) else None for one in leaves
+            memory.get(leaf.untyped_storage()._cdata) if isinstance(leaf, torch.Tensor) else None for leaf in leaves
         ),
         hooked=tuple(hooked),
     )
@@ -207,7 +211,7 @@ def _look(
 
 @contextmanager
 def _quiet_fake_tensors() -> Iterator[None]:
-    """Computes shapes alone; torch logs what operators it does not know without data, which is expected here."""
+    """Computes shapes alone, and silences torch's log of operators that fail without data."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -219,17 +223,17 @@ def _quiet_fake_tensors() -> Iterator[None]:
 
 
 def _versions(leaves: list[Any]) -> list[int]:
-    return [one._version for one in leaves if isinstance(one, torch.Tensor) and not one.is_inference()]
+    return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
 def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Returns arguments as leaves and their tree, without caches: a run would fill them."""
+    """Returns the leaves and the tree of arguments, without caches, which a run would fill."""
     leaves, tree = pytree.tree_flatten((args, dict(kwargs)), is_leaf=is_cache)
     return list(map(without_cache, leaves)), tree
 
 
 class _Bare(nn.Module):
-    """Calls a module's own ``forward``, which is replaced while a chunk runs."""
+    """Calls a module's own ``forward``, even while a chunk replaces it."""
 
     def __init__(self, inner: nn.Module, forward: Forward) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One chunk of one kind of microbatch: which sites run, where the call is left, what comes in and what goes out."""
+"""One chunk of one kind of microbatch: its sites, the end of its call, its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from mosaic.parts.split import ModelSplit, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlan:
-    """What is the same for all microbatches that call the same modules."""
+    """The common plan of all microbatches that call the same modules."""
 
     own: frozenset[int]
     """Sites that run."""
     layers: tuple[int, ...]
-    """Those of them that are layers, in the order of the chunk's parts."""
+    """Its layers, in the order of the chunk's parts."""
     last: int | None
-    """The site behind which the call is left; None: the model's end."""
+    """Last site of the call; None: the model's end."""
     last_shape: int | None
-    """The same where shapes alone are wanted: some values are made behind the chunk, and were received from others."""
+    """Last site of a call for shapes alone, which also makes values that the chunk receives and passes on."""
     entries: dict[str, tuple[Value, ...]]
-    """What is received, by the module whose part sends it."""
+    """Received values, by the module whose part sends them."""
     leaves: dict[str, tuple[Value, ...]]
-    """What is handed over, by the module whose part sends it."""
+    """Sent values, by the module whose part sends them."""
     sends: frozenset[Value]
-    """All of it."""
+    """All sent values."""
     present: frozenset[str]
     """Modules that these microbatches call."""
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
-    """Returns what a chunk does with microbatches that call these modules.
+    """Plans a chunk for microbatches that call these modules.
 
     Raises:
-        ValueError: They call none of the chunk's.
+        ValueError: They call none of the chunk's modules.
     """
     own = split.sites_of(chunk)
     running = [index for index in own if split.sites[index].module in present]
@@ -63,7 +63,7 @@ def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]
 
 
 def plan_nothing(present: frozenset[str]) -> ChunkPlan:
-    """Returns the plan of a call in which nothing runs, up to the model's end."""
+    """Returns the plan of a whole call in which no site runs."""
     return ChunkPlan(
         own=frozenset(),
         layers=(),
@@ -80,7 +80,7 @@ def _present(
     split: ModelSplit, values: dict[str, tuple[Value, ...]], present: frozenset[str]
 ) -> dict[str, tuple[Value, ...]]:
     return {
-        module: tuple(value for value in found if split.sites[value.site].module in present)
-        for module, found in values.items()
+        module: tuple(value for value in own if split.sites[value.site].module in present)
+        for module, own in values.items()
         if module in present
     }

@@ -1,4 +1,4 @@
-"""Taking a module's calls over for a while: ``forward`` of instances is replaced, and put back whatever happens."""
+"""Temporary replacement of ``forward`` of module instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Replaces the modules' ``forward``; hooks of others still run around it."""
+    """Replaces the modules' ``forward``; hooks still run around it."""
     before = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():

@@ -16,50 +16,49 @@ class Draw:
     """One operator that draws random numbers."""
 
     operator: Any
-    """Of torch."""
     leaves: tuple[Any, ...]
-    """Its arguments; tensors without data."""
+    """Its arguments; tensors have no data."""
     tree: Any
-    """How they are nested."""
+    """Tree of the arguments."""
 
-    def again(self, device: torch.device) -> None:
-        """Draws as many numbers, and drops them."""
-        given = [
+    def repeat(self, device: torch.device) -> None:
+        """Draws as many numbers, and discards them."""
+        arguments = [
             torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device).fill_(1)
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf in self.leaves
         ]
-        args, kwargs = pytree.tree_unflatten(given, self.tree)
+        args, kwargs = pytree.tree_unflatten(arguments, self.tree)
         self.operator(*args, **kwargs)
 
 
 class DrawsSeen(TorchDispatchMode):
-    """Records what draws random numbers while it is entered."""
+    """Records random operators while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: list[Draw] = []
+        self._draws: list[Draw] = []
 
     def draws(self) -> Sequence[Draw]:
-        """Returns what was seen, in order."""
-        return tuple(self._found)
+        """Returns the recorded operators in order."""
+        return tuple(self._draws)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records it if it draws."""
         if draws_random_numbers(func, args, kwargs or {}):
             leaves, tree = pytree.tree_flatten((args, kwargs or {}))
-            self._found.append(Draw(func, tuple(map(_without_data, leaves)), tree))
+            self._draws.append(Draw(func, tuple(map(_without_data, leaves)), tree))
         return func(*args, **(kwargs or {}))
 
 
 def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator of torch draws random numbers; fused attention does only with dropout."""
+    """Returns True if an operator of torch draws random numbers; fused attention does only with dropout."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     names = [argument.name for argument in operator._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or arguments.get("dropout_p", 0.0) != 0.0
 
 
 def _without_data(leaf: Any) -> Any:

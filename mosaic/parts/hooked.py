@@ -1,4 +1,4 @@
-"""Modules inside of layers whose results hooks keep, such as routers' logits for a loss: seen, and stood in for."""
+"""Inner modules of layers whose results hooks keep, such as routers' logits for a loss."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class HookedCall:
     path: str
     """The module's name in the site."""
     leaves: tuple[Any, ...]
-    """Of what it returned, tensors without data."""
+    """Leaves of its result; tensors have no data."""
     tree: Any
-    """How they are nested."""
+    """Tree of the leaves."""
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Which of its leaves are tensors."""
+        """Indices of its leaves that are tensors."""
         return tuple(number for number, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
 
     def run_hooks(self, site: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
@@ -47,20 +47,20 @@ class HookedCall:
 
 @contextmanager
 def recorded_hooked_calls(site: nn.Module, calls: list[HookedCall]) -> Iterator[None]:
-    """Notes calls of a site's inner modules that have forward hooks, in the place of these hooks."""
-    found = [(path, module) for path, module in site.named_modules() if path and module._forward_hooks]
-    before = [module._forward_hooks for _, module in found]
-    for path, module in found:
+    """Records calls of a site's inner modules with forward hooks, and disables these hooks."""
+    modules = [(path, module) for path, module in site.named_modules() if path and module._forward_hooks]
+    before = [module._forward_hooks for _, module in modules]
+    for path, module in modules:
         module._forward_hooks = OrderedDict()
-        module.register_forward_hook(_noting(path, calls))
+        module.register_forward_hook(_recorder(path, calls))
     try:
         yield
     finally:
-        for (_, module), hooks in zip(found, before, strict=True):
+        for (_, module), hooks in zip(modules, before, strict=True):
             module._forward_hooks = hooks
 
 
-def _noting(path: str, calls: list[HookedCall]) -> Callable[[nn.Module, Any, Any], None]:
+def _recorder(path: str, calls: list[HookedCall]) -> Callable[[nn.Module, Any, Any], None]:
     def note(module: nn.Module, args: Any, output: Any) -> None:
         leaves, tree = pytree.tree_flatten(output)
         calls.append(HookedCall(path, tuple(map(without_data, leaves)), tree))
@@ -69,18 +69,18 @@ def _noting(path: str, calls: list[HookedCall]) -> Callable[[nn.Module, Any, Any
 
 
 def without_data(leaf: Any) -> Any:
-    """Returns a leaf, a tensor as one on the meta device."""
+    """Returns a leaf, or its copy on the meta device if it is a tensor."""
     return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 class HookedResults(threading.local):
-    """What hooked modules return while a thread runs their site; None: it runs none."""
+    """Results of hooked modules while a thread runs their site; None: it runs none."""
 
     seen: dict[str, list[Any]] | None = None
 
     @contextmanager
     def collected(self) -> Iterator[dict[str, list[Any]]]:
-        """Collects them for a while, by the module's name in the model."""
+        """Collects the results, by the module's name in the model."""
         self.seen = {}
         try:
             yield self.seen
@@ -89,7 +89,7 @@ class HookedResults(threading.local):
 
 
 def watching(path: str, module: nn.Module, results: HookedResults) -> Forward:
-    """Returns a ``forward`` that notes what the module's own returns."""
+    """Returns a ``forward`` that records the results of the module's own."""
     own: Forward = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -104,13 +104,13 @@ def watching(path: str, module: nn.Module, results: HookedResults) -> Forward:
 def tensors_seen(
     site: str, calls: Sequence[HookedCall], seen: Mapping[str, Sequence[Any]]
 ) -> list[torch.Tensor | None]:
-    """Returns the tensors of hooked calls in their order, from what each module returned."""
+    """Returns the tensors of hooked calls in order, from the modules' results."""
     counts: dict[str, int] = {}
-    found: list[torch.Tensor | None] = []
+    tensors: list[torch.Tensor | None] = []
     for call in calls:
         path = f"{site}.{call.path}"
         number = counts[path] = counts.get(path, -1) + 1
         results = seen.get(path, ())
         leaves = pytree.tree_leaves(results[number]) if number < len(results) else ()
-        found += [leaves[at] if at < len(leaves) else None for at in call.tensors]
-    return found
+        tensors += [leaves[at] if at < len(leaves) else None for at in call.tensors]
+    return tensors

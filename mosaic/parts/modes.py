@@ -1,4 +1,4 @@
-"""Modes of a model's modules: what loops switch between steps."""
+"""Modes of a model's modules, which loops switch between steps."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Modes:
 
 
 def _is_whole_rate(module: nn.Module, value: Any) -> bool:
-    """Whether a value is a rate of dropout of 0 or 1; other whole numbers may be counters of the loop's."""
+    """Returns True for a whole dropout rate; other whole numbers may be the loop's counters."""
     return isinstance(module, _DropoutNd) and type(value) is int

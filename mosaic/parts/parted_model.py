@@ -28,27 +28,26 @@ from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory,
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
-"""Tensors that leave a chunk, or come in, by the module whose part sends them."""
+"""Tensors between chunks, by the module whose part sends them."""
 
 
 class PartedModel:
-    """Runs chunks of a model, and keeps no memory for the rest.
+    """Runs chunks of a model, without memory for the rest.
 
-    The model stays what it is: between calls it has its own ``forward`` and its own parameter objects, those of other
-    ranks on the meta device. Threads may call it at the same time, such as lanes of a rank, as long as what is around
-    the layers keeps nothing in the model and only one at a time draws random numbers. Ranks that are threads have
-    copies of the model.
+    Between calls the model has its own ``forward`` and its own parameter objects, those of other ranks on the meta
+    device. Several threads, such as lanes of a rank, may call it at the same time, if the code around the layers keeps
+    no state in the model and only one thread draws random numbers. Ranks that are threads have copies of the model.
 
     Args:
         model: The user's model, on its device; or on the meta device, to be loaded.
-        split: Where it can be cut.
+        split: The split of the model.
         chunks: All chunks of the partition.
-        own: Indices of the chunks that run on this rank; None: all.
-        device: Where it runs, if it is on the meta device.
-        keeps_buffers: Whether buffers of other ranks' layers stay, since other chunks may run here later.
+        own: Indices of the chunks on this rank; None: all.
+        device: Its device, if it is on the meta device.
+        keeps_buffers: True if buffers of other ranks' layers stay, for chunks that may run here later.
 
     Raises:
-        ValueError: The chunks are not of this model.
+        ValueError: The chunks are of another model.
     """
 
     def __init__(
@@ -93,45 +92,44 @@ class PartedModel:
         draws: Draws = "own",
         again: Again = nullcontext,
     ) -> Any:
-        """Runs a chunk with a microbatch, or with some units of it.
+        """Runs a chunk with a microbatch, or with some of its units.
 
         Args:
             chunk: Index of a chunk of this rank.
             kwargs: Keyword arguments of the model.
-            received: What the chunks before have sent, by module; several pieces joined by ``join_pieces``.
-            strategies: For each of the chunk's layers, in order, what becomes of its activations; empty: all are kept.
-            draws: Whose random numbers are drawn. With ``all`` and the generators' state at the beginning of the
+            received: Tensors of earlier chunks, by module; ``join_pieces`` joins several pieces.
+            strategies: Activation strategy of each of the chunk's layers, in order; empty: all are kept.
+            draws: Sites that draw random numbers. With ``all`` and the generators' state at the beginning of the
                 microbatch the chunk's numbers are the plain model's; with ``none`` the microbatch draws none.
-            again: Returns a block for each of both runs of a layer that is made again in backward, such as the function
-                mode that this call runs in.
+            again: Returns a context for each of both runs of a recomputed layer, such as the function mode of this
+                call.
 
         Returns:
-            By module what leaves the chunk; or the model's output where the model ends in it, with None for what
-            other modules make.
+            The chunk's tensors, by module; or the model's output if it ends here, with None for leaves of other
+            modules.
 
         Raises:
-            ValueError: The chunk is on another rank, something that it needs was not received, or there are more or
-                fewer strategies than layers.
-            UnsplittableError: The microbatch takes another way through the model than the sample did.
+            ValueError: The chunk is on another rank, an input is missing, or strategies and layers differ in number.
+            UnsplittableError: The microbatch takes another path through the model than the sample.
         """
         if chunk not in self.own:
             raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
         plan = self._plan(chunk, kwargs)
         if strategies and len(strategies) != len(plan.layers):
             raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
-        given = self._given(chunk, plan, received or {})
+        inputs = self._inputs(chunk, plan, received or {})
         if self._ways.is_new(chunk, kwargs):
-            self._check_way(chunk, plan, kwargs, given)
-        through = self._through(plan, own=plan.own, received=given)
+            self._check_way(chunk, plan, kwargs, inputs)
+        through = self._through(plan, own=plan.own, received=inputs)
         through.draws = draws
         through.strategies, through.again = dict(zip(plan.layers, strategies, strict=False)), again
-        return self._made(plan, through, kwargs)
+        return self._run(plan, through, kwargs)
 
     def boundary_like(self, chunk: int, kwargs: Mapping[str, Any]) -> Sent:
-        """Returns what ``forward`` of a chunk hands over, on whichever rank it is, as tensors without data.
+        """Returns the tensors that ``forward`` of a chunk on any rank sends, without data.
 
-        It is worked out once for the shapes of ``kwargs``, or each time if a module's shapes follow from values; where
-        the model ends, nothing is handed over.
+        Results are cached by the shapes of ``kwargs``, unless a module's shapes depend on values; the last chunk sends
+        nothing.
         """
         plan = self._plan(chunk, kwargs)
         if plan.last is None:
@@ -153,9 +151,9 @@ class PartedModel:
         return like
 
     def skip_random_numbers(self, kwargs: Mapping[str, Any]) -> None:
-        """Moves generators on as the plain model's forward with a microbatch does, without running it.
+        """Advances generators as the plain model's forward with a microbatch does, without running it.
 
-        A step of several microbatches keeps the state before each, so that its chunks may run in any order.
+        A step of several microbatches saves the state before each: its chunks may then run in any order.
         """
         through = self._through(plan_nothing(self.split.present(kwargs)), own=(), received={})
         through.draws = "all"
@@ -163,66 +161,66 @@ class PartedModel:
             self._call(through, kwargs)
 
     def forget_results(self) -> None:
-        """Forgets what modules return and draw, since their modes have changed, such as a rate of dropout."""
+        """Clears cached results of modules after a change of modes, such as a dropout rate."""
         self._blank.forget()
 
     def computing(self) -> AbstractContextManager[None]:
-        """A block that computes with the model's weights outside of ``forward``, as a loss may."""
+        """Returns a context for computation with the model's weights outside of ``forward``, as in a loss."""
         return self._in_use.shared()
 
     def own_parameters(self, chunk: int) -> dict[str, nn.Parameter]:
-        """Returns the parameters that a chunk of this rank needs, by their first names in the model."""
+        """Returns the parameters of a chunk of this rank, by their first names in the model."""
         names = self.split.parameters_of(self.chunks[chunk])
         return {name: parameter for name, parameter in self.model.named_parameters() if name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this rank has of the plain model's ``state_dict``."""
+        """Returns this rank's part of the plain model's ``state_dict``."""
         state = self.model.state_dict().items()
         return {name: value for name, value in state if not (isinstance(value, torch.Tensor) and value.is_meta)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what this rank needs of a plain model's ``state_dict``.
+        """Loads this rank's part of a plain model's ``state_dict``.
 
         Raises:
-            KeyError: Something that it needs is missing.
+            KeyError: A parameter is missing.
         """
         with torch.no_grad():
             load_weights(self.model, state, names=self._names, device=self.device)
         self._stand_ins = self._make_stand_ins()
 
     def give_memory(self) -> frozenset[str]:
-        """Gives weights of this rank that are on the meta device memory, to be loaded; returns their names.
+        """Allocates this rank's weights on the meta device, to be loaded; returns their names.
 
         Raises:
-            UnsplittableError: A buffer that runs here is on the meta device.
+            UnsplittableError: A buffer of this rank is on the meta device.
         """
         running = frozenset().union(*(self.split.sites_of(self.chunks[index]) for index in self.own))
         for door in self._doors:
             for name, buffer in door.module.named_buffers():
                 if buffer.is_meta and not running.isdisjoint(door.sites):
                     raise meta_buffer(f"{door.path}.{name}")
-        given = give_memory(self.model, names=self._names, device=self.device)
-        if given:
+        allocated = give_memory(self.model, names=self._names, device=self.device)
+        if allocated:
             self._stand_ins = self._make_stand_ins()
-        return given
+        return allocated
 
     @contextmanager
     def lent_memory(self) -> Iterator[None]:
-        """Gives them memory for a while, for steps of which the time alone counts."""
-        given = self.give_memory()
+        """Allocates them temporarily, for timed steps whose results are discarded."""
+        allocated = self.give_memory()
         try:
             yield
         finally:
-            if given:
-                drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - given, whole=())
+            if allocated:
+                drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - allocated, whole=())
                 self._stand_ins = self._make_stand_ins()
 
     def renew_stand_ins(self) -> None:
-        """Stands in for weights that were given up since, by another object of this class over the same model."""
+        """Updates stand-ins after another object of this class over the same model has dropped weights."""
         self._stand_ins = self._make_stand_ins()
 
     def _make_stand_ins(self) -> StandIns:
-        """Of all layers but each first, which glue may ask for its device, nothing is looked at from outside."""
+        """Makes stand-ins for all weights except those in layers; glue may read the first layer's device."""
         layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
         inside = [door.module for door in self._doors if door.path in layers]
         return StandIns(self.model, inside=inside, device=self.device)
@@ -234,8 +232,8 @@ class PartedModel:
                 sites.setdefault(site.path, []).append(index)
         sites |= {path: [] for path in self.split.unreached}
         return [
-            Door(path, self.model.get_submodule(path), tuple(found), self._current, self._in_use)
-            for path, found in sites.items()
+            Door(path, self.model.get_submodule(path), tuple(calls), self._current, self._in_use)
+            for path, calls in sites.items()
         ]
 
     def _plan(self, chunk: int, kwargs: Mapping[str, Any]) -> ChunkPlan:
@@ -257,36 +255,36 @@ class PartedModel:
             results=self._results,
         )
 
-    def _made(self, plan: ChunkPlan, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, plan: ChunkPlan, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
         output = self._call(through, kwargs)
         if plan.last is None:
             return self._without_foreign_leaves(output)
         return {module: through.sent(values) for module, values in plan.leaves.items()}
 
     def _check_way(
-        self, chunk: int, plan: ChunkPlan, kwargs: Mapping[str, Any], given: Mapping[Value, torch.Tensor]
+        self, chunk: int, plan: ChunkPlan, kwargs: Mapping[str, Any], inputs: Mapping[Value, torch.Tensor]
     ) -> None:
-        """Raises UnsplittableError if results of other chunks reach what this one makes, that it does not receive."""
-        found = []
+        """Raises UnsplittableError if the chunk's result depends on results of others that it does not receive."""
+        results = []
         for added in (0.0, 1.0):
-            lent = {value: tensor.clone() for value, tensor in given.items()}  # it may be written into
-            through = self._through(plan, own=plan.own, received=lent)
+            copies = {value: tensor.clone() for value, tensor in inputs.items()}  # the chunk may write into it
+            through = self._through(plan, own=plan.own, received=copies)
             through.added = added
             with torch.no_grad(), forked(self.device), kept_state(self.model):
                 try:
-                    found.append(self._made(plan, through, kwargs))
-                except Exception:  # of any kind: a run that counts raises it again, and other values may be impossible
+                    results.append(self._run(plan, through, kwargs))
+                except Exception:  # of any kind: the real run raises it again, and other values may be impossible
                     return
-        if not is_alike(*found):
-            given_as = ", ".join(f"{name}={one!r}" for name, one in kwargs.items() if isinstance(one, bool | str))
+        if not is_alike(*results):
+            switches = ", ".join(f"{name}={each!r}" for name, each in kwargs.items() if isinstance(each, bool | str))
             raise UnsplittableError(
                 f"chunk {'+'.join(map(str, self.chunks[chunk]))} needs results of others with this microbatch"
-                f"{given_as and f' ({given_as})'} that it did not need with the sample; split with a sample that takes "
+                f"{switches and f' ({switches})'} that it did not need with the sample; split with a sample that takes "
                 "the same way through the model"
             )
 
     def _watching_forwards(self) -> dict[nn.Module, Forward]:
-        """Of modules inside of sites of which hooks keep something that other chunks need."""
+        """Returns recording forwards of inner modules whose hooked results other chunks need."""
         paths = {f"{site.path}.{call.path}" for site in self.split.sites for call in site.hooked}
         return {
             module: watching(path, module, self._results)
@@ -309,7 +307,7 @@ class PartedModel:
 
     @contextmanager
     def _doors_in_place(self) -> Iterator[None]:
-        """Puts doors and stand-ins into the model for as long as any thread is inside."""
+        """Installs doors and stand-ins while any thread is inside."""
         with self._lock:
             if not self._num_calls:
                 for door in self._doors:
@@ -327,8 +325,8 @@ class PartedModel:
                     self._in_place.close()
 
     @staticmethod
-    def _given(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
-        found: dict[Value, torch.Tensor] = {}
+    def _inputs(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
+        inputs: dict[Value, torch.Tensor] = {}
         for module, values in plan.entries.items():
             tensors = received.get(module, ())
             if len(tensors) != len(values):
@@ -336,31 +334,31 @@ class PartedModel:
                     f"chunk {chunk} received {len(tensors)} tensors of {module!r} and needs {len(values)}; hand over "
                     "what forward of the chunk before returned"
                 )
-            found |= dict(zip(values, tensors, strict=True))
-        return found
+            inputs |= dict(zip(values, tensors, strict=True))
+        return inputs
 
     def _without_foreign_leaves(self, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
             return output
         leaves, tree = pytree.tree_flatten_with_path(output)
-        kept = self.split.output_leaves
+        own_leaves = self.split.output_leaves
         own = [
-            None if isinstance(leaf, torch.Tensor) and pytree.keystr(path) not in kept else leaf
+            None if isinstance(leaf, torch.Tensor) and pytree.keystr(path) not in own_leaves else leaf
             for path, leaf in leaves
         ]
         return pytree.tree_unflatten(own, tree)
 
 
 def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """Calls a model that may be left in the middle: what it sets for its thread meanwhile is set back."""
+    """Calls a model that may end early, and restores its thread's settings."""
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         return copy_context().run(model, **kwargs)
 
 
 def _shape(value: Any) -> Hashable:
     leaves = pytree.tree_leaves_with_path(value)
-    return tuple((pytree.keystr(path), _shape_of_one(leaf)) for path, leaf in leaves)
+    return tuple((pytree.keystr(path), _leaf_shape(leaf)) for path, leaf in leaves)
 
 
-def _shape_of_one(leaf: Any) -> Hashable:
+def _leaf_shape(leaf: Any) -> Hashable:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

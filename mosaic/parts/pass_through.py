@@ -23,12 +23,12 @@ from mosaic.parts.strategies import Again, repeatable, run_layer
 from mosaic.parts.weights_in_use import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
-"""Whose random numbers a call draws: the chunk's own sites', all sites' as the plain model does, or, where it is known
-that nothing draws any, nobody's: generators are then left alone, and several threads may call at a time."""
+"""Sites that draw random numbers: the chunk's own, all as in the plain model, or none if the model is known to draw
+none; several threads may then call at a time, because generators stay untouched."""
 
 
 class ChunkEnded(BaseException):
-    """Leaves the model's forward behind the last site of a chunk."""
+    """Ends the model's forward behind the last site of a chunk."""
 
 
 @dataclass(kw_only=True)
@@ -36,33 +36,32 @@ class PassThrough:
     """State of one call."""
 
     split: ModelSplit
-    """Where the model is cut."""
+    """The split of the model."""
     blank: BlankResults
-    """What foreign modules return."""
+    """Results of other modules."""
     device: torch.device
-    """Whose random numbers are kept, beside the CPU's."""
+    """Device whose generator is saved, beside the CPU's."""
     own: Collection[int]
     """Sites that run."""
     last: int | None
-    """The site behind which the call is left; None: the model's end."""
+    """Last site of the call; None: the model's end."""
     received: Mapping[Value, torch.Tensor]
-    """What other chunks have sent."""
+    """Values of other chunks."""
     sends: Collection[Value]
-    """What is to be handed over."""
+    """Values to send."""
     present: Collection[str]
-    """Modules that the microbatch should call."""
+    """Modules that the microbatch calls."""
     draws: Draws = "own"
-    """Whose random numbers are drawn."""
     strategies: Mapping[int, str] = field(default_factory=dict)
-    """For own layers, by site."""
+    """Strategies of own layers, by site."""
     again: Again = nullcontext
-    """Runs around layers that are made again in backward, around both of their runs."""
+    """Context of both runs of recomputed layers."""
     added: float = 0.0
-    """To what stands for results of other sites: what the chunk makes should not depend on it."""
+    """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
     results: HookedResults = field(default_factory=HookedResults)
-    """What hooked modules inside of own sites return."""
+    """Results of hooked modules inside own sites."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
-    """What is handed over, once it is made."""
+    """Values made so far, to send."""
     _calls: Counter[str] = field(default_factory=Counter)
     _versions: dict[Value, int] = field(default_factory=dict)
     _paused: RandomState | None = None
@@ -129,58 +128,58 @@ class PassThrough:
         if self.added:
             leaves = [leaf + self.added if _is_float(leaf) else leaf for leaf in leaves]
         for number in range(len(leaves)):
-            given = self.received.get(Value(index, number))
-            if given is not None:
-                leaves[number] = _Handed.apply(given)
+            tensor = self.received.get(Value(index, number))
+            if tensor is not None:
+                leaves[number] = _Received.apply(tensor)
                 self.resume_random_numbers()
         return pytree.tree_unflatten(leaves, tree), leaves
 
     def _run_hooks(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Calls hooks inside of a site that does not run with what was received, or else with zeros."""
-        site, kept = self.split.sites[index], self.split.kept_by_hooks(index)
+        """Calls the hooks inside a site that does not run, with received tensors or zeros."""
+        site, needed_values = self.split.sites[index], self.split.kept_by_hooks(index)
         hooked = site.hooked
-        if not self.received.keys() >= set(kept):
+        if not self.received.keys() >= set(needed_values):
             hooked = self.blank.hooked_in(door.module, door.forward, args, kwargs)
-        found: list[torch.Tensor] = []
+        all_tensors: list[torch.Tensor] = []
         for call in hooked:
-            values = [Value(index, site.num_leaves + len(found) + at) for at in range(len(call.tensors))]
+            values = [Value(index, site.num_leaves + len(all_tensors) + at) for at in range(len(call.tensors))]
             zeros = [self.blank.zeros(call.leaves[number]) for number in call.tensors]
             tensors = [
-                _Handed.apply(self.received[value]) if value in self.received else zero
+                _Received.apply(self.received[value]) if value in self.received else zero
                 for value, zero in zip(values, zeros, strict=True)
             ]
-            if not set(kept).isdisjoint(values):
+            if not set(needed_values).isdisjoint(values):
                 call.run_hooks(door.module, tensors)
-            found += tensors
-        return found
+            all_tensors += tensors
+        return all_tensors
 
     def pause_random_numbers(self) -> None:
-        """From here on random numbers are not the chunk's."""
+        """Saves the generators before random numbers of other chunks."""
         if self._paused is None and self.draws == "own":
             self._paused = torch_state(self.device)
 
     def resume_random_numbers(self) -> None:
-        """From here on they are: they go on where the chunk's ended."""
+        """Restores the generators to the chunk's state."""
         if self._paused is not None:
             self._paused.restore()
             self._paused = None
 
     def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
-        """Returns what is handed over, in this order; what was received for later chunks as it came.
+        """Returns the values to send, in this order, including received ones for later chunks.
 
         Raises:
-            UnsplittableError: Something was written into since, or was not made.
+            UnsplittableError: A value was changed in place, or was not made.
         """
         for value in values:
-            made = self.values.get(value)
-            if made is None and value in self.received:  # the chunk ends before the module is called
+            tensor = self.values.get(value)
+            if tensor is None and value in self.received:  # the chunk ends before the module is called
                 continue
-            if made is None or _version(made) != self._versions[value]:
+            if tensor is None or _version(tensor) != self._versions[value]:
                 path = self.split.sites[value.site].path
-                how = "was not returned" if made is None else "was written into by an operation behind it"
+                problem = "was not returned" if tensor is None else "was written into by an operation behind it"
                 raise UnsplittableError(
-                    f"what {path} returns {how}, and other chunks need it; let the model do with each microbatch what "
-                    "it does with the sample, and not in place"
+                    f"what {path} returns {problem}, and other chunks need it; let the model do with each microbatch "
+                    "what it does with the sample, and not in place"
                 )
         return tuple(self.received[value] if value in self.received else self.values[value] for value in values)
 
@@ -190,25 +189,25 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Returns how often a tensor was written into; under inference mode nobody counts."""
+    """Returns the number of in-place writes; 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 class CurrentCall(threading.local):
-    """The call of a model that the present thread makes; each thread makes its own."""
+    """The current call of a model; each thread has its own."""
 
     through: PassThrough | None = None
 
 
 class Door:
-    """In the place of a module's ``forward`` while chunks run.
+    """Replaces a module's ``forward`` while chunks run.
 
     Args:
         path: The module's name in the model.
-        module: It.
+        module: The module.
         sites: Its calls.
-        current: The call that each thread makes; threads that make none call the module itself.
-        in_use: Who uses the weights.
+        current: The call of each thread; a thread without one calls the module itself.
+        in_use: Lock of the weights.
     """
 
     def __init__(
@@ -221,7 +220,7 @@ class Door:
         self._current, self._in_use = current, in_use
 
     def find_forward(self) -> None:
-        """Notes the module's own ``forward``, before it is replaced."""
+        """Saves the module's own ``forward`` before its replacement."""
         self.forward = self.module.forward
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,13 +229,13 @@ class Door:
             return self.forward(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Stands for the module's ``forward``."""
+        """Runs the module, or its site in the current call."""
         through = self._current.through
         return self.run(*args, **kwargs) if through is None else through.enter(self, args, kwargs)
 
 
-class _Handed(torch.autograd.Function):
-    """A received tensor as a result like others: operations behind it may write into it."""
+class _Received(torch.autograd.Function):
+    """A received tensor as a result that later operations may write into."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Cutting an encoder's tensors into pieces of some units, and joining what pieces gave."""
+"""Sub-microbatches of an encoder: its tensors cut by units, and their results joined."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mosaic.parts.split import ModelSplit
 
 
 def count_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> int:
-    """Returns how many units of a module a microbatch has, such as images; 0: it does not call the module.
+    """Returns the number of a module's units in a microbatch, such as images; 0: it does not call the module.
 
-    A module whose tensors have no rows in common, such as a language model that reads the images' sizes, has one.
+    A module whose tensors share no rows, such as a language model that reads the images' sizes, has one.
     """
     if module not in split.present(kwargs):
         return 0
@@ -22,7 +22,7 @@ def count_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> in
 
 
 def rows_of_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> tuple[int, ...] | None:
-    """Returns for each unit of a module its rows in the longest of its tensors; None where these have none."""
+    """Returns the rows of each unit in a module's longest tensor; None if the tensors have no units."""
     tensors = _tensors(split, kwargs, module)
     units = _units(tensors)
     if not units:
@@ -40,11 +40,11 @@ def slice_piece(split: ModelSplit, kwargs: Mapping[str, Any], module: str, first
 def take_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str, chosen: Sequence[int]) -> dict[str, Any]:
     """Returns a microbatch with a module's own tensors cut to some units.
 
-    Units are rows of all its tensors; or, where the patches of all images lie behind each other in one tensor, rows of
-    the tensor of whole numbers that gives each image's size in patches (``image_grid_thw``).
+    Units are rows of all its tensors; or, if one tensor holds the patches of all images, rows of the integer tensor
+    with each image's size in patches (``image_grid_thw``).
 
     Raises:
-        ValueError: There are fewer units, or rows of its tensors are no units.
+        ValueError: A unit does not exist, or rows of its tensors are not units.
     """
     tensors = _tensors(split, kwargs, module)
     units = _units(tensors)
@@ -69,23 +69,23 @@ def take_units(split: ModelSplit, kwargs: Mapping[str, Any], module: str, chosen
 
 
 def join_pieces(pieces: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-    """Joins what a module's pieces gave, as its successor receives it; gradients flow back to each."""
+    """Joins the results of a module's pieces for its successor; gradients flow back to each."""
     if len(pieces) == 1:
         return pieces[0]
     return tuple(torch.cat(tensors) for tensors in zip(*pieces, strict=True))
 
 
 def _tensors(split: ModelSplit, kwargs: Mapping[str, Any], module: str) -> dict[tuple[str, ...], torch.Tensor]:
-    """Returns a module's tensors by keyword, or by keyword and key where a keyword holds several."""
-    found: dict[tuple[str, ...], Any] = {}
+    """Returns a module's tensors by keyword, or by keyword and key for a mapping."""
+    values: dict[tuple[str, ...], Any] = {}
     for name in split.by_name[module].inputs:
         value = kwargs.get(name)
-        found |= {(name, key): one for key, one in value.items()} if isinstance(value, Mapping) else {(name,): value}
-    return {path: one for path, one in found.items() if isinstance(one, torch.Tensor) and one.ndim}
+        values |= {(name, key): each for key, each in value.items()} if isinstance(value, Mapping) else {(name,): value}
+    return {path: value for path, value in values.items() if isinstance(value, torch.Tensor) and value.ndim}
 
 
 def _units(tensors: Mapping[tuple[str, ...], torch.Tensor]) -> int | None:
-    """Returns the units of a module's tensors; None where their rows are none."""
+    """Returns the number of units of a module's tensors; None if rows are not units."""
     lengths = {len(tensor) for tensor in tensors.values()}
     units = min(lengths, default=0)
     for length in lengths - {units}:

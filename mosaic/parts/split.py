@@ -1,4 +1,4 @@
-"""Where a model can be cut: its sites, who owns them, and what crosses each cut."""
+"""The split of a model: its sites, their owners, and the values that cross each cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Value(NamedTuple):
     site: int
     """Index of the site."""
     leaf: int
-    """Index among the leaves of what it returns."""
+    """Index among the leaves of its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,64 +30,64 @@ class Site:
     path: str
     """The called module's name in the model; empty for the output."""
     call: int = 0
-    """How many calls of the same module came before it."""
+    """Number of earlier calls of the same module."""
     module: str
-    """Who owns it: it runs where this module's layer runs."""
+    """Owner: the site runs with this module's layer."""
     layer: int
-    """Which of the owner's layers it runs with: the first for what comes before them, the last for what follows."""
+    """Layer of the owner that it runs with: the first for sites before the layers, the last for those after."""
     is_layer: bool = False
-    """Whether it is that layer itself."""
+    """True if it is that layer itself."""
     needs: frozenset[Value] = frozenset()
-    """What reaches it of other sites, directly or through operations between modules."""
+    """Values of other sites that it uses, directly or through operations between modules."""
     parameters: frozenset[str] = frozenset()
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
-    """Whether its first result has its first input's shape and dtype."""
+    """True if its first result has its first input's shape and dtype."""
     has_effects: bool = False
-    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
+    """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     form: Any = field(default=None, repr=False, compare=False)
-    """What it returned, without its tensors, as leaves and a tree."""
+    """Its result without the tensors, as leaves and a tree."""
     hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)
-    """Calls of modules inside of which hooks keep results that others need; these are its values behind its leaves."""
+    """Inner calls whose hooked results others need; they are its values behind its leaves."""
 
     @property
     def num_leaves(self) -> int:
-        """Of how many leaves what it returned consists."""
+        """Number of leaves of its result."""
         return 0 if self.form is None else len(self.form[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitModule:
-    """A list of layers, with what is around them."""
+    """A list of layers, with the modules around them."""
 
     name: str
     """Its name in parts."""
     path: str
     """Name of the list in the model."""
     count: int
-    """Layers."""
+    """Number of layers."""
     inputs: tuple[str, ...] = ()
     """Tensors of the microbatch that it reads."""
     own_inputs: tuple[str, ...] = ()
-    """Those that no other module reads: without them it is not called."""
+    """Tensors that no other module reads: without them it is not called."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSplit:
-    """What one run of a sample showed. Plain data: equal on all ranks that have the same model and sample."""
+    """Result of one run of a sample. Plain data, equal on all ranks with the same model and sample."""
 
     modules: tuple[SplitModule, ...]
-    """Each behind those that feed it, and otherwise as they are called; the model ends in the last."""
+    """In topological order, otherwise in the order of calls; the model ends in the last."""
     sites: tuple[Site, ...]
-    """In the order in which they are called; the last is the model's output."""
+    """In the order of calls; the last is the model's output."""
     output_leaves: tuple[str, ...]
-    """Of a model that returns a container, the leaves that the last module makes; others are left out as None."""
+    """Leaves of a container output that the last module makes; others become None."""
     written_inputs: tuple[str, ...] = ()
     """Tensors of the microbatch that the model writes into: each chunk has a copy."""
     idle_parameters: Mapping[str, str]
     """Parameters that the sample did not reach, with the module that keeps them."""
     kind: Hashable = ()
-    """Of the sample: its switches, and which tensors it has."""
+    """Kind of the sample; see ``kind_of``."""
 
     @cached_property
     def by_name(self) -> dict[str, SplitModule]:
@@ -96,13 +96,13 @@ class ModelSplit:
 
     @cached_property
     def feeds(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of modules of which the first's values reach the second."""
+        """Pairs of modules: values of the first reach the second."""
         pairs = ((self.sites[v.site].module, site.module) for site in self.sites for v in sorted(site.needs))
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     @cached_property
     def encoders(self) -> frozenset[str]:
-        """Modules with tensors of their own, which feed others and are fed by none: these can be cut into pieces."""
+        """Modules with their own tensors that feed others and read no module: they can be cut into pieces."""
         own = {module.name for module in self.modules if module.own_inputs}
         return frozenset(own & {source for source, _ in self.feeds} - {target for _, target in self.feeds})
 
@@ -114,14 +114,14 @@ class ModelSplit:
 
     @cached_property
     def _consumers(self) -> dict[Value, list[tuple[str, int]]]:
-        found: dict[Value, list[tuple[str, int]]] = {}
+        consumers: dict[Value, list[tuple[str, int]]] = {}
         for site in self.sites:
             for value in site.needs:
-                found.setdefault(value, []).append((site.module, site.layer))
-        return dict(sorted(found.items()))
+                consumers.setdefault(value, []).append((site.module, site.layer))
+        return dict(sorted(consumers.items()))
 
     def has_further_values(self, site: int) -> bool:
-        """Whether others need more of what a site returns than its first tensor."""
+        """Returns True if others need more of a site's result than its first tensor."""
         return site in self._sites_with_further_values
 
     @cached_property
@@ -134,29 +134,29 @@ class ModelSplit:
 
     @cached_property
     def _kept_by_hooks(self) -> dict[int, tuple[Value, ...]]:
-        found: dict[int, tuple[Value, ...]] = {}
+        by_site: dict[int, tuple[Value, ...]] = {}
         for value in self._consumers:
             if value.leaf >= self.sites[value.site].num_leaves:
-                found[value.site] = (*found.get(value.site, ()), value)
-        return found
+                by_site[value.site] = (*by_site.get(value.site, ()), value)
+        return by_site
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
-        """Returns what a part that begins at this layer, above 0, needs of the part before it.
+        """Returns the values that a part beginning at this layer, above 0, needs from the part before it.
 
         The module's own values that any later site needs, and values of other modules that its later layers need:
-        they travel along the module's parts.
+        they pass through the module's parts.
         """
         return tuple(value for value, users in self._consumers.items() if self._crosses(value, users, module, layer))
 
     def _crosses(self, value: Value, users: list[tuple[str, int]], module: str, layer: int) -> bool:
-        made = self.sites[value.site]
-        if made.module == module and made.layer >= layer:
+        source = self.sites[value.site]
+        if source.module == module and source.layer >= layer:
             return False
         needed = any(user == module and at >= layer for user, at in users)
-        return needed or (made.module == module and any(user != module for user, _ in users))
+        return needed or (source.module == module and any(user != module for user, _ in users))
 
     def exits(self, module: str) -> tuple[Value, ...]:
-        """Returns what a module's last part sends to the modules that it feeds."""
+        """Returns the values that a module's last part sends to other modules."""
         return tuple(
             value
             for value, users in self._consumers.items()
@@ -164,33 +164,33 @@ class ModelSplit:
         )
 
     def entries(self, chunk: Sequence[Part]) -> dict[str, tuple[Value, ...]]:
-        """Returns what a chunk receives, by the module whose part sends it."""
-        found: dict[str, tuple[Value, ...]] = {}
+        """Returns the values that a chunk receives, by the sending module."""
+        received: dict[str, tuple[Value, ...]] = {}
         inside = {(part.module, part.end == part.total) for part in chunk}
         for part in chunk:
             if part.first:
-                found[part.module] = self.carried(part.module, part.first)
+                received[part.module] = self.carried(part.module, part.first)
                 continue
             for source, target in self.feeds:
                 if target == part.module and (source, True) not in inside:
-                    found[source] = self.exits(source)
-        return found
+                    received[source] = self.exits(source)
+        return received
 
     def leaves(self, chunk: Sequence[Part]) -> dict[str, tuple[Value, ...]]:
-        """Returns what a chunk sends, by the module whose part it is; nothing where the model ends in it."""
-        found: dict[str, tuple[Value, ...]] = {}
+        """Returns the values that a chunk sends, by module; the last chunk sends none."""
+        sent: dict[str, tuple[Value, ...]] = {}
         begins = {part.module for part in chunk if not part.first}
         for part in chunk:
             if part.end < part.total:
-                found[part.module] = self.carried(part.module, part.end)
+                sent[part.module] = self.carried(part.module, part.end)
             elif any(source == part.module and target not in begins for source, target in self.feeds):
-                found[part.module] = self.exits(part.module)
-        return found
+                sent[part.module] = self.exits(part.module)
+        return sent
 
     def handed(self, source: Sequence[Part], target: Sequence[Part]) -> tuple[str, ...]:
-        """Returns the modules whose tensors one chunk hands to another, in order.
+        """Returns the modules whose tensors one chunk sends to another, in order.
 
-        A chunk takes a module's from the part before its own, or, if it has none but the first, from the last.
+        A chunk receives a module's tensors from the part before its own; a chunk without such a part, from the last.
         """
         before = {part.module: part.first for part in target if part.first}
         ends = {part.module: part for part in source}
@@ -208,34 +208,34 @@ class ModelSplit:
     def present(self, kwargs: Mapping[str, Any]) -> frozenset[str]:
         """Returns the modules that a microbatch calls.
 
-        A module with tensors of its own is left out where none of them is given, and one without where all that feed
-        it are left out; the last never is.
+        It omits a module with its own tensors if all of them are missing, and a module without any if all its sources
+        are omitted, but never the last.
         """
-        found: set[str] = set()
+        called: set[str] = set()
         for module in self.modules:
             sources = {source for source, target in self.feeds if target == module.name}
-            given = any(_is_given(kwargs.get(name)) for name in module.own_inputs)
-            fed = not module.own_inputs and (not sources or sources & found)
-            if given or fed or module is self.modules[-1]:
-                found.add(module.name)
-        return frozenset(found)
+            has_inputs = any(_has_data(kwargs.get(name)) for name in module.own_inputs)
+            fed = not module.own_inputs and (not sources or sources & called)
+            if has_inputs or fed or module is self.modules[-1]:
+                called.add(module.name)
+        return frozenset(called)
 
     def parameters_of(self, chunk: Sequence[Part]) -> frozenset[str]:
         """Returns the names of the parameters that a chunk needs."""
-        found: set[str] = set()
+        names: set[str] = set()
         for index in self.sites_of(chunk):
-            found |= self.sites[index].parameters
+            names |= self.sites[index].parameters
         last = {part.module for part in chunk if part.end == part.total}
-        found |= {name for name, keeper in self.idle_parameters.items() if keeper in last}
-        return frozenset(found)
+        names |= {name for name, keeper in self.idle_parameters.items() if keeper in last}
+        return frozenset(names)
 
     def shared_parameters(self, chunks: Sequence[Sequence[Part]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Returns parameters that several chunks need, with these chunks: their gradients are to be summed."""
+        """Returns parameters of several chunks, whose gradients are summed, with these chunks."""
         users: dict[str, list[int]] = {}
         for index, chunk in enumerate(chunks):
             for name in self.parameters_of(chunk):
                 users.setdefault(name, []).append(index)
-        return tuple((name, tuple(found)) for name, found in sorted(users.items()) if len(found) > 1)
+        return tuple((name, tuple(own)) for name, own in sorted(users.items()) if len(own) > 1)
 
     def copied(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a microbatch with copies of the tensors that the model writes into."""
@@ -255,14 +255,14 @@ class ModelSplit:
                     raise ValueError(f"part {part} is none of this model, which has {known}; make the partition for it")
 
 
-def _is_given(value: Any) -> bool:
-    """Whether an argument has something; a mapping of tensors without rows, such as a glued tower's, has nothing."""
+def _has_data(value: Any) -> bool:
+    """Returns True for an argument with data; a mapping of tensors without rows, such as a tower's, has none."""
     tensors = list(value.values()) if isinstance(value, Mapping) else []
-    are_rows = bool(tensors) and all(isinstance(one, torch.Tensor) and one.ndim for one in tensors)
+    are_rows = bool(tensors) and all(isinstance(each, torch.Tensor) and each.ndim for each in tensors)
     return value is not None and not (are_rows and not any(map(len, tensors)))
 
 
 def copied(value: Any) -> Any:
-    """Returns nested containers with copies of their tensors; what is one tensor stays one."""
-    made: dict[int, torch.Tensor] = {}
-    return pytree.tree_map_only(torch.Tensor, lambda one: made.setdefault(id(one), one.clone()), value)
+    """Returns nested containers with copies of their tensors; repeated tensors stay one object."""
+    copies: dict[int, torch.Tensor] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda each: copies.setdefault(id(each), each.clone()), value)

@@ -1,4 +1,4 @@
-"""Running a layer so that its activations are kept, or made again in backward."""
+"""Activation strategies of a layer: keep or recompute."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from mosaic.find.random_numbers import RandomState, python_state
 
 Layer = Callable[..., Any]
 Again = Callable[[], AbstractContextManager[Any]]
-"""Returns a block for one of both runs of a layer that is made again."""
+"""Returns a context for one of both runs of a recomputed layer."""
 
 
 def without_cache(value: Any) -> Any:
-    """Returns an argument, or None for keys and values of earlier tokens, as transformers' caches keep them.
+    """Returns an argument, or None for a cache of transformers.
 
-    Training needs none, and a layer that runs a second time would find them full.
+    Training needs none, and the second run of a layer would find it full.
     """
     return None if is_cache(value) else value
 
 
 def is_cache(value: Any) -> bool:
-    """Whether an argument is such a cache."""
+    """Returns True for a cache of keys and values, as in transformers."""
     return hasattr(value, "get_seq_length")
 
 
 def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
-    """Returns a layer whose second run does what the first one did, although it changes what it reads.
+    """Returns a layer whose second run repeats the first, although it changes its buffers or arguments.
 
     Args:
-        layer: To be called twice at most.
-        buffers: Its own. The second run leaves them as they are, and numpy's and Python's generators too.
+        layer: Called at most twice.
+        buffers: Its buffers. The second run restores them, and numpy's and Python's generators too.
     """
     first: list[tuple[list[torch.Tensor], RandomState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        now = [one.detach().clone() for one in buffers], python_state()
+        now = [buffer.detach().clone() for buffer in buffers], python_state()
         if not first:
             first.append(now)
             return layer(*args, **kwargs)
-        _put_back(buffers, first[0])
+        _restore(buffers, first[0])
         try:
             return layer(*args, **kwargs)
         finally:
-            _put_back(buffers, now)
+            _restore(buffers, now)
 
     return run
 
 
 @torch.no_grad()
-def _put_back(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
+def _restore(buffers: Sequence[torch.Tensor], state: tuple[Sequence[torch.Tensor], RandomState]) -> None:
     for buffer, value in zip(buffers, state[0], strict=True):
         buffer.copy_(value)
     state[1].restore()
 
 
 STRATEGIES = ("keep", "recompute")
-"""What may become of a layer's activations."""
+"""Names of activation strategies."""
 
 
 def run_layer(
@@ -73,12 +73,12 @@ def run_layer(
     Args:
         strategy: One of ``STRATEGIES``.
         layer: Its forward.
-        args: Of it.
-        kwargs: Of it.
-        again: For both of its runs where it is made again, the second of which may be on another thread.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        again: Context of both runs of a recomputed layer; the second may be on another thread.
 
     Raises:
-        ValueError: The strategy is none of ``STRATEGIES``.
+        ValueError: The strategy is unknown.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")

@@ -1,4 +1,4 @@
-"""Which ways through a model chunks have taken: a microbatch of a new kind may take another one than the sample."""
+"""Kinds of microbatches seen so far: a new kind may take another path through the model than the sample."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 MAX_KINDS = 16
-"""Kinds of microbatches of a chunk that are looked at; where there are more, text is no switch, but data."""
+"""Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
 
 
 def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
-    """Returns what of a microbatch may decide which way is taken: switches, names, tensors' axes, and empty ones."""
+    """Returns the properties of a microbatch that may choose a path: switches, names, tensors' axes, empty tensors."""
     return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
 
 
@@ -28,7 +28,7 @@ class WaysSeen:
         self._known, self._kinds = known, dict[int, set[Hashable]]()
 
     def is_new(self, chunk: int, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a chunk has run nothing of this kind, and notes it."""
+        """Returns True for a new kind of a chunk, and records it."""
         kind, known = kind_of(kwargs), self._kinds.setdefault(chunk, {self._known})
         if kind in known or len(known) >= MAX_KINDS:
             return False
@@ -36,9 +36,9 @@ class WaysSeen:
         return True
 
 
-def is_alike(one: Any, other: Any) -> bool:
-    """Returns whether two runs of a chunk made the same, up to rounding."""
-    pairs = zip(_tensors(one), _tensors(other), strict=True)
+def is_alike(first: Any, second: Any) -> bool:
+    """Returns True if two runs of a chunk gave equal tensors, up to rounding."""
+    pairs = zip(_tensors(first), _tensors(second), strict=True)
     return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-5, equal_nan=True) for a, b in pairs)
 
 

@@ -1,4 +1,4 @@
-"""Weights that a rank does not need: moved to the meta device, and stood in for while a chunk runs."""
+"""Weights of other ranks: on the meta device, with stand-ins while a chunk runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from mosaic.errors import UnsplittableError
 
 
 def device_of(model: nn.Module, tensors: Mapping[str, Any]) -> torch.device:
-    """Returns where a model is; a model on the meta device is where its tensors are."""
-    given = (value for value in pytree.tree_leaves(dict(tensors)) if isinstance(value, torch.Tensor))
-    return next((tensor.device for tensor in (*model.parameters(), *given) if not tensor.is_meta), torch.device("cpu"))
+    """Returns the device of a model, or of the tensors if the model is on the meta device."""
+    sample_tensors = (value for value in pytree.tree_leaves(dict(tensors)) if isinstance(value, torch.Tensor))
+    all_tensors = (*model.parameters(), *sample_tensors)
+    return next((tensor.device for tensor in all_tensors if not tensor.is_meta), torch.device("cpu"))
 
 
 def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.Module]) -> None:
-    """Moves parameters to the meta device, so that their memory is free; the objects stay, for optimizers and ties.
+    """Moves parameters to the meta device to free their memory; the objects stay, for optimizers and ties.
 
     Args:
         model: The user's model.
         keep: First names of the parameters that stay.
-        whole: Modules that do not run here: their buffers go too, but for single numbers.
+        whole: Modules that do not run here: their buffers except scalars move too.
     """
     with swappable(model):
         for name, parameter in model.named_parameters():
@@ -36,36 +37,36 @@ def drop_weights(model: nn.Module, *, keep: Collection[str], whole: Iterable[nn.
     for module in whole:
         for inner in module.modules():
             for name, buffer in inner._buffers.items():
-                if buffer is not None and buffer.ndim:  # numbers, such as strides, say what modules return
+                if buffer is not None and buffer.ndim:  # scalars, such as strides, affect the shapes of results
                     inner._buffers[name] = buffer.to("meta")
 
 
 def give_memory(model: nn.Module, *, names: Collection[str], device: torch.device) -> frozenset[str]:
-    """Gives parameters on the meta device memory, filled with zeros; returns which.
+    """Allocates parameters on the meta device, as zeros; returns their names.
 
     Args:
         model: The user's model.
-        names: First names of the parameters that are needed.
-        device: Where to.
+        names: First names of the needed parameters.
+        device: Their new device.
     """
-    found = {name: one for name, one in model.named_parameters() if name in names and one.is_meta}
+    parameters = {name: each for name, each in model.named_parameters() if name in names and each.is_meta}
     with swappable(model):
-        for parameter in found.values():
+        for parameter in parameters.values():
             swap(parameter, torch.zeros_like(parameter, device=device))
-    return frozenset(found)
+    return frozenset(parameters)
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collection[str], device: torch.device) -> None:
-    """Loads parameters from a plain model's state; those on the meta device get memory. Buffers are copied.
+    """Loads parameters and buffers from a plain model's state; parameters on the meta device are allocated.
 
     Args:
         model: The user's model.
-        state: As the plain model's ``state_dict`` gives it; may hold more.
+        state: The plain model's ``state_dict``, or more.
         names: First names of the parameters to load.
-        device: Where to.
+        device: Device of allocated parameters.
 
     Raises:
-        KeyError: One of them is missing.
+        KeyError: A parameter is missing.
     """
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -74,13 +75,13 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
         for first, parameter in model.named_parameters():
             if first not in names:
                 continue
-            found = next((name for name in aliases[id(parameter)] if name in state), None)
-            if found is None:
+            key = next((name for name in aliases[id(parameter)] if name in state), None)
+            if key is None:
                 raise KeyError(f"{first} is not in the state, which has {len(state)} tensors; give the plain model's")
             if parameter.is_meta:
-                swap(parameter, state[found].detach().to(device=device, dtype=parameter.dtype, copy=True))
+                swap(parameter, state[key].detach().to(device=device, dtype=parameter.dtype, copy=True))
             else:
-                parameter.data.copy_(state[found])
+                parameter.data.copy_(state[key])
     for name, buffer in model.named_buffers():
         if name in state and not buffer.is_meta:
             buffer.copy_(state[name])
@@ -88,7 +89,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Any], *, names: Collectio
 
 @contextmanager
 def swappable(model: nn.Module) -> Iterator[None]:
-    """A block in which a model's parameters may be swapped, which torch refuses while recurrent cells refer to them."""
+    """Allows to swap a model's parameters, which torch refuses while recurrent cells refer to them."""
     cells = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for cell in cells:
         cell._flat_weight_refs = []
@@ -96,16 +97,16 @@ def swappable(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for cell in cells:
-            cell._flat_weight_refs = [None if one is None else weakref.ref(one) for one in cell._flat_weights]
+            cell._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in cell._flat_weights]
 
 
 def swap(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Puts other memory into a parameter, which stays the same object."""
+    """Replaces the memory of a parameter, which stays the same object."""
     torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
 
 
 def meta_buffer(name: str) -> UnsplittableError:
-    """Returns the error that a buffer has no values where it is read."""
+    """Returns the error of a buffer without values."""
     return UnsplittableError(
         f"buffer {name} is on the meta device, and this rank reads it; build the model so that buffers are real, as "
         "accelerate's init_empty_weights(include_buffers=False) does"
@@ -113,12 +114,12 @@ def meta_buffer(name: str) -> UnsplittableError:
 
 
 class StandIns:
-    """Zeros without memory in the place of parameters that operations between modules may look at.
+    """Zeros without memory, in place of parameters that operations between modules may read.
 
     Args:
         model: The user's model, its foreign weights on the meta device.
-        inside: Modules that hold parameters which nobody else looks at.
-        device: Of the model before.
+        inside: Modules whose parameters only they read.
+        device: The model's former device.
     """
 
     def __init__(self, model: nn.Module, *, inside: Iterable[nn.Module], device: torch.device) -> None:
@@ -136,7 +137,7 @@ class StandIns:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Puts them into their places for a while."""
+        """Installs the stand-ins temporarily."""
         try:
             for owner, name, _, zero in self._places:
                 owner[name] = zero

@@ -1,4 +1,4 @@
-"""Weights that several threads compute with at a time, or that one thread alone replaces for a while."""
+"""Lock of weights that several threads use at a time, or that one thread replaces."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 
 
 class WeightsInUse:
-    """Many threads use the weights at a time; one that replaces them waits for these, and later ones wait for it.
+    """A read-write lock: users share the weights; a thread that replaces them waits for all users.
 
-    A thread that uses them may begin to use them again inside, and replace them: it counts as no user meanwhile.
+    It is reentrant: a user may use the weights again inside, or replace them, and then does not wait for itself.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_users = 0
-        self._num_replacing = 0  # with those that wait to
+        self._num_replacing = 0  # including waiting ones
         self._own = _Depth()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """A block that computes with the weights."""
+        """Holds the lock for computation with the weights."""
         with self._changed:
             while self._num_replacing and not self._own.depth:
                 self._changed.wait()
@@ -38,7 +38,7 @@ class WeightsInUse:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A block that replaces weights, and puts them back."""
+        """Holds the lock to replace weights temporarily."""
         with self._changed:
             self._num_replacing += 1
             self._num_users -= self._own.depth
@@ -46,7 +46,7 @@ class WeightsInUse:
             while self._num_users:
                 self._changed.wait()
             try:
-                yield  # the lock stays taken, so that one thread at a time is here
+                yield  # with the lock held: one thread at a time
             finally:
                 self._num_users += self._own.depth
                 self._num_replacing -= 1
@@ -54,6 +54,6 @@ class WeightsInUse:
 
 
 class _Depth(threading.local):
-    """How often the present thread is inside ``shared``."""
+    """Nesting depth of ``shared`` in the current thread."""
 
     depth = 0

@@ -1,10 +1,10 @@
-"""A folder of days: a model retrained on each day's data, judged, and promoted or kept. See ``mosaic retrain``.
+"""Daily retraining: a folder of days, each with a model that is judged and promoted or not. See ``mosaic retrain``.
 
 A server that uses the model reads it so::
 
     from mosaic.retrain import champion
 
-    version = champion("folder")  # resolved once: what is read from it belongs together
+    version = champion("folder")  # resolves the link once, so all files are of one version
     model.load_state_dict(safetensors.torch.load_file(version.weights))
 """
 

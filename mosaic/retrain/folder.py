@@ -1,4 +1,4 @@
-"""A retraining folder on the disk: where everything is, and the small files that say how far a day has come."""
+"""A retraining folder on disk: its paths, and the small files with each day's state."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def named_remedy() -> Iterator[None]:
 
 
 def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
-    """Returns a record of an earlier day; None, with a warning, where the file is damaged.
+    """Returns a record of an earlier day; None, with a warning, if the file is damaged.
 
-    A day goes on without the figures, scores and plans of the days before it.
+    A day can run without the figures, scores and plans of earlier days.
     """
     if not path.is_file():
         return None
@@ -48,65 +48,64 @@ def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
 
 
 Phase = Literal["prepared", "training", "trained", "evaluated", "decided", "promoted"]
-"""How far a day has come; each is written once all before it is on the disk."""
+"""Phase of a day; written after all files of the phase are on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A start of the processes that train a day."""
+    """A start of a day's training processes."""
 
     at: str
     """UTC, ISO 8601."""
     boot: str
-    """The machine's boot, as the kernel names it."""
+    """The kernel's id of the machine's boot."""
     from_step: int
-    """The step that it went on from."""
+    """First step of this start."""
     ended: str = ""
-    """How it ended, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
+    """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayState:
-    """``state.json``: how far a day has come; written last in each phase."""
+    """``state.json``: the state of a day; written last in each phase."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     day: str
-    """Its name: the newest of the data's dates."""
+    """Name of the day: the newest date of its data."""
     phase: Phase
-    """How far it has come."""
+    """Phase of the day."""
     new: tuple[str, ...]
-    """Dates of the data that is new: those that missed runs left are taken together."""
+    """Dates of new data; a day also takes the data of missed runs."""
     replay: tuple[str, ...]
-    """Dates of promoted days that are trained on again."""
+    """Dates of promoted days to replay."""
     parent: str | None
-    """Version that was in force when the day began: what the challenger is trained from."""
+    """Version in force when the day began; the challenger starts from it."""
     champion: str | None
-    """Version that it is compared with: the one in force when it was judged."""
+    """Version in force when the challenger was judged; the gate compares them."""
     anchor: str | None
-    """Version that a person had approved then."""
+    """Approved version at that time."""
     began: str
     """UTC, ISO 8601."""
     deadline: str | None
-    """When the device has to be given back, UTC; None for never."""
+    """Time to release the device, UTC; None for none."""
     starts: tuple[Start, ...] = ()
-    """In order."""
     outcome: Outcome | None = None
-    """How the day ended; None before."""
+    """Outcome of the day; None before its end."""
     reason: str = ""
-    """Why, in one sentence."""
+    """Reason, in one sentence."""
     ended: str | None = None
-    """When the last run of it ended, UTC; None before."""
+    """End of its last run, UTC; None before."""
     version: str | None = None
-    """The challenger's name, once it has one."""
+    """Name of the challenger; None before it has one."""
     messages: tuple[str, ...] = ()
-    """What the morning should know."""
+    """Messages for the morning's report."""
 
     @property
     def is_over(self) -> bool:
-        """Whether no run will go on with it."""
+        """True if no run will resume it."""
         return self.outcome not in (None, "interrupted", "failed")
 
 
@@ -146,16 +145,16 @@ class DayFolder:
 
     @property
     def state(self) -> DayState:
-        """How far it has come."""
+        """The day's state."""
         return load(DayState, self.path / "state.json")
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is such a day."""
+        """True if the day has a state."""
         return (self.path / "state.json").is_file()
 
     def set(self, state: DayState, **changes: Any) -> DayState:
-        """Writes how far the day has come, whole or not at all, and returns it."""
+        """Writes the day's state atomically, and returns it."""
         changed = replace(state, **changes)
         save(changed, self.path / "state.json")
         return changed
@@ -180,9 +179,9 @@ class Folder:
         return DayFolder(self.path / "days" / day)
 
     def days(self) -> tuple[DayFolder, ...]:
-        """Returns the days that have begun, the oldest first."""
-        found = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
-        return tuple(day for day in found if day.has_begun)
+        """Returns the days with a state, the oldest first."""
+        days = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
+        return tuple(day for day in days if day.has_begun)
 
     def note(self, event: str, **more: Any) -> None:
         """Adds a line to ``history.jsonl``."""
@@ -190,5 +189,5 @@ class Folder:
 
 
 def utc_text(at: datetime) -> str:
-    """Returns a time as files have it: UTC, ISO 8601, whole seconds."""
+    """Formats a time for files: UTC, ISO 8601, whole seconds."""
     return at.astimezone(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The frozen rows: those of the recipe's folder, and those that promoted days have added in the place of worn ones."""
+"""The frozen rows: those of the recipe's folder, and those of promoted days that replaced worn rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mosaic.retrain.folder import Folder
 from mosaic.retrain.gate import Renewal
 
 ROW = "row"
-"""Column of scores with the rows' names, such as ``data/frozen:7``."""
+"""Column of scores with row names, such as ``data/frozen:7``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,48 +21,48 @@ class FrozenPart:
     path: str
     """Relative to the recipe's folder."""
     added: str
-    """The day that added them; empty for those of the beginning."""
+    """The day that added them; empty for the first rows."""
     rows: tuple[int, ...] | None
-    """Their indices; None for all."""
+    """Indices; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenRows:
-    """``frozen.json``: which rows versions are compared on."""
+    """``frozen.json``: the rows that compare versions."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     parts: tuple[FrozenPart, ...]
-    """In the order in which they are scored."""
+    """Parts in scoring order."""
     looks: int = 0
-    """Decisions made on them; rows that were never looked at lower it by their part of the set."""
+    """Decisions made on the set; new rows lower it by their part of the set."""
     looked: str = ""
-    """The last day that decided by them."""
+    """The last day that used the set."""
 
 
 def frozen_rows(folder: Folder, path: str) -> FrozenRows:
-    """Returns the frozen rows; all of the recipe's folder where nothing was ever added."""
+    """Returns the frozen rows; all of the recipe's folder before any was added."""
     if folder.frozen.is_file():
         return load(FrozenRows, folder.frozen)
     return FrozenRows(parts=(FrozenPart(path=path, added="", rows=None),))
 
 
 def looked_at(rows: FrozenRows, day: str) -> FrozenRows:
-    """Counts a decision; a day that is judged again after a kill counts once."""
+    """Counts a decision; a day counts once, even if it is judged again after a kill."""
     return rows if rows.looked == day else replace(rows, looks=rows.looks + 1, looked=day)
 
 
 def renewed(rows: FrozenRows, change: Renewal, names: Sequence[str], fresh: Sequence[str], day: str) -> FrozenRows:
-    """Returns the rows after a promotion; a day that does it again after a kill changes nothing.
+    """Returns the rows after a promotion; a repeat after a kill changes nothing.
 
     Args:
-        rows: As they were.
-        change: What joins and what leaves.
-        names: Of the frozen rows that the change speaks of, in order, such as ``data/frozen:7``.
-        fresh: Of the fresh rows.
-        day: The day that was promoted.
+        rows: The rows before.
+        change: Rows that join and rows that leave.
+        names: Names of the frozen rows that the change indexes, such as ``data/frozen:7``.
+        fresh: Names of the fresh rows.
+        day: The promoted day.
     """
     if any(part.added == day for part in rows.parts):
         return rows

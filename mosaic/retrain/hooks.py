@@ -1,4 +1,4 @@
-"""Commands that hear of a promotion: they may fail or hang without harm, and are tried again in the next run."""
+"""Commands that run after a promotion: they may fail or hang without harm, and the next run tries them again."""
 
 from __future__ import annotations
 
@@ -19,59 +19,61 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingHook:
-    """A command that has not ended well yet."""
+    """A command that has not succeeded yet."""
 
     command: str
-    """As the recipe has it."""
+    """The command of the recipe."""
     version: str
-    """The version that it is told of."""
+    """The promoted version."""
     day: str
     """The day that promoted it."""
     tries: int = 0
-    """How often it was run."""
+    """Attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingHooks:
-    """``hooks.json``: what is to be run."""
+    """``hooks.json``: the commands to run."""
 
     hooks: tuple[PendingHook, ...] = ()
-    """In order."""
 
 
 def remember(folder: Folder, promote: Promote, version: str, day: str) -> None:
-    """Notes that the hooks are to be told of a version; called before the link is set, so none is forgotten."""
+    """Adds the hooks of a version; call it before the link changes, so none is lost."""
     there = pending(folder)
     new = tuple(PendingHook(command=command, version=version, day=day) for command in promote.hooks)
-    known = {(hook.command, hook.version) for hook in there}
-    save(PendingHooks(hooks=(*there, *(hook for hook in new if (hook.command, version) not in known))), folder.pending)
+    keys = {(hook.command, hook.version) for hook in there}
+    save(
+        PendingHooks(hooks=(*there, *(hook for hook in new if (hook.command, version) not in keys))),
+        folder.pending,
+    )
 
 
 def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple[str, ...]:
-    """Runs what is to be run; returns a sentence for each that failed.
+    """Runs the pending hooks; returns a sentence for each failure.
 
-    A hook of a version that is no longer the champion is forgotten: its news is old.
+    Drops the hooks of a version that is no longer the champion.
     """
-    left, said = [], []
+    remaining, failures = [], []
     for hook in pending(folder):
         if hook.version != champion:
             continue
         failure = _run(folder, hook, seconds_of(promote.timeout, "timeout"))
         if failure is None:
             continue
-        tried = replace(hook, tries=hook.tries + 1)
-        if tried.tries < promote.tries:
-            left.append(tried)
-        again = "it is tried again in the next run" if tried.tries < promote.tries else "it is given up"
-        said.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {tried.tries}); {again}")
-        _LOG.warning("%s", said[-1])
-    if left or folder.pending.exists():
-        save(PendingHooks(hooks=tuple(left)), folder.pending)
-    return tuple(said)
+        attempt = replace(hook, tries=hook.tries + 1)
+        if attempt.tries < promote.tries:
+            remaining.append(attempt)
+        again = "it is tried again in the next run" if attempt.tries < promote.tries else "it is given up"
+        failures.append(f"hook {hook.command!r} for version {hook.version} {failure} (try {attempt.tries}); {again}")
+        _LOG.warning("%s", failures[-1])
+    if remaining or folder.pending.exists():
+        save(PendingHooks(hooks=tuple(remaining)), folder.pending)
+    return tuple(failures)
 
 
 def pending(folder: Folder) -> tuple[PendingHook, ...]:
-    """Returns the hooks that have not ended well yet."""
+    """Returns the hooks that have not succeeded yet."""
     try:
         return load(PendingHooks, folder.pending).hooks
     except InvalidFileError:
@@ -79,15 +81,15 @@ def pending(folder: Folder) -> tuple[PendingHook, ...]:
 
 
 def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
-    """Runs a command; returns how it failed, or None."""
-    told = {
+    """Runs a command; returns its failure, or None."""
+    environment = {
         "MOSAIC_VERSION": hook.version,
         "MOSAIC_VERSION_FOLDER": str((folder.versions / hook.version).resolve()),
         "MOSAIC_DAY_FOLDER": str(folder.day(hook.day).path.resolve()),
     }
     try:
         child = subprocess.Popen(
-            hook.command, shell=True, cwd=folder.path, env={**os.environ, **told}, start_new_session=True
+            hook.command, shell=True, cwd=folder.path, env={**os.environ, **environment}, start_new_session=True
         )
     except OSError as error:
         return f"could not be started: {error.strerror or error}"
@@ -101,6 +103,6 @@ def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
 
 
 def names_of(hooks: tuple[str, ...]) -> Iterator[str]:
-    """Yields the program of each command, for a check that it is there."""
+    """Yields the program of each command, for a check that it exists."""
     for command in hooks:
         yield command.split()[0]

@@ -1,6 +1,6 @@
-"""One run at a time: a lock that ends with its process, and a lease beside it for disks that share no locks.
+"""One run at a time: a lock that ends with its process, and a lease for disks that do not share locks.
 
-The launcher holds both. It starts its processes by exec, so that none of them keeps the lock after it was killed.
+The launcher holds both. It starts its processes by exec, so none of them keeps the lock after the launcher's death.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError, MosaicError
 
 BEAT_S = 5.0
-"""Seconds between two beats of a lease."""
+"""Seconds between heartbeats of a lease."""
 WAIT_S = 15.0
-"""Seconds to wait for a lock, and for a beat of a lease of another machine."""
+"""Seconds to wait for a lock, and for a heartbeat of another machine's lease."""
 
 
 class FolderInUseError(MosaicError):
-    """Another run has the folder; says which."""
+    """Another run holds the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """``lease.json``: who has the folder."""
+    """``lease.json``: the holder of the folder."""
 
     host: str
     """Name of the machine."""
     boot: str
-    """Its boot, as the kernel names it."""
+    """The kernel's id of its boot."""
     pid: int
-    """The launcher."""
+    """Process id of the launcher."""
     since: str
     """UTC, ISO 8601."""
     beat: int
-    """Grows as long as it lives."""
+    """Counts heartbeats."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -49,12 +49,12 @@ class Lease:
 
 @contextmanager
 def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT_S) -> Iterator[None]:
-    """Holds the folder as long as the block runs.
+    """Holds the folder during the block.
 
-    No clock of another machine is believed: a lease of another machine counts if it beats while we look.
+    It trusts no clock of another machine: another machine's lease counts if its heartbeat changes during the wait.
 
     Raises:
-        FolderInUseError: Another run has it; names machine, process and since when.
+        FolderInUseError: Another run holds it; names machine, process and start.
     """
     path = folder / "lease.json"
     with (folder / "lock").open("a+") as file:
@@ -63,9 +63,9 @@ def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT
         if there is not None and there.host != socket.gethostname() and _beats(path, there, wait_s):
             raise FolderInUseError(f"{folder} is in use by {there}; wait until it has ended, or end it there")
         ended = threading.Event()
-        mine = Lease(host=socket.gethostname(), boot=boot_id(), pid=os.getpid(), since=now, beat=0)
-        save(mine, path)
-        thread = threading.Thread(target=_beat, args=(path, mine, ended, beat_s), name="lease", daemon=True)
+        lease = Lease(host=socket.gethostname(), boot=boot_id(), pid=os.getpid(), since=now, beat=0)
+        save(lease, path)
+        thread = threading.Thread(target=_beat, args=(path, lease, ended, beat_s), name="lease", daemon=True)
         thread.start()
         try:
             yield
@@ -77,7 +77,7 @@ def held(folder: Path, now: str, *, wait_s: float = WAIT_S, beat_s: float = BEAT
 
 
 def holder(folder: Path) -> str:
-    """Says which run has a folder, and whether its process lives; takes the lock for an instant to find out."""
+    """Describes the run that holds a folder, and if it lives; acquires the lock for an instant."""
     lease = _lease(folder / "lease.json")
     if lease is None:
         return "no run has it"
@@ -94,7 +94,7 @@ def holder(folder: Path) -> str:
 
 
 def boot_id() -> str:
-    """Returns the kernel's name for this boot of the machine; empty where it has none."""
+    """Returns the kernel's id of the machine's boot; empty without one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -108,9 +108,9 @@ def _take(handle: int, lease: Path, wait_s: float) -> None:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() >= until:
-                who = _lease(lease)
+                owner = _lease(lease)
                 raise FolderInUseError(
-                    f"{lease.parent} is in use by {who or 'another process'}; wait until it has ended, or end it"
+                    f"{lease.parent} is in use by {owner or 'another process'}; wait until it has ended, or end it"
                 ) from None
             time.sleep(0.2)
         else:

@@ -1,7 +1,7 @@
-"""The recipe, ``retrain.toml``: which functions make and train the model, on which data, when, and what is good enough.
+"""The recipe, ``retrain.toml``: the model's functions, its data, its budget, and its gate.
 
-Everything that it says has a default but the four functions and where the data is. A recipe is checked whole before
-anything runs; a wrong one is told by line, rule and way out.
+Only the four functions and the data folders have no default. A recipe is checked completely before anything runs; an
+error names the line, the rule and the way out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewData:
-    """Where a day's data arrives."""
+    """Location of a day's data."""
 
     path: str
     """Folder of a day, relative to the recipe's; ``{day}`` stands for its date, as in ``data/{day}``."""
     ready: str = "_SUCCESS"
-    """A file that is put into the folder last: without it the folder is not looked at."""
+    """The last file of a folder: a folder without it is ignored."""
 
     def __post_init__(self) -> None:
         if self.path.count("{day}") != 1:
@@ -43,77 +43,77 @@ class NewData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How much of earlier days is trained on again."""
+    """Replay of earlier days."""
 
     share: Annotated[float, Ge(0), Le(0.9)] = 0.3
-    """Of the samples; the same for each of the days that are replayed, however many rows they have."""
+    """Part of the samples; every replayed row comes equally often."""
     days: Annotated[int, Ge(0)] = 60
-    """How many promoted days, the latest ones."""
+    """Number of promoted days, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The data."""
+    """Data."""
 
     new: NewData
-    """What arrives each day."""
+    """New data of each day."""
     replay: Replay = field(default_factory=Replay)
-    """What is trained on again."""
+    """Earlier data."""
     frozen: str
-    """Folder of the rows that champion and challenger are compared on; never trained on."""
+    """Folder of the rows that compare champion and challenger; never trained on."""
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
-    """Part of a day's rows (whole clusters) that is held out of training for the comparison on fresh rows."""
+    """Part of a day's rows (whole clusters), held out of training for the comparison on fresh rows."""
     exact: bool = True
-    """Whether an iterable data set must be able to go on from a state; otherwise what was drawn is drawn again."""
+    """Refuse an iterable data set without a state; false draws samples again instead."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.01
     """Part of the samples that may draw an unreadable row before the training fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much is trained, and until when."""
+    """Training budget."""
 
     batch: Annotated[int, Ge(1)]
     """Samples of a step, over all ranks and micro-batches."""
     micro_batches: Annotated[int, Ge(1)] = 1
-    """Into how many the batch is cut; a rank goes through its share of them one after the other."""
+    """Micro-batches of a batch; a rank runs its share one after the other."""
     clip_norm: Annotated[float, Ge(0)] | None = None
-    """Norm that gradients are scaled down to; None for no limit."""
+    """Largest norm of the gradients; None for no limit."""
     passes: float = 1.0
-    """How often each new row is drawn in a day; ``steps`` says it otherwise."""
+    """Draws of each new row in a day; ``steps`` overrides it."""
     steps: Annotated[int, Ge(1)] | None = None
-    """Steps of a day; None: as many as the passes need."""
+    """Steps of a day; None: as the passes need."""
     after: str | None = None
-    """UTC time of day before which nothing begins, such as ``01:00Z``; None: at any time until ``until``."""
+    """Earliest UTC time of day to start, such as ``01:00Z``; None: at any time until ``until``."""
     until: str | None = None
-    """UTC time of day at which the device is no longer ours, such as ``05:30Z``; None: as long as it takes."""
+    """UTC time of day to release the device, such as ``05:30Z``; None: no limit."""
     judging: str = "10min"
-    """Kept free before ``until`` for the comparison with the champion."""
+    """Time before ``until`` for the comparison with the champion."""
     save: str = "5min"
     """Time between checkpoints."""
     keep: Annotated[int, Ge(1)] = 2
-    """Checkpoints that stay."""
+    """Checkpoints to keep."""
     workers: Annotated[int, Ge(0)] = 2
     """Processes that read samples, for each rank."""
     ranks: Annotated[int, Ge(1)] = 1
     """Processes that train, a device each; started by torchrun on this machine."""
     ranks_exact: bool = False
-    """Whether other numbers of ranks have to give the same bits; costs bandwidth, and nothing is colocated then."""
+    """Give equal bits on any number of ranks; costs bandwidth, and colocates nothing."""
     pipeline: bool = False
-    """Whether the model's layers are divided over the ranks, which train and score it in a pipeline: for a model whose
-    gradients and optimizer's state do not fit one device. ``micro_batches`` are what passes through."""
+    """Divide the model's layers over the ranks, which train and score it in a pipeline of ``micro_batches``: for a
+    model whose gradients and optimizer's state do not fit one device."""
     memory_gb: Annotated[float, Ge(0)] | None = None
-    """Of a rank's device, with ``pipeline``; layers that would not fit are recomputed. None: what a GPU has."""
+    """Memory of a rank's device, with ``pipeline``; layers that do not fit are recomputed. None: all of a GPU's."""
     colocate: bool = True
-    """Whether Mosaic may run the modules side by side."""
+    """Let Mosaic run the modules side by side."""
     exclude: tuple[str, ...] = ()
-    """Names or patterns of modules that are left where they are called."""
+    """Names or patterns of modules that stay where they are called."""
     restarts: Annotated[int, Ge(0)] = 5
-    """How often a run starts training that died again by itself; two starts in a row that come no further end it."""
+    """Most automatic restarts of a crashed training; two in a row without progress end the run."""
     fresh_start_every: Annotated[int, Ge(0)] = 0
-    """Begin from new weights after so many promoted days; 0: always from the champion's."""
+    """Promoted days after which training starts from new weights; 0: always from the champion's."""
     seed: Annotated[int, Ge(0)] = 0
-    """Of everything that is drawn."""
+    """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
         if not self.passes > 0:
@@ -133,7 +133,7 @@ class Budget:
                 clock_time(value, name)
 
     def _check_pipeline(self) -> None:
-        """Raises ValueError where keys do not fit ``pipeline``."""
+        """Raises ValueError if keys do not fit ``pipeline``."""
         if not self.pipeline:
             if self.memory_gb is not None:
                 raise ValueError(
@@ -153,11 +153,11 @@ class Budget:
             )
 
     def deadline(self, now: datetime) -> datetime | None:
-        """Returns when a run that begins now has to give the device back; None for never."""
+        """Returns the time at which a run that begins now must release the device; None for none."""
         return None if self.until is None else _next(now, clock_time(self.until, "until"))
 
     def opens(self, now: datetime) -> datetime | None:
-        """Returns when the window opens; None where it is open."""
+        """Returns the opening of the window; None if it is open."""
         if self.after is None or self.until is None:
             return None
         opening, closing = _next(now, clock_time(self.after, "after")), _next(now, clock_time(self.until, "until"))
@@ -166,18 +166,17 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promote:
-    """What happens once a challenger is the champion."""
+    """Actions after a promotion."""
 
     hooks: tuple[str, ...] = ()
     """Commands, run in the recipe's folder with ``MOSAIC_VERSION``, ``MOSAIC_VERSION_FOLDER`` and
-    ``MOSAIC_DAY_FOLDER`` set. One may be run twice for a version; where it fails nothing is lost, and the next run
-    tries again."""
+    ``MOSAIC_DAY_FOLDER`` set. A hook may run twice for a version; after a failure the next run tries again."""
     timeout: str = "10min"
-    """After which the command is ended."""
+    """Time limit of a command."""
     tries: Annotated[int, Ge(1)] = 20
-    """Runs after which it is given up, with a line in the report."""
+    """Most attempts of a command; then the report has a line."""
     keep_versions: Annotated[int, Ge(2)] = 60
-    """Versions that stay on the disk; champion, anchor and the one before are never removed."""
+    """Versions to keep on disk; champion, anchor and the previous champion always stay."""
 
     def __post_init__(self) -> None:
         seconds_of(self.timeout, "timeout")
@@ -199,11 +198,11 @@ class Recipe:
     """``make_optimizer(model, num_steps)``: one, several, or (optimizers, schedulers). None: AdamW, warmed up and
     decayed once a day."""
     companions: str | None = None
-    """``make_companions(model) -> dict[str, nn.Module]``: kept beside the model, such as an average of its weights."""
+    """``make_companions(model) -> dict[str, nn.Module]``: EMA models of the model."""
     update_companions: str | None = None
     """``update(model, companions)``, called after each step."""
     export: str | None = None
-    """Name of the companion that is judged and promoted in the model's place."""
+    """Name of the companion to judge and promote instead of the model."""
     collate: str | None = None
     """``collate(samples) -> batch``; torch's default otherwise."""
     scaler: str | None = None
@@ -211,15 +210,15 @@ class Recipe:
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto``: the GPU if there is one."""
     sources: Sources
-    """The data."""
+    """Data."""
     budget: Budget
-    """How much is trained, and until when."""
+    """Training budget."""
     gate: GateSettings = field(default_factory=GateSettings)
-    """What is good enough."""
+    """Rules of the gate."""
     check: DataCheckSettings = field(default_factory=DataCheckSettings)
-    """What is remarkable in a day's data."""
+    """Limits of a day's data."""
     promote: Promote = field(default_factory=Promote)
-    """What happens to a new champion."""
+    """Actions after a promotion."""
 
     def __post_init__(self) -> None:
         functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions", "collate")
@@ -241,7 +240,7 @@ def read_recipe(path: Path) -> Recipe:
     """Reads and checks a recipe.
 
     Raises:
-        InvalidRecipeError: It is missing, or something in it is wrong; names the line, the rule and the way out.
+        InvalidRecipeError: It is missing or invalid; names the line, the rule and the way out.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -259,24 +258,24 @@ def seconds_of(text: str, name: str) -> float:
     """Returns the seconds of a time such as ``90s``, ``5min`` or ``2h``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text has another form.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text)
+    if match is None or float(match[1]) <= 0:
         raise ValueError(f"{name}={text!r} is no time above 0; write it as '90s', '5min' or '2h'")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def clock_time(text: str, name: str) -> time:
-    """Returns a UTC time of day such as ``05:30Z``; local times would come twice or never in some nights.
+    """Returns a UTC time of day such as ``05:30Z``; local times occur twice or never in some nights.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text has another form.
     """
-    found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)Z", text)
-    if found is None:
+    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)Z", text)
+    if match is None:
         raise ValueError(f"{name}={text!r} is no UTC time of day; write it as '05:30Z'")
-    return time(int(found[1]), int(found[2]), tzinfo=UTC)
+    return time(int(match[1]), int(match[2]), tzinfo=UTC)
 
 
 def _next(now: datetime, at: time) -> datetime:

@@ -1,4 +1,4 @@
-"""What a day leaves for those who come in the morning: the gate's findings and the report, as JSON files hold them."""
+"""The gate's result and the day's report, as in their JSON files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
-"""How a day ended. ``held``: it passed the gate while a person had said ``hold``; ``refused``: the gate said no;
-``quarantined``: its data was not trained on; ``interrupted``: it is not finished and will go on."""
+"""Outcome of a day. ``held``: passed the gate during a ``hold``; ``refused``: failed the gate; ``quarantined``: its
+data was not trained on; ``interrupted``: not finished, will resume."""
 
 HEADLINES: dict[Outcome, str] = {
     "promoted": "PROMOTED",
@@ -17,7 +17,7 @@ HEADLINES: dict[Outcome, str] = {
     "failed": "FAILED",
     "interrupted": "NOT FINISHED",
 }
-"""The one word that the page begins with."""
+"""Headline of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Comparison:
     """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``. Where a gain on fresh rows bought a loss
     on old frozen rows, the others are ``frozen, recent rows`` and ``anchor, recent rows``."""
     against: str
-    """The version compared with, such as ``0041``."""
+    """The compared version, such as ``0041``."""
     num_rows: int
-    """Rows that both were scored on."""
+    """Rows that both versions were scored on."""
     num_clusters: int
     """Groups of rows that were resampled together."""
     old: float
-    """Mean value of the version compared with."""
+    """Mean value of the compared version."""
     new: float
     """Mean value of the challenger."""
     difference: float
@@ -44,46 +44,46 @@ class Comparison:
     high: float
     """Upper end."""
     limit: float
-    """The lower end has to be above this, a number below 0: the margin times what the set is allowed."""
+    """Limit of the lower end, below 0: minus the margin times the set's factor."""
     counts: bool
-    """Whether the verdict depends on it; a slice with few rows is shown and does not count."""
+    """True if the verdict depends on it; a slice with few rows does not count."""
     passed: bool
-    """Whether the lower end is above the limit; a slice also passes if it is not worse beyond chance, by Holm's
+    """True if the lower end is above the limit; a slice also passes if it is not worse beyond chance, by Holm's
     correction over all slices that count."""
     power: float | None = None
-    """Chance that an equal model passes, as the rows have it; None where it was not asked for."""
+    """Chance that an equal model passes, by the rows; None if not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at beside the comparisons: validity, today's data."""
+    """A check beside the comparisons: validity, today's data."""
 
     name: str
-    """Such as ``finite``, ``export``, ``size``, ``latency``, ``labels``, ``modalities``, ``champion's error``."""
+    """Name, such as ``finite``, ``export``, ``size``, ``latency``, ``labels``, ``modalities``, ``champion's error``."""
     passed: bool
-    """Whether it is as it has to be."""
+    """True if the check passed."""
     sentence: str
-    """The value, the rule, and where it failed what to do."""
+    """The value, the rule, and after a failure the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """``gate.json``: what the gate found and what it says."""
+    """``gate.json``: the result of the gate."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     passes: bool
-    """Whether the challenger may be promoted."""
+    """True if the challenger may be promoted."""
     reason: str
-    """Why, in one sentence."""
+    """Reason, in one sentence."""
     todo: str
-    """What a person must do; empty for nothing."""
+    """Task of a person; empty for none."""
     comparisons: tuple[Comparison, ...]
     """Frozen, anchor, fresh, slices."""
     findings: tuple[Finding, ...]
-    """Validity and what else was checked."""
+    """Findings on validity and data."""
     margin: float
     """In units of the score."""
     confidence: float
@@ -92,32 +92,32 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """Rows that came from one source of a day, against what is usual."""
+    """Rows of one source of a day."""
 
     name: str
     """``new`` or ``replay``, with the day."""
     rows: int
-    """Rows that it has."""
+    """Rows of the source."""
     drawn: int
-    """Samples that were drawn from it."""
+    """Samples drawn from it."""
     rejected: dict[str, int]
-    """Rows that could not be read, by reason."""
+    """Unreadable rows, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """A figure of today's data beside that of the days before."""
+    """A figure of today's data beside that of earlier days."""
 
     name: str
-    """Such as ``rows``, ``modality audio``, ``label 3``, ``mean image``."""
+    """Name, such as ``rows``, ``modality audio``, ``label 3``, ``mean image``."""
     today: float
-    """Its value."""
+    """Today's value."""
     usual: float | None
-    """Median of the days before; None where there are none."""
+    """Median of earlier days; None without any."""
     low: float | None
-    """Lowest that is not remarkable; None where there is no rule."""
+    """Lowest usual value; None without a rule."""
     high: float | None
-    """Highest that is not remarkable."""
+    """Highest usual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,9 @@ class Restart:
     at: str
     """UTC, ISO 8601."""
     cause: str
-    """Such as ``killed (SIGKILL)``, ``window over``, ``SIGTERM``, ``new boot``."""
+    """Cause, such as ``killed (SIGKILL)``, ``window over``, ``SIGTERM``, ``new boot``."""
     from_step: int
-    """The step that it went on from."""
+    """First step of this start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +139,14 @@ class DaySquare:
     day: str
     """Such as ``2026-11-22``."""
     outcome: Outcome | None
-    """How it ended; None for no run."""
+    """Outcome; None for no run."""
     fresh: float | None
-    """The champion's mean value on the rows held out of that day; None where it was not measured."""
+    """The champion's mean value on that day's held-out rows; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """How the day's training ran."""
+    """Facts of the day's training."""
 
     began: str
     """UTC, ISO 8601."""
@@ -155,7 +155,7 @@ class RunFacts:
     until: str | None
     """End of the window, UTC; None for none."""
     steps: int
-    """Steps taken of those planned."""
+    """Steps taken."""
     planned_steps: int
     """Steps of the whole day."""
     num_ranks: int
@@ -163,28 +163,27 @@ class RunFacts:
     device: str
     """Name of the GPU, or of the host."""
     restarts: tuple[Restart, ...]
-    """In order."""
     identical: bool
-    """Whether the bits are those of an undisturbed run."""
+    """True if the bits equal those of an undisturbed run."""
     differs_from_step: int | None
-    """Where not: the first step that may differ."""
+    """First step whose bits may differ; None for none."""
     differs_because: str
-    """Where not: why."""
+    """Reason of the difference."""
     plan: str
     """The plan that ran, in a sentence or a few lines."""
     speedup: float | None
-    """Measured, the plain loop's step over this one's, when the plan was chosen; None where nothing was tried."""
+    """Step time of the plain loop over the plan's, from its trial; None without a trial."""
     step_ms: float | None
     """Median time of a step, in ms."""
     replanned: str
-    """Why the day was planned anew; empty where the plan of the day before ran on."""
+    """Reason to plan anew; empty for the plan of the day before."""
     loaded: str
-    """What the model started from, and the names of what is new or gone in it."""
+    """Start of the model, and the names of its new and missing parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayReport:
-    """``report.json``: what the page says."""
+    """``report.json``: the content of the page."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -195,34 +194,34 @@ class DayReport:
     day: str
     """Cut-off of the data."""
     outcome: Outcome
-    """How it ended."""
+    """Outcome of the day."""
     reason: str
-    """Why, in one sentence."""
+    """Reason, in one sentence."""
     todo: str
-    """What a person must do; empty for nothing."""
+    """Task of a person; empty for none."""
     gate: GateResult | None
-    """None where it did not come so far."""
+    """Result of the gate; None before it."""
     data_check: tuple[Finding, ...]
-    """What was looked at before training."""
+    """Findings of the data check."""
     data: tuple[SourceRows, ...]
-    """By source."""
+    """Rows by source."""
     usual: tuple[Usual, ...]
     """Figures of today's data."""
     history: tuple[DaySquare, ...]
     """The last thirty days, the oldest first."""
     run: RunFacts | None
-    """None where nothing was trained."""
+    """Facts of the training; None without one."""
     champion: str | None
     """Version in force now; None for none."""
     challenger: str | None
-    """Version that this day made."""
+    """Version of this day."""
     anchor: str | None
-    """Version that a person approved."""
+    """Approved version."""
     digests: dict[str, str]
-    """Names of files and the digests of their content: recipe, sources, plan, environment, model."""
+    """Digests by file: recipe, sources, plan, environment, model."""
     undo: str
-    """The command that takes today's promotion back; empty where there is none."""
+    """Command that undoes today's promotion; empty without one."""
     scores: dict[str, float] = field(default_factory=dict)
     """The challenger's mean value on each set, such as ``frozen``."""
     messages: tuple[str, ...] = ()
-    """Hooks that failed, saves that found the disk full, and what else the morning should know."""
+    """Messages, such as failed hooks and checkpoints on a full disk."""

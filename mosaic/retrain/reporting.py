@@ -1,4 +1,4 @@
-"""A day's report, put together from the files that the day has left; it can be written again at any time."""
+"""A day's report, computed from the day's files; it can be written again at any time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mosaic.train.records import Environment, StoredPlan, Trained
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
-"""Squares of the page."""
+"""Squares on the page."""
 
 
 def write_report(folder: Folder, day: DayFolder) -> None:
-    """Writes ``report.json`` and ``report.html``; a full disk is told in the log, for the day itself is done."""
+    """Writes ``report.json`` and ``report.html``; only logs a full disk, because the day itself is done."""
     try:
         report = report_of(folder, day)
         write_page(report, day.page)
@@ -36,7 +36,7 @@ def write_report(folder: Folder, day: DayFolder) -> None:
 
 
 def is_told(day: DayFolder) -> bool:
-    """Whether a day's report says how it ended; ``report.json`` is written last."""
+    """Returns True if a day's report has its outcome; ``report.json`` is written last."""
     try:
         report = load(DayReport, day.report)
     except InvalidFileError:
@@ -45,13 +45,13 @@ def is_told(day: DayFolder) -> bool:
 
 
 def find_day(folder: Folder, day: str | None) -> DayFolder:
-    """Returns a day that has begun, the last one by default.
+    """Returns a day, the last one by default.
 
     Raises:
-        MosaicError: There is none, or none of that name.
+        MosaicError: No day exists, or none of that name.
     """
     days = folder.days()
-    names = [each.path.name for each in days]
+    names = [day_folder.path.name for day_folder in days]
     if not days or (day is not None and day not in names):
         there = ", ".join(names[-8:]) or "none yet"
         raise MosaicError(f"{folder.path} has no day {day or ''}; there are {there}")
@@ -59,10 +59,10 @@ def find_day(folder: Folder, day: str | None) -> DayFolder:
 
 
 def report_of(folder: Folder, day: DayFolder) -> DayReport:
-    """Returns the report of a day as it stands.
+    """Returns the current report of a day.
 
     Raises:
-        MosaicError: One of the day's files is damaged; names it.
+        MosaicError: A file of the day is damaged; names it.
     """
     state = day.state
     gate = load(GateResult, day.gate) if day.gate.is_file() else None
@@ -73,8 +73,8 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
     outcome = state.outcome or "interrupted"
     trained = load(Trained, day.trained) if day.trained.is_file() else None
     can_undo = outcome == "promoted" and champion == state.version and versions.previous(folder) is not None
-    made = folder.versions / (state.version or "")
-    card = versions.Version(made).card if (made / "card.json").is_file() else None
+    version_folder = folder.versions / (state.version or "")
+    card = versions.Version(version_folder).card if (version_folder / "card.json").is_file() else None
     return DayReport(
         title=folder.path.resolve().name,
         day=state.day,
@@ -156,7 +156,7 @@ def _history(folder: Folder, today: str) -> Iterator[DaySquare]:
     for day in days:
         fresh = None
         if (gate := load_of_earlier_day(GateResult, day.gate)) is not None:
-            fresh = next((each.old for each in gate.comparisons if each.name == "fresh"), None)
+            fresh = next((comparison.old for comparison in gate.comparisons if comparison.name == "fresh"), None)
         if fresh is None and (figures := load_of_earlier_day(DayFigures, day.figures)) is not None:
             fresh = figures.champion
         yield DaySquare(day=day.path.name, outcome=day.state.outcome or "interrupted", fresh=fresh)

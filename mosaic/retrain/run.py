@@ -1,7 +1,7 @@
-"""``mosaic retrain run``: takes a folder from where it stands to where it should be, and can be started at any time.
+"""``mosaic retrain run``: runs the missing phases of a folder's day; it can start at any time.
 
-The launcher holds the lock, starts the processes that train, and decides; it loads no torch. Each phase ends with a
-file that is written whole, so a run that was killed anywhere goes on with the first phase that has no such file.
+The launcher holds the lock, starts the training processes, and decides; it loads no torch. Each phase ends with an
+atomically written file, so a killed run resumes with the first phase without its file.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ CODES: dict[Outcome, int] = {
     "failed": FAILED,
     "interrupted": INTERRUPTED,
 }
-"""Exit codes by how the day ended."""
+"""Exit codes by outcome."""
 
 MAX_UNTOLD = 7
-"""Days, the last ones, whose report is written if it is missing."""
+"""Last days whose missing reports are written."""
 Say = Callable[[str], None]
-"""Tells a person."""
+"""Prints a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What time it is in UTC; a rehearsal may put it elsewhere."""
+    """The time in UTC; a rehearsal replaces it."""
 
     offset: timedelta = timedelta()
 
@@ -76,7 +76,7 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
     Raises:
         InvalidRecipeError: The recipe is wrong.
         FolderInUseError: Another run has the folder.
-        MosaicError: The folder is damaged, or its disk is full; says what to do.
+        MosaicError: The folder is damaged, or its disk is full.
     """
     folder, clock = Folder(root), clock or Clock()
     recipe = read_recipe(folder.recipe)
@@ -99,14 +99,14 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
 
 
 def _day_to_go_on_with(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
-    """Returns the day that is not over, or a new one if data has arrived; None for nothing to do."""
+    """Returns the unfinished day, or a new day if data has arrived; None for nothing to do."""
     arrivals = Arrivals(folder, recipe)
     new = arrivals.new()
-    for day in folder.days():  # not only the last: a day's data may have come late
+    for day in folder.days():  # not only the last: a day's data may come late
         if not day.state.is_over:
             if day.state.outcome != "failed" or not new:
                 return day
-            archive(day)  # it failed, and other data arrived: its data is taken along
+            archive(day)  # it failed, and other data arrived: the new day uses its data too
     new = arrivals.new()
     if not new:
         return None
@@ -119,7 +119,7 @@ def _day_to_go_on_with(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolde
 def _prepare(
     folder: Folder, recipe: Recipe, day: DayFolder, new: tuple[str, ...], replay: tuple[str, ...], clock: Clock
 ) -> DayFolder:
-    """Makes a day's folder; it counts once its state is there."""
+    """Creates a day's folder; the day begins with its state."""
     write_bytes(folder.recipe.read_bytes(), day.recipe)
     now = clock.now()
     deadline = recipe.budget.deadline(now)
@@ -140,7 +140,7 @@ def _prepare(
 
 
 class _Day:
-    """One day, from the phase where it stands."""
+    """One day, from its current phase."""
 
     def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, clock: Clock, say: Say) -> None:
         self._folder = folder
@@ -151,7 +151,7 @@ class _Day:
         self._workers = Workers(folder, day, recipe, say)
 
     def run(self) -> int:
-        """Goes through the phases that are left; returns the exit code."""
+        """Runs the remaining phases; returns the exit code."""
         self._reopen()
         try:
             self._train_and_score()
@@ -179,12 +179,12 @@ class _Day:
         self._set(outcome=outcome, reason=reason, ended=utc_text(self._clock.now()))
 
     def _remember(self, sentences: tuple[str, ...]) -> None:
-        """Keeps what the morning should know; what is said again after a kill is kept once."""
-        said = self._state.messages
-        self._set(messages=(*said, *(sentence for sentence in sentences if sentence not in said)))
+        """Adds messages to the report, each once, even after a kill."""
+        messages = self._state.messages
+        self._set(messages=(*messages, *(sentence for sentence in sentences if sentence not in messages)))
 
     def _reopen(self) -> None:
-        """Begins where the last run of this day ended; a new night has a new window."""
+        """Resumes where the last run of this day ended; a new night has a new window."""
         state = self._state
         starts = state.starts
         if starts and not starts[-1].ended:
@@ -200,7 +200,7 @@ class _Day:
         self._follow_links()
 
     def _follow_links(self) -> None:
-        """Where a person has changed a link since the day began, the challenger is judged against what is in force."""
+        """Follows links that a person changed since the day began: the gate uses the versions in force."""
         folder, state = self._folder, self._state
         champion, anchor = versions.linked(folder, "champion"), versions.linked(folder, "anchor")
         if state.version == champion or (champion, anchor) == (state.champion, state.anchor):
@@ -213,7 +213,7 @@ class _Day:
         self._set(champion=champion, anchor=anchor, phase=phase)
 
     def _train_and_score(self) -> None:
-        """Runs the processes that need torch until the day is evaluated, or it is clear that it will not be."""
+        """Runs the workers until the day is evaluated, or ends without an evaluation."""
         tries = stuck = 0
         while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
@@ -243,14 +243,14 @@ class _Day:
                 self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
 
     def _seconds_left(self) -> float | None:
-        """Returns how long the device is ours from now on; None for as long as we like."""
+        """Returns the seconds until the device must be released; None for no limit."""
         deadline = self._state.deadline
         if deadline is None:
             return None
         return max(0.0, (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds())
 
     def _phase(self) -> Phase:
-        """Reads off the day's files how far the workers have come, and writes it down."""
+        """Reads the phase from the day's files, and records it."""
         day, phase = self._day, self._state.phase
         if phase not in ("prepared", "training", "trained"):
             return phase
@@ -270,7 +270,7 @@ class _Day:
         self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=ended.reason)
 
     def _decide(self) -> None:
-        """Makes the version, and asks the gate; a refused one stays too, for a person may promote it."""
+        """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
         state, gate = self._state, self._recipe.gate
         assert state.version is not None
         scores = load(DayScores, self._day.scores)
@@ -288,15 +288,16 @@ class _Day:
         )
         result = decide(scores, contest, gate)
         save(result, self._day.gate)
-        mine, other = scores.find(state.version, "frozen"), scores.find(state.champion, "frozen")
-        if mine is not None and other is not None and result.passes:  # two good models tell what the rows can resolve
-            finding = resolution_finding(resolution(mine, gate, last=other), gate)
+        challenger, reference = scores.find(state.version, "frozen"), scores.find(state.champion, "frozen")
+        # two good models estimate the resolution of the rows
+        if challenger is not None and reference is not None and result.passes:
+            finding = resolution_finding(resolution(challenger, gate, last=reference), gate)
             self._remember(() if finding.passed else (finding.sentence,))
         save(looked_at(frozen, state.day), self._folder.frozen)
         self._set(phase="decided")
 
     def _finish(self) -> None:
-        """Does what the gate said; what was done before a kill is not done twice."""
+        """Applies the gate's result; a repeat after a kill changes nothing."""
         state, result = self._state, load(GateResult, self._day.gate)
         assert state.version is not None
         if not result.passes:
@@ -316,7 +317,7 @@ class _Day:
         versions.drop_old(self._folder, self._recipe.promote.keep_versions)
 
     def _renew_frozen_rows(self, version: str) -> None:
-        """Lets some of the day's fresh rows take the place of worn frozen ones, if the recipe asks for it."""
+        """Replaces worn frozen rows by some of the day's fresh rows, if the recipe has ``renew_rows``."""
         if not self._recipe.gate.renew_rows:
             return
         scores, rows = load(DayScores, self._day.scores), frozen_rows(self._folder, self._recipe.sources.frozen)
@@ -330,7 +331,7 @@ class _Day:
         state, trained = self._state, load(Trained, self._day.trained)
         assert state.version is not None
         environment = load(Environment, self._day.environment)
-        found = {kind: scores.find(state.version, kind) for kind in ("frozen", "fresh")}
+        scores_of = {kind: scores.find(state.version, kind) for kind in ("frozen", "fresh")}
         return Card(
             version=state.version,
             day=state.day,
@@ -341,7 +342,7 @@ class _Day:
             code=environment.program,
             mosaic=environment.mosaic,
             torch=environment.torch,
-            values={kind: _mean(one.value) for kind, one in found.items() if one is not None},
+            values={kind: _mean(scores.value) for kind, scores in scores_of.items() if scores is not None},
         )
 
     @property
@@ -355,7 +356,7 @@ def _mean(values: tuple[float | None, ...]) -> float:
 
 
 def _refused_before(folder: Folder, today: str) -> int:
-    """Returns how many days in a row before today the gate said no."""
+    """Returns the number of consecutive refused days before today."""
     count = 0
     for day in reversed([day for day in folder.days() if day.path.name < today]):
         if day.state.outcome != "refused":

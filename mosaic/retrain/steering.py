@@ -1,4 +1,4 @@
-"""What a person does by hand: promoting a version, going back, holding promotions, and seeing how things stand."""
+"""Manual control: promote a version, roll back, hold promotions, and show the status."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mosaic.retrain.records import HEADLINES
 
 
 def promote(root: Path, version: str) -> str:
-    """Makes a version the champion, and the anchor too, for a person has approved it; returns a sentence.
+    """Makes a version the champion and, since a person approves it, the anchor; returns a sentence.
 
     Raises:
-        MosaicError: There is no such version, or a run has the folder.
+        MosaicError: The version does not exist, or a run holds the folder.
     """
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
@@ -39,10 +39,10 @@ def promote(root: Path, version: str) -> str:
 
 
 def rollback(root: Path) -> str:
-    """Lets the champion be the version that was in force before it; returns a sentence.
+    """Makes the previous champion the champion again; returns a sentence.
 
     Raises:
-        MosaicError: None is known, or a run has the folder.
+        MosaicError: No earlier champion is known, or a run holds the folder.
     """
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
@@ -73,10 +73,10 @@ def hold(root: Path, *, off: bool) -> str:
 
 
 def status_of(root: Path, days: int = 7) -> Iterator[str]:
-    """Yields how a folder stands, a line each.
+    """Yields the status of a folder, line by line.
 
     Raises:
-        MosaicError: The recipe is wrong or a file is damaged; names it.
+        MosaicError: The recipe is invalid or a file is damaged; names it.
     """
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
@@ -100,7 +100,7 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
 
 
 def _rolled_back(folder: Folder, champion: str | None) -> str:
-    """Returns the rollback that made the champion what it is, as text; empty if there was none."""
+    """Describes the rollback that set the champion; empty for none."""
     champions = [row for row in lines_of(folder.history) if row.get("champion") is not None]
     last: dict[str, Any] = champions[-1] if champions else {}
     if last.get("event") != "rolled back" or last["champion"] != champion:

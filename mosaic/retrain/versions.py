@@ -1,7 +1,7 @@
-"""Versions of the model, and the two links that say which one is in force and which a person has approved.
+"""Versions of the model, and the two links to the version in force and the approved version.
 
-The links are the only truth. A link is replaced at one stroke, so a reader sees the old version or the new one; it
-resolves the link once and reads everything from the folder that it found, which never changes.
+The links are the only truth. A link is replaced atomically, so a reader sees the old version or the new one. It
+resolves the link once and reads all files from the version's folder, which never changes.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _NAME = re.compile(r"\d{4,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """``card.json``: where a version comes from."""
+    """``card.json``: the origin of a version."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     version: str
-    """Its own name."""
+    """Name of the version."""
     day: str
-    """The day that made it."""
+    """Day of the version."""
     created: str
     """UTC, ISO 8601."""
     parent: str | None
-    """The version that it was trained from; None for new weights."""
+    """Version that the training started from; None for new weights."""
     step: int
-    """Steps that it was trained in that day."""
+    """Training steps of that day."""
     sha256: str
-    """Of its weights."""
+    """SHA-256 of its weights."""
     code: str
     """SHA-256 of the file with its model's code."""
     mosaic: str
@@ -52,7 +52,7 @@ class Card:
     torch: str
     """Version of torch."""
     values: dict[str, float]
-    """Mean value on each set that it was judged on."""
+    """Mean value on each set of the gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +60,29 @@ class Version:
     """A version on the disk."""
 
     path: Path
-    """Its folder."""
+    """Folder of the version."""
 
     @property
     def name(self) -> str:
-        """Such as ``0042``."""
+        """Name, such as ``0042``."""
         return self.path.name
 
     @property
     def weights(self) -> Path:
-        """Its weights, a safetensors file with the keys of the plain model."""
+        """Weights, a safetensors file with the keys of the plain model."""
         return self.path / WEIGHTS
 
     @property
     def card(self) -> Card:
-        """Where it comes from."""
+        """Origin of the version."""
         return load(Card, self.path / "card.json")
 
 
 def champion(folder: str | Path) -> Version:
-    """Returns the version in force, resolved once: all that is read from it belongs together.
+    """Returns the version in force; the link is resolved once, so all its files belong together.
 
     Raises:
-        MosaicError: There is none yet.
+        MosaicError: No version is in force yet.
     """
     name = linked(Folder(Path(folder)), "champion")
     if name is None:
@@ -91,7 +91,7 @@ def champion(folder: str | Path) -> Version:
 
 
 def linked(folder: Folder, link: Link) -> str | None:
-    """Returns the name of the version that a link points to; None where there is no link."""
+    """Returns the name of the version that a link points to; None without a link."""
     try:
         return Path(os.readlink(folder.path / link)).name  # noqa: PTH115  # the target's name, which may be gone
     except FileNotFoundError:
@@ -99,22 +99,22 @@ def linked(folder: Folder, link: Link) -> str | None:
 
 
 def point(folder: Folder, link: Link, version: str) -> None:
-    """Lets a link point to a version, at one stroke, and makes that last.
+    """Points a link to a version, atomically and durably.
 
     Raises:
-        MosaicError: There is no such version.
+        MosaicError: The version does not exist.
     """
     target = find(folder, version)
     aside = folder.path / f".{link}-{secrets.token_hex(4)}"
     aside.symlink_to(Path("versions") / target.name)
     aside.replace(folder.path / link)
     _flush(folder.path)
-    for left in folder.path.glob(f".{link}-????????"):  # of runs that were killed
-        left.unlink()
+    for temporary in folder.path.glob(f".{link}-????????"):  # of runs that were killed
+        temporary.unlink()
 
 
 def promote(folder: Folder, version: str, *, by: str, day: str | None = None) -> None:
-    """Makes a version the champion; the history has it first, so that the way back is known whenever the link moves."""
+    """Makes a version the champion; writes the history first, so a rollback always knows the previous one."""
     before = linked(folder, "champion")
     if before != version:
         folder.note("promoted", champion=version, before=before, by=by, day=day)
@@ -122,7 +122,7 @@ def promote(folder: Folder, version: str, *, by: str, day: str | None = None) ->
 
 
 def is_overruled(folder: Folder, version: str | None) -> bool:
-    """Whether a person has changed the champion after a version was promoted, as the history has it."""
+    """Returns True if, by the history, a person changed the champion after a version's promotion."""
     promoted = False
     for row in lines_of(folder.history):
         promoted |= row.get("champion") == version and row.get("by") == "gate"
@@ -132,10 +132,10 @@ def is_overruled(folder: Folder, version: str | None) -> bool:
 
 
 def find(folder: Folder, version: str) -> Version:
-    """Returns a version by its name; leading zeros may be left out.
+    """Returns a version by its name, with or without leading zeros.
 
     Raises:
-        MosaicError: There is none of that name.
+        MosaicError: No version has that name.
     """
     for there in all_versions(folder):
         if there.name.lstrip("0") == version.lstrip("0"):
@@ -145,22 +145,22 @@ def find(folder: Folder, version: str) -> Version:
 
 
 def all_versions(folder: Folder) -> tuple[Version, ...]:
-    """Returns the versions that are whole, the oldest first."""
+    """Returns the complete versions, the oldest first."""
     if not folder.versions.is_dir():
         return ()
     return tuple(Version(path) for path in sorted(folder.versions.iterdir()) if _NAME.fullmatch(path.name))
 
 
 def next_name(folder: Folder) -> str:
-    """Returns a name that no version has had."""
-    return f"{max((int(each.name) for each in all_versions(folder)), default=0) + 1:04d}"
+    """Returns a new name."""
+    return f"{max((int(version.name) for version in all_versions(folder)), default=0) + 1:04d}"
 
 
 def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
-    """Makes a version of a day's weights and its model's code; one of that name that is there is returned as it is.
+    """Adds a version of a day's weights and its model's code; returns an existing version of that name unchanged.
 
     Raises:
-        MosaicError: The disk is full, or cannot be written; nothing is left of it.
+        MosaicError: The disk is full or not writable; no partial version remains.
     """
     final = folder.versions / card.version
     if final.is_dir():
@@ -180,32 +180,32 @@ def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
         raise MosaicError(
             f"cannot make version {card.version}: {error.strerror or error}; make room in {folder.versions}"
         ) from error
-    for left in folder.versions.glob(".making-*"):  # of runs that were killed
-        shutil.rmtree(left, ignore_errors=True)
+    for unfinished in folder.versions.glob(".making-*"):  # of runs that were killed
+        shutil.rmtree(unfinished, ignore_errors=True)
     return Version(final)
 
 
 def drop_old(folder: Folder, keep: int) -> tuple[str, ...]:
-    """Removes all but the newest versions, never one that a link points to or that it may be taken back to."""
+    """Removes all but the newest versions, except linked versions and the target of a rollback."""
     stay = {linked(folder, "champion"), linked(folder, "anchor"), previous(folder)}
-    dropped = [each for each in all_versions(folder)[:-keep] if each.name not in stay]
-    for each in dropped:
-        aside = folder.versions / f".making-{each.name}-dropped"
-        each.path.rename(aside)
+    old = [version for version in all_versions(folder)[:-keep] if version.name not in stay]
+    for version in old:
+        aside = folder.versions / f".making-{version.name}-dropped"
+        version.path.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
-    return tuple(each.name for each in dropped)
+    return tuple(version.name for version in old)
 
 
 def previous(folder: Folder) -> str | None:
-    """Returns the version that was in force before the champion, as the history has it; None for none."""
-    there = {each.name for each in all_versions(folder)}
+    """Returns the version in force before the champion, by the history; None for none."""
+    existing = {version.name for version in all_versions(folder)}
     now, before = linked(folder, "champion"), None
-    rows: list[dict[str, Any]] = [row for row in lines_of(folder.history) if row.get("champion") in there]
+    rows: list[dict[str, Any]] = [row for row in lines_of(folder.history) if row.get("champion") in existing]
     for row in reversed(rows):
         if row["champion"] == now:
             before = row.get("before")
             break
-    return before if before in there else None
+    return before if before in existing else None
 
 
 def _flush(path: Path) -> None:

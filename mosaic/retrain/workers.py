@@ -1,4 +1,4 @@
-"""The processes that train and score a day, as the launcher sees them: started, told to stop, and how they ended."""
+"""The launcher's workers, which train and score a day: their start, stop and end."""
 
 from __future__ import annotations
 
@@ -31,45 +31,45 @@ from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_ME
 from mosaic.train.signals import STOPPING
 
 WORKER = "mosaic.retrain.working.worker"
-"""The module that is run."""
+"""Module of a worker."""
 PARTS = ("look", "train", "score")
-"""What workers do, in order: look at the data, train, score versions for the gate."""
+"""Parts of a worker's task, in order: check the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
 _CRASHES = {OUT_OF_MEMORY: "out of memory", LOADER_DIED: "a process that loads data was killed"}
-"""Codes after which another start may help."""
+"""Exit codes after which a restart may help."""
 GRACE_S = 60.0
-"""Seconds after the end of the window at which workers that hang are killed."""
+"""Seconds after the end of the window until hanging workers are killed."""
 ALONE_S = 20.0
-"""Seconds after the failure of a rank at which the others are killed."""
+"""Seconds after a rank's failure until the others are killed."""
 LOOK_S = 0.5
-"""Seconds between two looks at ranks."""
+"""Seconds between polls of the ranks."""
 TELL_S = 5.0
-"""Seconds between two lines about the step, at least."""
+"""Least seconds between two lines about the step."""
 TELL_SHARE = 0.05
-"""The same as a share of the time so far: a long night has a short log."""
+"""The same as a share of the time so far, which keeps long logs short."""
 PORTS = 20_000, 32_000
-"""Where ranks may meet."""
+"""Ports for the rendezvous of ranks."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How workers ended."""
+    """End of the workers."""
 
     how: str
-    """Such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
+    """Kind of end, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
     outcome: Outcome | None = None
-    """How the day ends by it; None where it goes on."""
+    """Outcome of the day; None if it continues."""
     crashed: bool = False
-    """Whether they died without a word, so that another start may help."""
+    """True if they crashed, so a restart may help."""
     reason: str = ""
-    """What they said."""
+    """Message of the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWords:
-    """A file beside the workers: what one says before it ends with another code than 0."""
+    """A file with a worker's message before it exits with a code other than 0."""
 
     reason: str
     """A sentence."""
@@ -81,8 +81,8 @@ class Workers:
     Args:
         folder: The retraining folder.
         day: The day.
-        recipe: Says how many train.
-        say: Is told the step, now and then.
+        recipe: Recipe with the number of ranks.
+        say: Prints the step now and then.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Workers:
     @property
     def step(self) -> int:
         """The step of the newest checkpoint."""
-        found = checkpoints_in(self._day.checkpoints)
-        return found[0].step if found else 0
+        checkpoints = checkpoints_in(self._day.checkpoints)
+        return checkpoints[0].step if checkpoints else 0
 
     def run(self, phase: Phase, train_s: float | None, total_s: float | None) -> Ended:
-        """Runs what is left of a day, from a phase on, until it is evaluated or ends otherwise.
+        """Runs the rest of a day from a phase on, until it is evaluated or ends otherwise.
 
         Args:
-            phase: Where the day stands.
-            train_s: Seconds that training may take; None for as long as it likes.
-            total_s: Seconds that all of it may take.
+            phase: Phase of the day.
+            train_s: Most seconds of training; None for no limit.
+            total_s: Most seconds in total.
         """
         now = time.monotonic()  # the same clock in every process of this machine
         limits = {"--train-until": train_s, "--total-until": total_s}
@@ -127,10 +127,10 @@ class Workers:
         return ended
 
     def aside(self, part: str, *more: str) -> Ended:
-        """Runs ``check`` or ``verify``, which print what they find and leave nothing.
+        """Runs ``check`` or ``verify``, which print their results and write no files.
 
         Args:
-            part: Which one.
+            part: ``check`` or ``verify``.
             more: Further arguments.
         """
         budget = self._recipe.budget
@@ -147,7 +147,7 @@ class Workers:
             step = self._last_step()
             for rank in range(count):
                 self._children.append(self._start(command, _rank_environment(rank, count, port)))
-                if self._stopped:  # it was told before there was a child to pass it on to
+                if self._stopped:  # the signal came before the first child
                     self._children[-1].terminate()
             codes, overdue = self._wait(until + GRACE_S, step)
             reason = load(LastWords, words).reason if words.is_file() else ""
@@ -160,16 +160,16 @@ class Workers:
         return subprocess.Popen(
             command,
             env={**os.environ, **more},
-            start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on once
+            start_new_session=True,  # a terminal's Ctrl-C goes to the launcher, which forwards it once
             preexec_fn=partial(end_with, os.getpid()),  # it only makes system calls
         )
 
     def _wait(self, until: float, step: str) -> tuple[list[int], bool]:
-        """Waits for all ranks; returns the codes of those that ended by themselves, and whether they were overdue.
+        """Waits for all ranks; returns the codes of those that ended by themselves, and if the time was over.
 
-        Tells the step where it is another than ``step``.
+        Prints each new step after ``step``.
 
-        Where one fails, the others find out by themselves within seconds, or are ended.
+        After a failure of one rank, the others notice within seconds, or are killed.
         """
         codes: list[int] = []
         began = told_at = time.monotonic()
@@ -180,7 +180,7 @@ class Workers:
             if now - told_at >= max(TELL_S, TELL_SHARE * (now - began)) and (last := self._last_step()) != step:
                 step, told_at = last, now
                 self._say(step)
-            for child in [each for each in self._children if each.poll() is not None]:
+            for child in [child for child in self._children if child.poll() is not None]:
                 self._children.remove(child)
                 codes.append(child.wait())
             failed = any(code not in (DONE, INTERRUPTED) for code in codes)
@@ -204,7 +204,7 @@ class Workers:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Passes on the first signal, so that a step is finished and saved; at the second ends all at once."""
+        """Forwards the first signal, so the step ends and is saved; kills all ranks at the second."""
 
         def forward(number: int, frame: FrameType | None) -> None:
             first = not self._stopped
@@ -216,12 +216,12 @@ class Workers:
                 else:
                     _kill(child)
 
-        before: dict[signal.Signals, Any] = {each: signal.signal(each, forward) for each in STOPPING}
+        before: dict[signal.Signals, Any] = {number: signal.signal(number, forward) for number in STOPPING}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
@@ -243,7 +243,7 @@ def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
 
 
 def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun would set; there is nothing between the launcher and the ranks that could end them otherwise."""
+    """Torchrun's variables, without a process between the launcher and the ranks."""
     if count == 1:
         return {}
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
@@ -251,7 +251,7 @@ def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """Returns a port below those that Linux gives to connections, which could take it before rank 0 listens."""
+    """Returns a port below Linux's ephemeral ports, one of which could be taken before rank 0 listens."""
     while True:
         port = random.randrange(*PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -260,9 +260,9 @@ def _free_port() -> int:
 
 
 def end_with(launcher: int) -> None:
-    """Lets the kernel end this process when its launcher is killed, so that no two runs ever write the same day."""
+    """Makes the kernel kill this process with its launcher, so two runs never write the same day."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it was killed before the kernel knew
+    if os.getppid() != launcher:  # the launcher died before prctl
         os._exit(FAILED)
 
 

@@ -1,1 +1,1 @@
-"""``mosaic doctor``: a machine, a model, or the ranks of a run looked at."""
+"""``mosaic doctor``: diagnoses a machine, a model, or the ranks of a run."""

@@ -1,4 +1,4 @@
-"""``mosaic doctor``: what it looks at, and how it answers."""
+"""``mosaic doctor``: its options and output."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what this machine has, what works on it, what is missing and what to do.
+    """Report this machine's devices, what works on it, what is missing, and the remedies.
 
-    Without a GPU it says so and exits 0. With --model it looks at a model instead: what can be placed, and what cannot,
-    with the line of its code and what to do; it exits 1 if the model cannot be colocated. With --trace it compares the
-    ranks of a run, and names those that are slow. With --retrain it says what this machine lacks for runs of a recipe
-    that nobody watches: room, clock, locks, restarts, the health of its GPUs.
+    Exits 0 even without a GPU. --model diagnoses a model instead: modules that can be placed, and those that cannot
+    with their line of code and a remedy; exits 1 if the model cannot be colocated. --trace compares the ranks of a run
+    and names the slow ones. --retrain checks this machine for unattended runs of a recipe: disk space, clock, locks,
+    restarts, the health of its GPUs.
     """
 
     model: OptionalModel = None
     trace: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
-    """What the ranks of a run left by handle.write_trace(folder): the files, or the folder."""
+    """Traces of a run's ranks, from handle.write_trace(folder): the files, or the folder."""
     retrain: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """A recipe's folder, which mosaic retrain runs in."""
+    """The folder of a recipe for mosaic retrain."""
     json: Json = None
 
     def execute(self) -> None:
-        """Looks, and prints what it saw."""
+        """Diagnoses, and prints the findings."""
         if self.model is not None:
             self._look_at_model(self.model)
         elif self.trace:
@@ -61,7 +61,7 @@ class Doctor:
         if not takes_stdout(self.json):
             render(report, _console(self.json))
         if report.refused:
-            raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
+            raise UnsupportedModelError(f"{where} cannot be colocated; the findings give reasons and remedies")
 
     def _look_at_node(self, folder: Path) -> None:
         from mosaic.cli.doctor.unattended import examine_node, render
@@ -74,17 +74,17 @@ class Doctor:
     def _compare_ranks(self) -> None:
         from mosaic.cli.doctor.ranks import examine_traces, render
 
-        found = examine_traces(self.trace)
-        self._write({**dataclasses.asdict(found), "sentences": found.sentences()})
+        comparison = examine_traces(self.trace)
+        self._write({**dataclasses.asdict(comparison), "sentences": comparison.sentences()})
         if not takes_stdout(self.json):
-            render(found, _console(self.json))
+            render(comparison, _console(self.json))
 
     def _write(self, report: dict[str, object]) -> None:
         write_json(json.dumps(report, indent=2) + "\n", self.json)
 
 
 def _console(target: Path | None) -> Console:
-    """Returns a console that leaves the wrapping of sentences to the terminal."""
+    """Returns a console that lets the terminal wrap sentences."""
     console = console_beside(target)
     console.soft_wrap = True
     return console

@@ -1,4 +1,4 @@
-"""The rules of ``mosaic doctor``: from what was found to what to do about it."""
+"""The rules of ``mosaic doctor``, from descriptions to remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_in_extension(problem: BackendUnavailableError) -> Diagnosis:
 
 
 def find_in_driver(problem: BackendUnavailableError | CudaError) -> Diagnosis:
-    """The driver is not there, or fails."""
+    """The driver is missing, or fails."""
     if isinstance(problem, BackendUnavailableError):
         return Diagnosis(
             severity="note",
@@ -55,12 +55,12 @@ def find_in_slots(ordinal: int, problem: BackendUnavailableError | CudaError) ->
 
 
 def find_in_missing_functions(driver: DriverDescription) -> list[Diagnosis]:
-    """The driver is too old for part of what Mosaic does."""
+    """The driver is too old for some of Mosaic's functions."""
     return [
         Diagnosis(
             severity="error",
             what=f"the driver (CUDA {driver.version}) lacks "
-            + ", ".join(f"{one.name} ({one.since})" for one in driver.missing if one.use == use),
+            + ", ".join(f"{function.name} ({function.since})" for function in driver.missing if function.use == use),
             todo=_TODO_BY_USE[use],
         )
         for use in lost_uses(driver)
@@ -68,7 +68,7 @@ def find_in_missing_functions(driver: DriverDescription) -> list[Diagnosis]:
 
 
 def find_in_nvml(problem: BackendUnavailableError, *, has_driver: bool) -> Diagnosis:
-    """NVML does not answer; of interest only beside a driver."""
+    """NVML does not respond, which matters only with a driver."""
     return Diagnosis(
         severity="warning" if has_driver else "note",
         what=f"NVML does not answer: {problem.found}",
@@ -92,13 +92,13 @@ def find_in_device_counts(nvml: NvmlDescription | None, devices: Sequence[Device
 
 
 def find_in_environment(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """Settings that defeat partitions of SMs; how many streams there will be is not known yet."""
-    seen = Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))
-    return [_finding(found) for found in find_in(seen)]
+    """Settings that defeat partitions of SMs; the number of streams is not known yet."""
+    surroundings = Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))
+    return [_finding(finding) for finding in find_in(surroundings)]
 
 
 def find_in_launch_order(environ: Mapping[str, str], *, num_devices: int) -> list[Diagnosis]:
-    """NCCL's order of launches, which it reads once in a process; of interest where several ranks can be on GPUs."""
+    """NCCL's order of launches, which matters for several ranks on GPUs; NCCL reads it once in a process."""
     value = environ.get("NCCL_LAUNCH_ORDER_IMPLICIT")
     if num_devices < 2 or value == "1":
         return []
@@ -113,15 +113,15 @@ def find_in_launch_order(environ: Mapping[str, str], *, num_devices: int) -> lis
 
 
 def find_beside(device: CudaDevice) -> list[Diagnosis]:
-    """Other users of a device, and modes of it, that defeat partitions; asks NVML."""
-    seen = Surroundings(environ={}, num_streams=None, nvml=ask_nvml(device.uuid))
-    if seen.nvml.problem:  # there is a finding about NVML already
+    """Other users and modes of a device that defeat partitions, from NVML."""
+    surroundings = Surroundings(environ={}, num_streams=None, nvml=ask_nvml(device.uuid))
+    if surroundings.nvml.problem:  # there is a finding about NVML already
         return []
-    return [_finding(found, of=f"device {device.ordinal}: ") for found in find_in(seen)]
+    return [_finding(finding, of=f"device {device.ordinal}: ") for finding in find_in(surroundings)]
 
 
 def find_in_probe(problem: BackendUnavailableError) -> Diagnosis:
-    """The probe that reads SM ids back cannot be compiled."""
+    """The probe of SM ids cannot be compiled."""
     return Diagnosis(
         severity="warning",
         what=f"partitions cannot be probed, so their SM ids stay unknown: {problem.found}",
@@ -129,15 +129,15 @@ def find_in_probe(problem: BackendUnavailableError) -> Diagnosis:
     )
 
 
-def _finding(found: EnvironmentFinding, *, of: str = "") -> Diagnosis:
-    return Diagnosis(severity="warning", what=f"{of}{found.found}: {found.rule}", todo=found.way_out)
+def _finding(finding: EnvironmentFinding, *, of: str = "") -> Diagnosis:
+    return Diagnosis(severity="warning", what=f"{of}{finding.found}: {finding.rule}", todo=finding.way_out)
 
 
 def find_in_host(host: HostReport) -> list[Diagnosis]:
-    """What the host backend would suffer from."""
-    found = []
+    """Settings that slow the host backend."""
+    findings = []
     if host.num_cores == 1:
-        found.append(
+        findings.append(
             Diagnosis(
                 severity="note",
                 what="one CPU core: on the host backend modules take turns, and colocation gains nothing",
@@ -146,22 +146,22 @@ def find_in_host(host: HostReport) -> list[Diagnosis]:
         )
     if (host.omp_wait_policy or "").upper() != "PASSIVE":
         setting = "not set" if host.omp_wait_policy is None else host.omp_wait_policy
-        found.append(
+        findings.append(
             Diagnosis(
                 severity="note",
                 what=f"OMP_WAIT_POLICY is {setting}: idle threads of one lane spin on the cores of another",
                 todo="in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts",
             )
         )
-    return found
+    return findings
 
 
 def find_in_packages(packages: Sequence[PackageReport]) -> list[Diagnosis]:
     """Packages that are not installed."""
-    found = []
+    findings = []
     for package in packages:
         if package.version is None and package.extra is None:
-            found.append(
+            findings.append(
                 Diagnosis(
                     severity="error",
                     what=f"the package {package.name} is not installed, though Mosaic needs it",
@@ -169,18 +169,18 @@ def find_in_packages(packages: Sequence[PackageReport]) -> list[Diagnosis]:
                 )
             )
         elif package.version is None:
-            found.append(
+            findings.append(
                 Diagnosis(
                     severity="note",
                     what=f"the package {package.name} is not installed (extra `{package.extra}`)",
                     todo=f"pip install 'mosaic-colocate[{package.extra}]', if you want what it is for",
                 )
             )
-    return found
+    return findings
 
 
 def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Diagnosis]:
-    """A torch that cannot use the GPU that is there."""
+    """A torch that cannot use the machine's GPU."""
     if torch is None or torch.cuda is not None or not has_gpu:
         return []
     return [
@@ -193,7 +193,7 @@ def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Diagnosis
 
 
 def find_in_cache(problem: RuntimeError) -> Diagnosis:
-    """No folder to keep measurements in."""
+    """No folder for measurements."""
     return Diagnosis(
         severity="note",
         what=f"measurements are not kept from run to run: {problem}",

@@ -1,4 +1,4 @@
-"""Whether GPUs are fit for nights alone: persistence mode, memory errors; asked of NVML, which changes nothing."""
+"""Health of GPUs for unattended runs: persistence mode and memory errors, from NVML, read-only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
-    """One GPU; None for what it does not tell."""
+    """One GPU; None for unknown values."""
 
     index: int
-    """As ``nvidia-smi`` counts."""
+    """Index in ``nvidia-smi``."""
     name: str
-    """Its model."""
+    """Model of the GPU."""
     persistent: bool | None
-    """Whether the driver stays loaded while nobody uses it."""
+    """True if the driver stays loaded while no process uses it."""
     ecc: bool | None
-    """Whether its memory corrects errors."""
+    """True if its memory corrects errors."""
     uncorrected: int | None
-    """Errors of its memory, ever, that could not be corrected."""
+    """Lifetime count of uncorrectable memory errors."""
     needs_reset: bool | None
-    """Whether memory was taken out of use, which a reset completes, or could not be."""
+    """True if a retired row waits for a reset, or could not be replaced."""
 
 
 def ask_gpus() -> tuple[GpuHealth, ...]:
-    """Returns what NVML says; empty where it does not answer."""
+    """Returns NVML's answers; empty if NVML does not respond."""
     try:
         import pynvml
     except ImportError:
@@ -51,7 +51,7 @@ def _ask(pynvml: Any, index: int) -> GpuHealth:
     def told(question: Callable[[], T]) -> T | None:
         try:
             return question()
-        except pynvml.NVMLError:  # this kind of GPU does not know it, or this user may not
+        except pynvml.NVMLError:  # unsupported by this GPU, or not permitted
             return None
 
     name = pynvml.nvmlDeviceGetName(gpu)
@@ -67,6 +67,6 @@ def _ask(pynvml: Any, index: int) -> GpuHealth:
                 )
             )
         ),
-        # Corrected and uncorrected rows; whether one waits for a reset; whether one could not be replaced.
+        # Corrected and uncorrected rows; a row waits for a reset; a row could not be replaced.
         needs_reset=told(lambda: any(pynvml.nvmlDeviceGetRemappedRows(gpu)[2:])),
     )

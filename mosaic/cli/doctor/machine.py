@@ -1,4 +1,4 @@
-"""``mosaic doctor``: what this machine has, what works on it, what is missing and what to do."""
+"""``mosaic doctor``: this machine's devices, what works, what is missing, and remedies."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _PACKAGES: Mapping[str, str | None] = {
 
 
 def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
-    """Looks at everything and raises nothing that a broken driver could cause.
+    """Examines the machine; a broken driver raises no error.
 
-    Neither torch nor any other heavy package is imported.
+    Imports no heavy package such as torch.
 
     Args:
-        environ: The environment whose settings are judged.
+        environ: The environment to examine.
     """
     found: list[Diagnosis] = []
     host, packages, torch = _host(environ), _packages(), _torch()
@@ -116,78 +116,78 @@ def _torch() -> TorchReport | None:
     spec = importlib.util.find_spec("torch")
     if version is None or spec is None or spec.origin is None:
         return None
-    # torch writes the CUDA it was built with into this file; reading it takes no second, importing torch does.
+    # torch's CUDA version is in this file; importing torch would take a second.
     written = Path(spec.origin).with_name("version.py")
     text = written.read_text(encoding="utf-8") if written.is_file() else ""
     built_with = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return TorchReport(version=version, cuda=built_with.group(1) if built_with else None)
 
 
-def _extension_loads(found: list[Diagnosis]) -> bool:
+def _extension_loads(findings: list[Diagnosis]) -> bool:
     try:
         cuda.require_extension()
     except BackendUnavailableError as problem:
-        found.append(findings_of.find_in_extension(problem))
+        findings.append(findings_of.find_in_extension(problem))
         return False
     return True
 
 
-def _driver(found: list[Diagnosis]) -> cuda.DriverDescription | None:
+def _driver(findings: list[Diagnosis]) -> cuda.DriverDescription | None:
     try:
         driver = cuda.describe_driver()
     except (BackendUnavailableError, CudaError) as problem:
-        found.append(findings_of.find_in_driver(problem))
+        findings.append(findings_of.find_in_driver(problem))
         return None
-    found += findings_of.find_in_missing_functions(driver)
+    findings += findings_of.find_in_missing_functions(driver)
     return driver
 
 
-def _devices(driver: cuda.DriverDescription, found: list[Diagnosis]) -> tuple[DeviceReport, ...]:
+def _devices(driver: cuda.DriverDescription, findings: list[Diagnosis]) -> tuple[DeviceReport, ...]:
     if "base" in cuda.lost_uses(driver):
         return ()
     try:
         devices = cuda.describe_devices()
     except (BackendUnavailableError, CudaError) as problem:
-        found.append(findings_of.find_in_driver(problem))
+        findings.append(findings_of.find_in_driver(problem))
         return ()
     if "slots" in cuda.lost_uses(driver):
         return tuple(DeviceReport(device=device, slots=None, fine_slots=None) for device in devices)
-    return tuple(_device(device, found) for device in devices)
+    return tuple(_device(device, findings) for device in devices)
 
 
-def _device(device: cuda.CudaDevice, found: list[Diagnosis]) -> DeviceReport:
+def _device(device: cuda.CudaDevice, findings: list[Diagnosis]) -> DeviceReport:
     slots = fine = None
     try:
         slots = cuda.describe_slots(device.ordinal)
         fine = cuda.describe_slots(device.ordinal, fine=True)
     except (BackendUnavailableError, CudaError) as problem:
-        found.append(findings_of.find_in_slots(device.ordinal, problem))
+        findings.append(findings_of.find_in_slots(device.ordinal, problem))
     return DeviceReport(device=device, slots=slots, fine_slots=fine)
 
 
-def _nvml(found: list[Diagnosis], *, has_driver: bool) -> cuda.NvmlDescription | None:
+def _nvml(findings: list[Diagnosis], *, has_driver: bool) -> cuda.NvmlDescription | None:
     try:
         return cuda.describe_nvml()
     except BackendUnavailableError as problem:
-        found.append(findings_of.find_in_nvml(problem, has_driver=has_driver))
+        findings.append(findings_of.find_in_nvml(problem, has_driver=has_driver))
         return None
 
 
-def _probe(found: list[Diagnosis], *, has_gpu: bool) -> str | None:
-    """Returns the version of what compiles the SM probe."""
+def _probe(findings: list[Diagnosis], *, has_gpu: bool) -> str | None:
+    """Returns the version of the compiler of the SM probe."""
     try:
         return cuda_probe.nvrtc_version()
     except BackendUnavailableError as problem:
         if has_gpu:
-            found.append(findings_of.find_in_probe(problem))
+            findings.append(findings_of.find_in_probe(problem))
         return None
 
 
-def _cache(environ: Mapping[str, str], found: list[Diagnosis]) -> CacheReport | None:
+def _cache(environ: Mapping[str, str], findings: list[Diagnosis]) -> CacheReport | None:
     try:
         folder = default_cache_folder(environ)
     except RuntimeError as problem:
-        found.append(findings_of.find_in_cache(problem))
+        findings.append(findings_of.find_in_cache(problem))
         return None
     use = folder_use(folder)
     return CacheReport(folder=str(folder), num_files=use.num_files, num_bytes=use.num_bytes)
@@ -218,7 +218,7 @@ def _works(
 
 
 def render(report: DoctorReport, console: Console) -> None:
-    """Prints the report for people: what there is, what works, what to do."""
+    """Prints the report."""
     console.print(_overview(report))
     if report.devices:
         console.print(_device_table(report))

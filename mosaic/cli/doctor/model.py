@@ -1,4 +1,4 @@
-"""``mosaic doctor --model FILE:FACTORY``: what Mosaic sees in a model, and what to do about what it cannot place."""
+"""``mosaic doctor --model FILE:FACTORY``: a model's modules, and remedies for those that cannot be placed."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """What was found in one model."""
+    """Diagnosis of a model."""
 
     model: str
-    """FILE:FACTORY as it was given."""
+    """FILE:FACTORY of the command line."""
     modules: dict[str, tuple[str, ...]]
-    """Modules that can be placed, each with those that it waits for."""
+    """Modules that can be placed, each with its predecessors."""
     findings: tuple[Diagnosis, ...]
     """``error``: it cannot be colocated; ``warning``: a module runs in place; ``note``: good to know."""
 
     @property
     def refused(self) -> bool:
-        """Whether the model cannot be colocated."""
+        """True if the model cannot be colocated."""
         return any(finding.severity == "error" for finding in self.findings)
 
 
 def examine_model(where: str) -> ModelReport:
-    """Makes the model and looks at it.
+    """Constructs the model and examines it.
 
     Raises:
-        MosaicError: It cannot be made.
+        MosaicError: It cannot be constructed.
     """
     from mosaic.cli.workload import load_workload
     from mosaic.engine.examine import examine
 
     workload = load_workload(where)
-    found = examine(workload.model, workload.sample, origin=where)
+    examination = examine(workload.model, workload.sample, origin=where)
     by_severity: tuple[tuple[Severity, tuple[Remark, ...]], ...] = (
-        ("error", found.refused),
-        ("warning", found.in_place),
-        ("note", found.to_know),
+        ("error", examination.refused),
+        ("warning", examination.in_place),
+        ("note", examination.to_know),
     )
     findings = [
         Diagnosis(severity=severity, what=remark.seen, todo=remark.todo)
         for severity, remarks in by_severity
         for remark in remarks
     ]
-    return ModelReport(model=where, modules=found.modules, findings=tuple(findings))
+    return ModelReport(model=where, modules=examination.modules, findings=tuple(findings))
 
 
 def render(report: ModelReport, console: Console) -> None:
-    """Prints the report for people."""
+    """Prints the report."""
     console.print(f"[bold]{escape(report.model)}[/bold]")
     console.print("\n[bold]What can be placed[/bold]" if report.modules else "\n[bold]Nothing can be placed.[/bold]")
     for name, sources in report.modules.items():

@@ -1,4 +1,4 @@
-"""What a node looks like to a run that nobody watches; read from files, without tools, rights or changes."""
+"""Facts of a node for unattended runs, read from files without tools, rights or changes."""
 
 from __future__ import annotations
 
@@ -17,67 +17,67 @@ from pathlib import Path
 from mosaic.cli.doctor.gpu_health import GpuHealth, ask_gpus
 
 _TIME_ERROR = 5
-"""What adjtimex(2) returns for a clock that nobody keeps right."""
+"""Result of adjtimex(2) for an unsynchronized clock."""
 _KERNEL_LINES = re.compile(r"(?:NVRM: Xid|Out of memory: Killed process|I/O error, dev) .*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What was seen; None for what could not be read."""
+    """Facts of a node; None for unreadable values."""
 
     folder: str
     """The recipe's folder."""
     file_system: str | None
-    """Type of the file system that it lies on, such as ``ext4`` or ``nfs4``."""
+    """Type of its file system, such as ``ext4`` or ``nfs4``."""
     free_bytes: int
-    """Room that is left there for this user."""
+    """Free space for this user."""
     checkpoint_bytes: int | None
-    """Size of the largest checkpoint of the days so far; None where there is none yet."""
+    """Size of the largest checkpoint so far; None before the first."""
     kept: int
     """Checkpoints that the recipe keeps."""
     workers: int
-    """Loader workers that it starts, over all ranks."""
+    """Loader workers of the recipe, over all ranks."""
     shm_bytes: int | None
     """Size of ``/dev/shm``."""
     clock_kept: bool | None
-    """Whether the kernel says that something keeps the clock right."""
+    """True if the kernel reports a synchronized clock."""
     time_zone: str
-    """Name of the machine's own time zone."""
+    """Name of the machine's time zone."""
     systemd: bool
-    """Whether systemd runs this machine."""
+    """True if systemd runs this machine."""
     user: str
-    """Who asks."""
+    """The current user."""
     lingers: bool
-    """Whether this user's units run while nobody is logged in; true for root."""
+    """True if this user's units run after logout; true for root."""
     panic_seconds: int | None
-    """Seconds after which a kernel that gave up starts again; 0 for never."""
+    """Seconds from a kernel panic to a reboot; 0 for never."""
     reboots_itself: str | None
-    """Where it is said that updates restart this machine by themselves."""
+    """Setting by which updates reboot this machine."""
     reboot_pending: bool
-    """Whether updates wait for a restart."""
+    """True if updates wait for a reboot."""
     battery: bool
-    """Whether this machine has a battery, as one that sleeps when its lid is closed."""
+    """True if this machine has a battery, so it may sleep."""
     memory_bytes: int | None
     """Memory of the machine."""
     memory_limit_bytes: int | None
-    """The least that a control group of this process allows; None for no limit."""
+    """Least limit of this process's control groups; None for no limit."""
     swap_used_bytes: int | None
-    """Memory that lies on the disk now."""
+    """Swap in use."""
     cublas_workspace: str | None
-    """``CUBLAS_WORKSPACE_CONFIG``, where it is set."""
+    """``CUBLAS_WORKSPACE_CONFIG``, if set."""
     gpus: tuple[GpuHealth, ...]
-    """What NVML says of each GPU."""
+    """Health of each GPU."""
     kernel_lines: tuple[str, ...]
-    """The last lines of the kernel's log on GPUs, killed processes and disks."""
+    """Last kernel log lines on GPUs, killed processes and disks."""
 
 
 def look_at_node(folder: Path, *, root: Path = Path("/"), environ: dict[str, str] | None = None) -> NodeFacts:
-    """Looks at this machine for runs of a recipe.
+    """Examines this machine for runs of a recipe.
 
     Args:
-        folder: The recipe's folder; its recipe may be missing or wrong, which ``mosaic retrain check`` says.
-        root: Where the machine's own files begin.
-        environ: The environment; this process's where None.
+        folder: The recipe's folder; ``mosaic retrain check`` reports a missing or invalid recipe.
+        root: Root of the machine's files.
+        environ: The environment; None for this process's.
     """
     folder = folder.resolve()
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -129,7 +129,7 @@ def _size(folder: Path) -> int:
 
 
 def _budget(recipe: Path) -> tuple[int, int]:
-    """Returns how many checkpoints a recipe keeps and how many loader workers it starts, by default 2 and 2."""
+    """Returns the checkpoints that a recipe keeps and its loader workers, by default 2 and 2."""
     try:
         budget = tomllib.loads(_text(recipe)).get("budget", {})
         return int(budget.get("keep", 2)), int(budget.get("workers", 2)) * int(budget.get("ranks", 1))
@@ -139,15 +139,15 @@ def _budget(recipe: Path) -> tuple[int, int]:
 
 def _file_system(path: Path, mounts: str) -> str | None:
     """Returns the type of the innermost mount above ``path``; later lines cover earlier ones."""
-    found: tuple[int, str | None] = (-1, None)
+    innermost: tuple[int, str | None] = (-1, None)
     for line in mounts.splitlines():
         before, dash, after = line.partition(" - ")
         if not dash:
             continue
         point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4]))
-        if path.is_relative_to(point) and len(point.parts) >= found[0]:
-            found = (len(point.parts), after.split()[0])
-    return found[1]
+        if path.is_relative_to(point) and len(point.parts) >= innermost[0]:
+            innermost = (len(point.parts), after.split()[0])
+    return innermost[1]
 
 
 def _clock_kept() -> bool | None:
@@ -159,13 +159,13 @@ def _clock_kept() -> bool | None:
 
 
 def _reboots_itself(folder: Path) -> str | None:
-    told = re.compile(r'^\s*Unattended-Upgrade::Automatic-Reboot\s+"(true|1|yes)"', re.MULTILINE | re.IGNORECASE)
-    return next((str(path) for path in sorted(folder.glob("*")) if told.search(_text(path))), None)
+    pattern = re.compile(r'^\s*Unattended-Upgrade::Automatic-Reboot\s+"(true|1|yes)"', re.MULTILINE | re.IGNORECASE)
+    return next((str(path) for path in sorted(folder.glob("*")) if pattern.search(_text(path))), None)
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    found = re.search(rf"^{name}:\s*(\d+) kB", _text(path), re.MULTILINE)
-    return None if found is None else 1024 * int(found[1])
+    match = re.search(rf"^{name}:\s*(\d+) kB", _text(path), re.MULTILINE)
+    return None if match is None else 1024 * int(match[1])
 
 
 def _swap_used(meminfo: Path) -> int | None:
@@ -191,7 +191,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _kernel_lines(log: Path) -> tuple[str, ...]:
-    """Returns what the kernel said; empty where its log may not be read."""
+    """Returns kernel log lines; empty if the log is not readable."""
     lines: list[str] = []
     try:
         handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""How findings are printed for people."""
+"""Printing of findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note"
 
 
 def print_findings(findings: Sequence[Diagnosis], console: Console) -> None:
-    """Prints what to know and what to do about it."""
+    """Prints findings with their remedies."""
     if not findings:
         console.print("\nNothing to do.")
         return

@@ -1,4 +1,4 @@
-"""``mosaic doctor --trace FILE...``: which of several ranks is slow, from the traces that they wrote."""
+"""``mosaic doctor --trace FILE...``: finds slow ranks from their traces."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def examine_traces(paths: Sequence[Path]) -> RankComparison:
     """Reads traces, or folders of them, and compares the ranks.
 
     Raises:
-        InvalidFileError: A file is no trace of a rank, or they do not belong together.
+        InvalidFileError: A file is not a rank's trace, or the traces do not belong together.
     """
-    files = [found for path in paths for found in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     return compare_ranks([RankTrace.read(path) for path in files])
 
 
-def render(found: RankComparison, console: Console) -> None:
-    """Prints the comparison for people."""
-    table = Table(title=f"{found.num_steps} steps, measured", title_justify="left")
+def render(comparison: RankComparison, console: Console) -> None:
+    """Prints the comparison."""
+    table = Table(title=f"{comparison.num_steps} steps, measured", title_justify="left")
     for heading in ("rank", "computes (ms a step)", "waits (ms a step)", "slow by (ms a step)"):
         table.add_column(heading, justify="right")
     table.add_column("machine")
-    for one in found.ranks:
-        lost = f"{one.lost_ms:.2f}" if one.slow else "-"
-        table.add_row(str(one.rank), f"{one.compute_ms:.2f}", f"{one.wait_ms:.2f}", lost, escape(one.host))
+    for rank in comparison.ranks:
+        lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"
+        table.add_row(str(rank.rank), f"{rank.compute_ms:.2f}", f"{rank.wait_ms:.2f}", lost, escape(rank.host))
     console.print(table)
-    for sentence in found.sentences():
+    for sentence in comparison.sentences():
         console.print(escape(sentence))

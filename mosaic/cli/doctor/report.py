@@ -12,7 +12,7 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """One thing that a person should know, and what to do about it."""
+    """A finding with its remedy."""
 
     severity: Severity
     """``error``: Mosaic cannot run; ``warning``: a GPU's partitions suffer; ``note``: good to know."""
@@ -38,7 +38,7 @@ class TorchReport:
 
     version: str
     cuda: str | None
-    """CUDA version it was built with; none for a CPU build."""
+    """CUDA version of its build; None for a CPU build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,14 @@ class PackageReport:
 
     name: str
     version: str | None
-    """None where it is not installed."""
+    """None if it is not installed."""
     extra: str | None
-    """The extra that brings it; none if Mosaic always needs it."""
+    """The extra that installs it; None if Mosaic always needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """One GPU and the slots that its driver makes of it."""
+    """One GPU and its slots."""
 
     device: CudaDevice
     slots: SlotDescription | None
@@ -63,17 +63,17 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """Measurements that earlier runs left for later ones."""
+    """Cached measurements of earlier runs."""
 
     folder: str
-    """Where ``mosaic.colocate`` and ``mosaic profile`` keep them by default."""
+    """Default folder of ``mosaic.colocate`` and ``mosaic profile``."""
     num_files: int
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """Everything that ``mosaic doctor`` looks at; a part that is not there is none, and a finding says why."""
+    """Report of ``mosaic doctor``; a missing part is None, with a finding."""
 
     mosaic_version: str
     host: HostReport
@@ -84,9 +84,9 @@ class DoctorReport:
     devices: tuple[DeviceReport, ...]
     nvml: NvmlDescription | None
     probe: str | None
-    """Version of the NVRTC that compiles the SM probe; none where there is none."""
+    """Version of the NVRTC that compiles the SM probe; None without one."""
     cache: CacheReport | None
-    """None where the user has no folder for it."""
+    """None if the user has no folder for it."""
     works: tuple[str, ...]
-    """What can be done on this machine as it is."""
+    """Functions that work on this machine."""
     findings: tuple[Diagnosis, ...]

@@ -1,4 +1,4 @@
-"""``mosaic doctor --retrain FOLDER``: what a node lacks for runs that nobody watches, and what to do about it."""
+"""``mosaic doctor --retrain FOLDER``: problems of a node for unattended runs, and their remedies."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _DETERMINISTIC = (":4096:8", ":16:8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnattendedReport:
-    """What was seen of a node, and what to do."""
+    """Facts of a node, and findings."""
 
     node: NodeFacts
-    """What was seen."""
+    """Facts of the node."""
     findings: tuple[Diagnosis, ...]
     """``error``: runs will fail; ``warning``: nights may be lost; ``note``: good to know."""
 
 
 def examine_node(folder: Path) -> UnattendedReport:
-    """Looks at this machine for runs of the recipe in ``folder``; changes nothing."""
+    """Examines this machine for runs of the recipe in ``folder``; changes nothing."""
     node = look_at_node(folder)
     return UnattendedReport(node=node, findings=find_in_node(node))
 
 
 def find_in_node(node: NodeFacts) -> tuple[Diagnosis, ...]:
-    """Returns what a node lacks, the worst first."""
-    found = [one for rule in RULES for one in rule(node)]
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    """Returns the findings of a node, the worst first."""
+    findings = [finding for rule in RULES for finding in rule(node)]
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def render(report: UnattendedReport, console: Console) -> None:
-    """Prints the findings for people."""
+    """Prints the findings."""
     console.print(f"[bold]Runs without anyone watching, in {escape(report.node.folder)}[/bold]")
     print_findings(report.findings, console)
 

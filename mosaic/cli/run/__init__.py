@@ -1,1 +1,1 @@
-"""``mosaic run``: a model trained plain and colocated in turn."""
+"""``mosaic run``: trains a model plain and colocated in turn."""

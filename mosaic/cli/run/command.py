@@ -14,19 +14,19 @@ from mosaic.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Train a model for some steps, plain and colocated in turn, and say what was measured.
+    """Train a model for some steps, plain and colocated in turn, and print the measurements.
 
-    For a model without a loss, the mean square of its outputs is used. Started by torchrun
-    (torchrun --nproc-per-node 2 --no-python mosaic run --model train.py:make), it trains on all ranks, in turn with
+    The default loss is the mean square of the outputs. Under torchrun
+    (torchrun --nproc-per-node 2 --no-python mosaic run --model train.py:make) it trains on all ranks, in turn with
     data-parallel training, and the model's sample is a rank's batch.
     """
 
     model: Model
     plan: Path | None = None
-    """A plan that `mosaic plan` wrote; it runs as it is. Solved for now by default."""
+    """A plan of `mosaic plan`, which runs unchanged. By default a plan is solved now."""
     method: Method = "auto"
     compare: bool = False
-    """Measure the plans of all methods in turn, one after the other."""
+    """Measure the plans of all methods one after the other."""
     steps: int = 20
     """Steps of each."""
     output: Path | None = None
@@ -35,7 +35,7 @@ class Run:
     json: Json = None
 
     def execute(self) -> None:
-        """Trains, on all ranks where torchrun started several."""
+        """Trains; under torchrun on all ranks."""
         from mosaic.cli.run.on_ranks import is_launched
         from mosaic.ranks.compare import COMPARED
 
@@ -73,8 +73,8 @@ class Run:
             console.print(measured[method].description, highlight=False)
             for name, value in measured[method].figures().items():
                 console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
-        told = {method: dataclasses.asdict(one) for method, one in measured.items()}
-        write_json(json.dumps(told if self.compare else told[methods[0]], indent=2) + "\n", self.json)
+        rows = {method: dataclasses.asdict(result) for method, result in measured.items()}
+        write_json(json.dumps(rows if self.compare else rows[methods[0]], indent=2) + "\n", self.json)
 
     def _run_on_ranks(self, methods: tuple[str, ...], fixed: Plan | None) -> None:
         from mosaic.cli.run.on_ranks import measured_table, run_on_ranks
@@ -83,7 +83,7 @@ class Run:
         if self.output is not None:
             raise ValueError("--output draws what one process ran; leave it out under torchrun")
         settings = ProfileSettings(strict=self.strict)
-        found, is_first = run_on_ranks(self.model, methods, fixed, self.steps, settings)
+        measured, is_first = run_on_ranks(self.model, methods, fixed, self.steps, settings)
         if is_first:
-            console_beside(self.json).print(measured_table(found))
-            write_json(found, self.json)
+            console_beside(self.json).print(measured_table(measured))
+            write_json(measured, self.json)

@@ -1,4 +1,4 @@
-"""Training a user's model plain and colocated in turn."""
+"""Trains a user's model plain and colocated in turn."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from mosaic.take_turns import take_turns
 _ROUNDS = 4
 _WARM_STEPS = 2
 _STEPS_BEFORE = 10
-"""Steps before a loop without an optimizer is known for one, and its trial begins."""
+"""Steps after which the trial of a loop without an optimizer begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredInTurn:
-    """What was measured."""
+    """Measurements of both loops."""
 
     description: str
-    """What ran where, and what did not."""
+    """Description of the plan."""
     active: bool
-    """Whether modules ran on lanes."""
+    """True if modules ran on lanes."""
     step_ms_plain: float
-    """Median step of the plain loop at its best: a process of its own with all cores, in the faster way of waiting."""
+    """Median step of the plain loop at its best: its own process, all cores, the faster way of waiting."""
     plain_waiting: str
-    """How that loop's threads wait."""
+    """Way of waiting of that loop's threads."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float | None
-    """The first over the second; None where nothing was colocated, since both are then the plain loop."""
+    """Plain over colocated; None if nothing was colocated, because both are then the plain loop."""
     overlap: float
     """Share of lane time with another lane busy."""
     metrics: dict[str, float]
     """Measured medians by module and phase."""
     foreign_cpu_share: float | None
-    """Share of the CPU time that other processes took while steps were timed; None where unknown."""
+    """Share of the CPU time of other processes during timed steps; None if unknown."""
     note: str
-    """The note about other processes that used the CPU; empty if they hardly did."""
+    """Note about other processes on the CPU; empty if they hardly used it."""
 
     def figures(self) -> dict[str, float | bool | str]:
-        """Returns what to print."""
+        """Returns the lines to print."""
         speedup: float | str = "none: the model runs as it was" if self.speedup is None else self.speedup
         if self.note:
             speedup = f"{speedup if isinstance(speedup, str) else format(speedup, '.3f')} ({self.note})"
@@ -74,14 +74,14 @@ def run_in_turn(
     output: Path | None,
     method: str = "auto",
 ) -> MeasuredInTurn:
-    """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
+    """Takes ``steps`` training steps of each, in rounds, and returns the measurements.
 
-    Without a plan Mosaic solves for one and tries it first, as it does in anybody's loop; the steps counted here come
-    after that. The plain loop runs in processes of its own, with both ways of waiting, and the faster one counts. A
-    round is measured again while others use the CPU, as long as ``settings`` allow. The model is changed.
+    Without a plan Mosaic first solves for one and tries it, as in a user's loop; those steps are not timed. The plain
+    loop runs in processes of its own with both ways of waiting, and the faster counts. A round is repeated while other
+    processes use the CPU, as long as ``settings`` allow. Trains the model.
 
     Raises:
-        UnstableMeasurementError: Others used the CPU, and ``settings`` are strict.
+        UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict.
     """
     handle = mosaic.colocate(
         workload.model,
@@ -132,7 +132,7 @@ def run_in_turn(
 
 
 def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
-    """Takes the steps in which plans are tried, where they are; they are not timed here."""
+    """Takes the steps of the trial, untimed."""
     if not handle.is_trying:
         return
     most = mosaic.TrialSettings().max_steps + _STEPS_BEFORE

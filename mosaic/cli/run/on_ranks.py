@@ -1,4 +1,4 @@
-"""``mosaic run`` under torchrun: plans measured on all ranks, in turn with data-parallel training."""
+"""``mosaic run`` under torchrun: measures plans on all ranks, in turn with data-parallel training."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _COLUMNS = (
 def run_on_ranks(
     where: str, methods: Sequence[str], plan: Plan | None, steps: int, settings: ProfileSettings
 ) -> tuple[list[MeasuredMethod], bool]:
-    """Measures each method's plan on the ranks that torchrun started; every rank calls it.
+    """Measures each method's plan on torchrun's ranks; every rank calls it.
 
     Args:
-        where: The model, as ``load_workload`` takes it; the same on every rank. Its sample is a rank's batch.
-        methods: Who plans.
+        where: The model, as for ``load_workload``; the same on every rank. Its sample is a rank's batch.
+        methods: Planners.
         plan: A plan to measure instead.
-        steps: Training steps of each plan, and as many of data-parallel training.
-        settings: How carefully to profile.
+        steps: Training steps of each plan, and of data-parallel training.
+        settings: Settings of the profiler.
 
     Returns:
-        What was measured, the same on every rank, and whether this rank is the one that tells it.
+        The measurements, the same on every rank, and True on the rank that prints them.
     """
     rounds = Rounds(rounds=_ROUNDS, steps=max(1, round(steps / _ROUNDS)))
     made = compare_launched(lambda: load_workload(where), methods, plan=plan, rounds=rounds, settings=settings)
@@ -55,40 +55,40 @@ def run_on_ranks(
 
 
 def is_launched() -> bool:
-    """Whether torchrun started several ranks, of which this process is one."""
+    """Returns True if this process is one of several torchrun ranks."""
     return World.is_there()
 
 
-def measured_table(found: Sequence[MeasuredMethod]) -> Table:
-    """Returns one row for each planner; measured and predicted times in columns of their own."""
+def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
+    """Returns one row per planner, with columns of measured and predicted times."""
     title = "Plans measured on these ranks, in turn with data-parallel training"
-    table = empty_table(title, _caption(found), _COLUMNS)
-    for one in found:
-        table.add_row(*plain(_cells(one)))
+    table = empty_table(title, _caption(measured), _COLUMNS)
+    for row in measured:
+        table.add_row(*plain(_cells(row)))
     return table
 
 
-def _caption(found: Sequence[MeasuredMethod]) -> str:
+def _caption(measured: Sequence[MeasuredMethod]) -> str:
     lines = ["medians; a step ends with its slowest rank; held: parameters, gradients, optimizer, most on a rank"]
     lines += [
-        f"{one.method}: {note}"
-        for one in found
-        if one.plan is not None and (note := note_of_others(one.foreign_cpu_share, one.plan.device))
+        f"{row.method}: {note}"
+        for row in measured
+        if row.plan is not None and (note := note_of_others(row.foreign_cpu_share, row.plan.device))
     ]
-    lines += [f"{one.method}: the same plan as {one.same_as}" for one in found if one.same_as]
-    lines += [f"{one.method}: {one.reason}" for one in found if one.plan is None]
+    lines += [f"{row.method}: the same plan as {row.same_as}" for row in measured if row.same_as]
+    lines += [f"{row.method}: {row.reason}" for row in measured if row.plan is None]
     return "\n".join(lines)
 
 
-def _cells(one: MeasuredMethod) -> list[str]:
-    if one.plan is None:
-        return [one.method, *["-"] * (len(_COLUMNS) - 1)]
+def _cells(measured: MeasuredMethod) -> list[str]:
+    if measured.plan is None:
+        return [measured.method, *["-"] * (len(_COLUMNS) - 1)]
     return [
-        one.method,
-        f"{statistics.median(one.step_ms):.1f}",
-        f"{statistics.median(one.ddp_ms):.1f}",
-        f"{statistics.median(one.ratios):.2f}",
-        f"{one.predicted_ms:.1f}" if one.predicted_ms else "-",
-        f"{sum(one.sent_bytes.values()) / _MB:.2f}",
-        f"{max(one.held_bytes) / _MB:.1f} ({max(one.ddp_held_bytes) / _MB:.1f})",
+        measured.method,
+        f"{statistics.median(measured.step_ms):.1f}",
+        f"{statistics.median(measured.ddp_ms):.1f}",
+        f"{statistics.median(measured.ratios):.2f}",
+        f"{measured.predicted_ms:.1f}" if measured.predicted_ms else "-",
+        f"{sum(measured.sent_bytes.values()) / _MB:.2f}",
+        f"{max(measured.held_bytes) / _MB:.1f} ({max(measured.ddp_held_bytes) / _MB:.1f})",
     ]

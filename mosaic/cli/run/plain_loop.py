@@ -9,9 +9,9 @@ from mosaic.cli.workload import Loop, load_workload
 
 
 def main(where: str) -> None:
-    """Takes as many steps as each line of standard input asks for; prints their times in milliseconds."""
+    """Reads numbers of steps from standard input; takes each and prints the times in milliseconds."""
     loop = Loop(load_workload(where))
-    answers, sys.stdout = sys.stdout, sys.stderr  # what the model prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of the model is not a result
     for line in sys.stdin:
         print(json.dumps(loop.steps(json.loads(line)["steps"])), file=answers, flush=True)
 

@@ -1,7 +1,7 @@
-"""Attention of one sequence over ranks, as a ``ContextPlan`` says; needs torch.
+"""Attention of one sequence over ranks, by a ``ContextPlan``; needs torch.
 
-``Attend`` is the attention itself, ``ContextBatch`` a rank's part of a batch, ``attach`` what has Hugging Face's models
-call it, ``gather_items`` what has each rank encode its share of the images.
+``Attend`` is the attention itself, ``ContextBatch`` a rank's part of a batch; ``attach`` makes Hugging Face's models
+call it, and ``gather_items`` gathers the images that ranks encoded.
 """
 
 from mosaic.context.attention.attend import Attend

@@ -1,13 +1,13 @@
-"""Attention of one sequence whose tokens are shared out over ranks: groups of heads, one fetched while one computes.
+"""Attention of one sequence over ranks, by groups of heads: the next is fetched while one computes.
 
-As Llama 3 and Cornstarch do (section 5.3), keys and values travel and queries stay::
+As in Llama 3 and Cornstarch (section 5.3), keys and values travel and queries stay::
 
     group of heads     0           1           2
     fetch          [ 0 ][ 1 ]     [ 2 ]                  asynchronous, into a second buffer
     attention           [ 0     ][ 1     ][ 2     ]
-    give back                     (backward: gradients of keys and values of each group, asynchronous too)
+    return                        (backward: gradients of keys and values of each group, asynchronous too)
 
-At most two fetched groups are alive. Local tensors are all that is kept between forward and backward.
+At most two fetched groups are alive. Between forward and backward only local tensors stay in memory.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from mosaic.context.plan import ContextPlan
 class Attend:
     """The attention of all layers over one sequence; made once for each sequence, on every rank of the group.
 
-    Making it is a meeting: ranks compare their plans before anything else is sent. Gradients of keys and values are
-    sums over ranks in an order that depends on their number, so their last bits do too; outputs and gradients of
+    The constructor is collective: ranks compare their plans first. Gradients of keys and values are
+    sums over ranks in an order that depends on their number, and so do their last bits; outputs and gradients of
     queries have the same bits on any number of ranks on CPU cores.
 
     Args:
-        plan: Of the sequence, the same on all ranks.
+        plan: Plan of the sequence, the same on all ranks.
         group: Process group of the context ranks; None: the default one, or no group for a plan of one rank.
-        heads: Heads of keys and values that are fetched together; more of them need more memory and fewer calls.
-        exchange: Name in ``EXCHANGES``: whether all keys and values travel, or those that are read.
+        heads: Heads of keys and values fetched together; more need more memory and fewer calls.
+        exchange: Name in ``EXCHANGES``.
         kernel: Name in ``KERNELS``; None: compiled FlexAttention on CUDA, block rows elsewhere.
-        device: Where tensors are.
-        agreed: Whether ranks have compared their plans already.
+        device: Device of the tensors.
+        agreed: True if ranks have compared their plans already.
 
     Raises:
-        RankFailedError: Ranks have different plans; says which.
-        ValueError: The group has another number of ranks than the plan, or a name is wrong.
+        RankFailedError: Ranks have different plans; lists them.
+        ValueError: The size of the group differs from the plan, or a name is unknown.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Attend:
     ) -> torch.Tensor:
         """Returns the output of this rank's tokens: shape (batch, query heads, local tokens, value width).
 
-        Under autocast it is computed in autocast's type, as torch's own attention is.
+        Under autocast it computes in autocast's dtype, as torch's own attention does.
 
         Args:
             q: Queries of this rank's tokens, as ``plan.layout`` orders them: (batch, query heads, local tokens, width).
             k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
             v: Values: (batch, heads, local tokens, value width).
-            scale: Of the scores; None: one over the square root of the width.
+            scale: Scale of the scores; None: one over the square root of the width.
 
-        Tensors without data get one without data.
+        Meta and fake tensors return one of their kind.
 
         Raises:
             ValueError: Shapes do not fit each other or the plan, or heads are not a multiple of ``heads``.
@@ -89,38 +89,38 @@ class Attend:
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
             to = torch.get_autocast_dtype(kind)
-            with torch.autocast(kind, enabled=False):  # or products inside would be of that type, forwards alone
-                return self(*(one if one.dtype == torch.float64 else one.to(to) for one in (q, k, v)), scale=scale)
+            with torch.autocast(kind, enabled=False):  # or the forward pass alone would use that dtype inside
+                return self(*(each if each.dtype == torch.float64 else each.to(to) for each in (q, k, v)), scale=scale)
         self._check(q, k, v)
-        if isinstance(q, FakeTensor):  # somebody asks for shapes, maybe on this rank alone: nothing is sent
+        if isinstance(q, FakeTensor):  # shape inference, maybe on this rank alone: no communication
             return q.new_empty(*q.shape[:-1], v.shape[-1])
         self.num_calls += 1
         out: torch.Tensor = _Attention.apply(q, k, v, self, q.shape[-1] ** -0.5 if scale is None else scale)
         return out
 
     def __repr__(self) -> str:
-        """Says what shapes depend on, and nothing that differs between sequences of one length."""
+        """Shows the plan's sizes, equal for all sequences of one length."""
         return f"Attend({self.plan.layout.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
-        """Returns for each group of heads its query heads and its heads of keys."""
+        """Returns the query heads and key heads of each group."""
         share, heads = q.shape[1] // k.shape[1], self.heads
         starts = range(0, k.shape[1], heads)
         return [(slice(start * share, (start + heads) * share), slice(start, start + heads)) for start in starts]
 
     def fetch(self, heads: slice, k: torch.Tensor, v: torch.Tensor) -> Pending:
-        """Starts to fetch the blocks that this rank reads, of some heads."""
+        """Starts to fetch the blocks that this rank reads, for some heads."""
         both = torch.cat([k[:, heads], v[:, heads]], -1).unflatten(2, (-1, self.plan.blocks.block))
         return self._exchange.fetch(both.permute(2, 0, 1, 3, 4).contiguous())
 
-    def give_back(self, gradient: torch.Tensor) -> Pending:
+    def return_gradient(self, gradient: torch.Tensor) -> Pending:
         """Starts to sum the gradients of fetched blocks at their owners."""
-        return self._exchange.give_back(gradient)
+        return self._exchange.return_gradient(gradient)
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         tokens = self.plan.layout.local_tokens
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        if any(one.ndim != 4 or one.shape[2] != tokens for one in (q, k, v)):
+        if any(each.ndim != 4 or each.shape[2] != tokens for each in (q, k, v)):
             raise ValueError(
                 f"{shapes}; this rank has {tokens} places: give (batch, heads, {tokens}, width), tokens as "
                 "ContextBatch cuts them. A cache of earlier keys is not supported: call the model with use_cache=False"
@@ -128,21 +128,21 @@ class Attend:
         if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
             raise ValueError(f"{shapes}; batches, heads of keys and values, and widths of queries and keys are equal")
         if q.shape[1] % k.shape[1] != 0:
-            raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} heads of keys and values")
+            raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} heads of keys and values")
         if k.shape[1] % self.heads != 0:
             fit = [heads for heads in range(1, k.shape[1] + 1) if k.shape[1] % heads == 0]
             raise ValueError(f"heads={self.heads} does not divide {k.shape[1]} heads of keys; use one of {fit}")
         if not q.dtype == k.dtype == v.dtype:
             raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one type")
-        seen = k.shape, v.shape, k.dtype
-        if seen != self._room_for:  # once for all layers that are alike
+        layout = k.shape, v.shape, k.dtype
+        if layout != self._room_for:  # once for all equal layers
             tokens = self._exchange.num_blocks * self.plan.blocks.block
             check_room(k, v, heads=self.heads, tokens=tokens, device=self.device)
-            self._room_for = seen
+            self._room_for = layout
 
 
-class _Ahead:
-    """Fetched blocks of one group of heads after the other; while one is in use the next one is on its way."""
+class _Prefetch:
+    """Prefetches the blocks of the groups of heads: the next group travels while one is in use."""
 
     def __init__(self, attend: Attend, groups: list[tuple[slice, slice]], k: torch.Tensor, v: torch.Tensor) -> None:
         self._start = lambda heads: attend.fetch(heads, k, v)
@@ -150,7 +150,7 @@ class _Ahead:
         self._pending = self._start(self._left.pop(0))
 
     def take(self) -> torch.Tensor:
-        """Waits for a group's blocks; whoever takes them drops them before taking the next."""
+        """Waits for a group's blocks; the caller frees them before the next call."""
         arrived = self._pending.wait()
         if self._left:
             self._pending = self._start(self._left.pop(0))
@@ -168,11 +168,11 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         groups = attend.groups(q, k)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ahead, ctx.kept = _Ahead(attend, groups, k, v), []
+        ahead, ctx.saved_by_group = _Prefetch(attend, groups, k, v), []
         for own, _ in groups:
             kv = ahead.take()
-            out[:, own], kept = attend.kernel.forward(q[:, own], kv, scale)
-            ctx.kept.append(kept)
+            out[:, own], saved = attend.kernel.forward(q[:, own], kv, scale)
+            ctx.saved_by_group.append(saved)
             del kv
         ctx.save_for_backward(q, k, v, out)
         ctx.attend, ctx.scale = attend, scale
@@ -185,19 +185,19 @@ class _Attention(torch.autograd.Function):
         attend: Attend = ctx.attend
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         groups = attend.groups(q, k)
-        ahead, back = _Ahead(attend, groups, k, v), None
-        for (own, keys), kept in zip(groups, ctx.kept, strict=True):
+        ahead, back = _Prefetch(attend, groups, k, v), None
+        for (own, keys), saved in zip(groups, ctx.saved_by_group, strict=True):
             kv = ahead.take()
-            dq[:, own], dkv = attend.kernel.backward(kept, q[:, own], kv, out[:, own], gradient[:, own], ctx.scale)
+            dq[:, own], dkv = attend.kernel.backward(saved, q[:, own], kv, out[:, own], gradient[:, own], ctx.scale)
             del kv
-            _take(back, dk, dv)  # the last group's gradients travelled while this one's were computed
-            back = keys, attend.give_back(dkv)
+            _store(back, dk, dv)  # the last group's gradients travelled during this one's computation
+            back = keys, attend.return_gradient(dkv)
             del dkv
-        _take(back, dk, dv)
+        _store(back, dk, dv)
         return dq, dk, dv, None, None
 
 
-def _take(back: tuple[slice, Pending] | None, dk: torch.Tensor, dv: torch.Tensor) -> None:
+def _store(back: tuple[slice, Pending] | None, dk: torch.Tensor, dv: torch.Tensor) -> None:
     if back is None:
         return
     heads, pending = back

@@ -1,4 +1,4 @@
-"""A rank's part of a batch: cut from the whole sequence, labels shifted before they are."""
+"""A rank's part of a batch, cut from the whole sequence after the labels are shifted."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextBatch:
-    """Cuts tensors along a sequence as a plan says; the same on every rank but for what each gets.
+    """Cuts tensors along a sequence by a plan, for one rank.
 
     Encoders run on the whole sequence, and their outputs are merged into embeddings before these are cut.
     """
 
     attend: Attend
-    """Of the sequence."""
+    """Attention of the sequence."""
 
     def cut(self, values: torch.Tensor, *, dim: int = 1, fill: float = 0) -> torch.Tensor:
         """Returns this rank's places of a tensor along its tokens; gradients flow back to the whole.
 
         Args:
-            values: Of all tokens of the sequence.
+            values: A tensor over all tokens of the sequence.
             dim: Dimension of the tokens.
-            fill: In places that no token fills.
+            fill: Value of empty places.
 
         Raises:
-            ValueError: The tensor has another number of tokens than the plan.
+            ValueError: The tensor's number of tokens differs from the plan.
         """
         plan = self.attend.plan
         if values.shape[dim] != plan.mask.num_tokens:
@@ -42,13 +42,13 @@ class ContextBatch:
                 f"mask {plan.mask.num_tokens}; cut whole sequences, each once"
             )
         order = torch.from_numpy(plan.layout.order_of(self.attend.rank)).to(values.device)
-        taken = values.index_select(dim, order.clamp_min(0))
+        local = values.index_select(dim, order.clamp_min(0))
         shape = [1] * values.ndim
         shape[dim] = -1
-        return taken.masked_fill((order < 0).view(shape), fill)
+        return local.masked_fill((order < 0).view(shape), fill)
 
     def shift(self, labels: torch.Tensor) -> torch.Tensor:
-        """Returns for each token of the whole sequence the label of its successor in its document, otherwise -100.
+        """Returns the label of each token's successor in its document, -100 without one, for the whole sequence.
 
         Args:
             labels: Shape (batch, tokens), not shifted.
@@ -66,7 +66,7 @@ class ContextBatch:
         labels: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """Returns what a Hugging Face language model is called with on this rank.
+        """Returns the keywords of a Hugging Face language model on this rank.
 
         Its loss is this rank's part of the sum over all tokens of the sequence divided by their number: losses and
         gradients of ranks are added, never averaged.
@@ -75,27 +75,27 @@ class ContextBatch:
             input_ids: Of the whole sequence, (batch, tokens); or
             inputs_embeds: its embeddings, with encoders' outputs merged in, (batch, tokens, width).
             labels: Of the whole sequence, not shifted.
-            position_ids: Of the whole sequence, tokens last; None: they begin anew in each document.
+            position_ids: Of the whole sequence, tokens last; None: from 0 in each document.
 
         Raises:
-            ValueError: Not exactly one of ids and embeddings is given, or a tensor has another number of tokens.
+            ValueError: Ids and embeddings are both given or both missing, or a tensor's number of tokens differs.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds of the whole sequence")
+            raise ValueError("pass either input_ids or inputs_embeds of the whole sequence")
         if position_ids is None:
             position_ids = torch.from_numpy(self.attend.plan.mask.positions())[None].to(self.attend.device)
-        found: dict[str, Any] = {"context": self.attend, "use_cache": False}
-        found["position_ids"] = self.cut(position_ids, dim=position_ids.ndim - 1)
+        keywords: dict[str, Any] = {"context": self.attend, "use_cache": False}
+        keywords["position_ids"] = self.cut(position_ids, dim=position_ids.ndim - 1)
         if input_ids is not None:
-            found["input_ids"] = self.cut(input_ids)
+            keywords["input_ids"] = self.cut(input_ids)
         else:
             assert inputs_embeds is not None
-            found["inputs_embeds"] = self.cut(inputs_embeds)
-        return found if labels is None else found | shifted_labels(self, labels)
+            keywords["inputs_embeds"] = self.cut(inputs_embeds)
+        return keywords if labels is None else keywords | shifted_labels(self, labels)
 
 
 def shifted_labels(batch: ContextBatch, labels: torch.Tensor) -> dict[str, Any]:
-    """Returns what a Hugging Face model is given for labels of whole sequences: those of this rank, and their number.
+    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels, and their number.
 
     Args:
         batch: A rank's part.

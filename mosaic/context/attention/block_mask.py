@@ -1,4 +1,4 @@
-"""FlexAttention's block mask of one rank, written from tiles: no matrix of blocks is made, nothing is sorted."""
+"""FlexAttention's block mask of one rank, made from tiles without a matrix of blocks or sorting."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mosaic.context.tiles import Tiles
 from mosaic.context.words import BOTH, PADDING, STREAM_SHIFT
 
 Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Whether a query sees a key: of batch, head, place of the query and place of the key."""
+"""Visibility by batch, head, place of the query and place of the key."""
 Lists = tuple[torch.Tensor, torch.Tensor]
-"""How many columns each row has, and which: shapes (1, 1, rows) and (1, 1, rows, columns)."""
+"""Number and indices of each row's columns: shapes (1, 1, rows) and (1, 1, rows, columns)."""
 
 
 def block_mask(
     plan: ContextPlan, rank: int, column_of: npt.NDArray[np.int32], num_columns: int, device: torch.device
 ) -> BlockMask:
-    """Returns the mask of a rank's queries over fetched keys, equal to what ``create_block_mask`` finds pair by pair.
+    """Returns the mask of a rank's queries over fetched keys, equal to the result of ``create_block_mask``.
 
-    Lists are as wide as all columns, though few of them are used: compiled kernels on CPU ask for it, and lists of
-    another width for another mask would be compiled anew. Columns stand in the order of the sequence.
+    Lists are as wide as all columns, though few are used: compiled kernels on CPU need it, and another width for
+    another mask would compile again. Columns stand in the order of the sequence.
 
     Args:
-        plan: Who sees whom, and who has which blocks.
-        rank: Whose queries.
-        column_of: Place of each block among the fetched ones, -1 for those that are not.
+        plan: The mask and the assignment of blocks.
+        rank: Rank of the queries.
+        column_of: Place of each block among the fetched ones, -1 for others.
         num_columns: Fetched blocks.
-        device: Where the lists are.
+        device: Device of the lists.
     """
     tiles, slots, block = plan.tiles(rank), plan.distribution.slots, plan.blocks.block
     placed = tiles.in_columns(column_of)
@@ -54,25 +54,25 @@ def block_mask(
 
 
 def _lists(tiles: Tiles, is_full: int, shape: tuple[int, int], device: torch.device) -> Lists:
-    """Tiles of one kind, as FlexAttention has them; rows that are not there are empty."""
+    """Returns the tiles of one kind in FlexAttention's form; missing rows are empty."""
     rows = np.repeat(np.arange(tiles.num_rows), np.diff(tiles.offsets))
-    kept = tiles.is_full == is_full
-    rows, columns = rows[kept], tiles.columns[kept]
+    selected = tiles.is_full == is_full
+    rows, columns = rows[selected], tiles.columns[selected]
     counts = np.bincount(rows, minlength=shape[0]).astype(np.int32)
     starts = np.cumsum(counts) - counts
     filled = np.zeros(shape, np.int32)
     filled[rows, np.arange(len(rows)) - starts[rows]] = columns
-    return tuple(torch.from_numpy(one).to(device)[None, None] for one in (counts, filled))  # type: ignore[return-value]
+    return tuple(torch.from_numpy(each).to(device)[None, None] for each in (counts, filled))  # type: ignore[return-value]
 
 
 def _rule(plan: ContextPlan, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], device: torch.device) -> Rule:
-    """The rule of mask words over places: positions, -1 for empty places, of queries and of keys."""
+    """Returns the rule of mask words; positions of queries and keys are -1 for empty places."""
 
     def of(positions: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         there = (positions >= 0) & (positions < plan.mask.num_tokens)
         place = np.where(there, positions, 0)
         documents = np.where(there, plan.mask.documents[place], np.int32(PADDING))
-        return tuple(torch.from_numpy(one).to(device) for one in (plan.mask.words[place], documents, positions))  # type: ignore[return-value]
+        return tuple(torch.from_numpy(each).to(device) for each in (plan.mask.words[place], documents, positions))  # type: ignore[return-value]
 
     q_word, q_document, q_position = of(queries)
     k_word, k_document, k_position = of(keys)

@@ -1,8 +1,7 @@
-"""Attention block of queries by block of queries, in plain torch: exact, with a backward pass on any device.
+"""Exact attention in plain torch, one block of queries at a time, with a backward pass on any device.
 
-FlexAttention has no backward pass on CPU cores. Each block of queries takes the blocks of keys that it sees in the
-order of the sequence, whichever rank it is on, so its output and the gradient of its queries have the same bits on
-any number of ranks.
+FlexAttention has no backward pass on CPU cores. Each block of queries reads its blocks of keys in the order of the
+sequence, so its output and the gradient of its queries have the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from mosaic.context.plan import ContextPlan
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One block of queries that sees something."""
+    """One block of queries with visible keys."""
 
     slot: int
     """Place among the rank's blocks."""
     columns: torch.Tensor
-    """Places of the blocks of keys that it sees, in the order of the sequence."""
+    """Places of its visible blocks of keys, in the order of the sequence."""
     hidden: tuple[tuple[int, torch.Tensor], ...]
-    """For each tile that is seen in part its place in ``columns``, and which pairs are hidden: (block, block)."""
+    """Place in ``columns`` and hidden pairs, (block, block), of each partially visible tile."""
 
 
 class BlockRows:
@@ -49,12 +48,12 @@ class BlockRows:
             self._rows.append(_Row(slot, places, hidden))
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the output of one group of heads, and what the backward pass needs.
+        """Returns the output of one group of heads, and the logarithms of its sums for the backward pass.
 
         Args:
             q: Shape (batch, query heads, local tokens, width).
             kv: Fetched blocks of keys and values, shape (blocks, batch, heads, block, width + value width).
-            scale: Of the scores.
+            scale: Scale of the scores.
         """
         width = q.shape[-1]
         folded = self._folded(q, kv)
@@ -79,15 +78,15 @@ class BlockRows:
         gradient: torch.Tensor,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradients of queries, and of fetched blocks: of one rank's queries, to be summed over ranks."""
+        """Returns the gradients of queries, and of fetched blocks, to be summed over ranks."""
         width = q.shape[-1]
-        folded, given = self._folded(q, kv), self._folded(gradient, kv)
-        inner = (given * self._folded(out, kv)).sum(-1, keepdim=True)
+        folded, folded_gradient = self._folded(q, kv), self._folded(gradient, kv)
+        inner = (folded_gradient * self._folded(out, kv)).sum(-1, keepdim=True)
         dq = torch.zeros_like(folded)
         dkv = kv.new_zeros(kv.shape, dtype=folded.dtype)
         for row in self._rows:
             k, v = self._keys(kv, row, width)
-            own, do = folded[row.slot], given[row.slot]
+            own, do = folded[row.slot], folded_gradient[row.slot]
             shares = (self._scores(own, k, row, scale) - weight[row.slot].unsqueeze(-1)).exp()
             slope = shares * (do @ v.transpose(-1, -2) - inner[row.slot]) * scale
             dq[row.slot] = slope @ k
@@ -96,7 +95,7 @@ class BlockRows:
         return self._unfolded(dq, q), dkv
 
     def _folded(self, values: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """(blocks, batch, heads, queries of all heads that share keys, width), in 32 bits at least."""
+        """Returns (blocks, batch, heads, queries of all heads that share keys, width), in at least 32 bits."""
         exact = torch.promote_types(values.dtype, torch.float32)
         cut = values.to(exact).unflatten(2, (-1, self._block)).unflatten(1, (kv.shape[2], -1))
         folded: torch.Tensor = cut.permute(3, 0, 1, 2, 4, 5).flatten(3, 4)

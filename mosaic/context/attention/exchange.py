@@ -1,7 +1,7 @@
-"""How keys and values travel: all of them to all ranks, or to each rank the blocks that it reads.
+"""Exchange of keys and values: all of them to all ranks, or to each rank the blocks that it reads.
 
 A rank's blocks are one tensor ``(blocks, batch, heads, block, width)``, keys and values side by side in its last
-dimension, so that a block is one stretch of memory and both ways of travelling cut along the first dimension.
+dimension: a block is contiguous in memory, and both exchanges cut along the first dimension.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.context.plan import ContextPlan
+from mosaic.errors import unknown
 
 # The names of torch 2.13, and before it.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -24,37 +25,37 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Something on its way."""
+    """A pending exchange."""
 
     work: Any
-    """What torch.distributed returned; None where nothing has to travel."""
+    """Work of torch.distributed; None without communication."""
     finish: Callable[[], torch.Tensor]
-    """Makes of what arrived what was asked for; holds what is read until then."""
+    """Makes the result; holds the tensors that the exchange reads."""
 
     def wait(self) -> torch.Tensor:
-        """Waits for it and returns it."""
+        """Waits for the result and returns it."""
         if self.work is not None:
             self.work.wait()
         return self.finish()
 
 
 class Exchange(Protocol):
-    """A way in which keys and values travel."""
+    """An exchange of keys and values."""
 
     column_of: npt.NDArray[np.int32]
-    """Place of each block of the sequence in what is fetched; -1 for one that is not among them."""
+    """Place of each block of the sequence among the fetched ones; -1 for others."""
     num_blocks: int
-    """Blocks that are fetched, empty ones too."""
+    """Fetched blocks, including empty ones."""
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        """Starts to fetch the blocks that this rank reads; own ones among them."""
+        """Starts to fetch the blocks that this rank reads, including its own."""
 
-    def give_back(self, gradient: torch.Tensor) -> Pending:
-        """Starts to give the gradients of fetched blocks back; what arrives is the sum of those of own blocks."""
+    def return_gradient(self, gradient: torch.Tensor) -> Pending:
+        """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
 
 
 class Alone:
-    """One rank: nothing travels."""
+    """One rank, without communication."""
 
     def __init__(self, plan: ContextPlan) -> None:
         self.column_of = plan.layout.column_of()
@@ -64,13 +65,13 @@ class Alone:
         """Returns own blocks."""
         return Pending(None, lambda: own)
 
-    def give_back(self, gradient: torch.Tensor) -> Pending:
+    def return_gradient(self, gradient: torch.Tensor) -> Pending:
         """Returns the gradients."""
         return Pending(None, lambda: gradient)
 
 
 class GatherAll:
-    """Every rank receives the blocks of all, rank after rank; gradients are summed on the way back."""
+    """All-gathers the blocks of all ranks, and reduce-scatters the gradients."""
 
     def __init__(self, plan: ContextPlan, group: Any) -> None:
         self.column_of = plan.layout.column_of()
@@ -83,7 +84,7 @@ class GatherAll:
         work = all_gather(gathered, own, group=self._group, async_op=True)
         return Pending(work, lambda: _first(gathered, own))
 
-    def give_back(self, gradient: torch.Tensor) -> Pending:
+    def return_gradient(self, gradient: torch.Tensor) -> Pending:
         """Sums each block's gradients at its owner."""
         own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(self._group), *gradient.shape[1:])
         work = reduce_scatter(own, gradient, group=self._group, async_op=True)
@@ -91,7 +92,7 @@ class GatherAll:
 
 
 class FetchNeeded:
-    """Every rank receives only the blocks that it reads, rank after rank; their gradients go the same way back."""
+    """Sends each rank only the blocks that it reads, and their gradients back to the owners."""
 
     def __init__(self, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> None:
         needed, rank_of = plan.needed(), plan.distribution.rank_of
@@ -108,14 +109,14 @@ class FetchNeeded:
         self._group = group
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        """Sends each rank what it reads."""
-        asked = own.index_select(0, self._sent)
+        """Sends each rank the blocks that it reads."""
+        requested = own.index_select(0, self._sent)
         arrived = own.new_empty(self.num_blocks, *own.shape[1:])
-        work = dist.all_to_all_single(arrived, asked, self._in, self._out, group=self._group, async_op=True)
-        return Pending(work, lambda: _first(arrived, asked))
+        work = dist.all_to_all_single(arrived, requested, self._in, self._out, group=self._group, async_op=True)
+        return Pending(work, lambda: _first(arrived, requested))
 
-    def give_back(self, gradient: torch.Tensor) -> Pending:
-        """Sends gradients to the blocks' owners, who sum them in the order of ranks."""
+    def return_gradient(self, gradient: torch.Tensor) -> Pending:
+        """Sends gradients to the blocks' owners, which sum them in the order of ranks."""
         arrived = gradient.new_empty(sum(self._out), *gradient.shape[1:])
         work = dist.all_to_all_single(arrived, gradient, self._out, self._in, group=self._group, async_op=True)
         return Pending(work, lambda: self._summed(_first(arrived, gradient)))
@@ -123,32 +124,30 @@ class FetchNeeded:
     def _summed(self, arrived: torch.Tensor) -> torch.Tensor:
         own = arrived.new_zeros(self._slots, *arrived.shape[1:])
         for places, part in zip(self._sent.split(self._out), arrived.split(self._out), strict=True):
-            own[places] += part  # each place once in a part, so that the sum is the same in every run
+            own[places] += part  # each place once in a part: the sum is the same in every run
         return own
 
 
-def _first(wanted: torch.Tensor, _read: torch.Tensor) -> torch.Tensor:
-    """Returns what was asked for; who calls it has held what is read meanwhile."""
-    return wanted
+def _first(result: torch.Tensor, _read: torch.Tensor) -> torch.Tensor:
+    """Returns the result; the caller's closure has held the tensor that the exchange reads."""
+    return result
 
 
 EXCHANGES = {
     "gather": "all keys and values to all ranks: fewest calls, most bytes",
-    "needed": "to each rank the blocks that it reads: fewer bytes where documents are packed and chunks coarse",
+    "needed": "to each rank the blocks that it reads: fewer bytes for packed documents and coarse chunks",
 }
-"""Names, with a phrase each."""
+"""Descriptions by name."""
 
 
 def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: torch.device) -> Exchange:
-    """Returns a way for keys and values to travel by name.
+    """Returns an exchange by name.
 
     Raises:
-        ValueError: There is none of that name; lists all.
+        ValueError: The name is unknown; lists all.
     """
     if name not in EXCHANGES:
-        raise ValueError(
-            f"exchange={name!r} is no way for keys and values to travel; use one of {', '.join(EXCHANGES)}"
-        )
+        raise ValueError(unknown("exchange", name, EXCHANGES))
     if plan.ranks == 1:
         return Alone(plan)
     return GatherAll(plan, group) if name == "gather" else FetchNeeded(plan, group, rank, device)

@@ -1,4 +1,4 @@
-"""The local part of attention by compiled FlexAttention: on CUDA, where it has a backward pass of its own."""
+"""Local attention by compiled FlexAttention, on CUDA."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from mosaic.context.plan import ContextPlan
 class FlexKernel:
     """Attention of a rank's queries over fetched blocks.
 
-    Keys and values of a group of heads are fetched anew for the backward pass, so that the graph of the forward pass
-    keeps none of them.
+    The backward pass fetches keys and values of a group of heads again: the graph of the forward pass keeps none.
 
     Args:
-        plan: Of the sequence.
-        rank: Of this process in its group.
+        plan: Plan of the sequence.
+        rank: Rank of this process in its group.
         column_of: Place of each block among the fetched ones.
         num_columns: Fetched blocks.
-        device: Where tensors are.
-        attention: What computes it; None: FlexAttention, compiled.
+        device: Device of the tensors.
+        attention: The attention function; None: compiled FlexAttention.
     """
 
     def __init__(
@@ -43,45 +42,45 @@ class FlexKernel:
         self._attention = attention or _compiled()
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor, scale: float) -> tuple[torch.Tensor, Any]:
-        """Returns the output, and the graph of it."""
+        """Returns the output and its graph."""
         tape = _Tape(functools.partial(self._attention, block_mask=self._mask, scale=scale, enable_gqa=True))
         return tape.run(q, *_halves(kv, q.shape[-1])), tape
 
     def backward(
-        self, kept: Any, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, gradient: torch.Tensor, scale: float
+        self, saved: Any, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, gradient: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradients of queries and of fetched blocks, these in 32 bits, as they are summed over ranks."""
-        dq, dk, dv = kept.gradients(*_halves(kv, q.shape[-1]), gradient)
+        """Returns the gradients of queries and of fetched blocks, these in 32 bits for the sum over ranks."""
+        dq, dk, dv = saved.gradients(*_halves(kv, q.shape[-1]), gradient)
         both = torch.cat([dk, dv], -1).to(torch.promote_types(kv.dtype, torch.float32))
         return dq, both.unflatten(2, (kv.shape[0], -1)).permute(2, 0, 1, 3, 4).contiguous()
 
 
 class _Tape:
-    """A graph of autograd that keeps all it needs but keys and values, which are given to it again."""
+    """An autograd graph without its keys and values, which the backward pass provides again."""
 
     def __init__(self, attention: Callable[..., torch.Tensor]) -> None:
         self._attention = attention
         self._leaves: tuple[torch.Tensor, ...] = ()
         self._out: torch.Tensor | None = None
-        self._given: tuple[torch.Tensor, ...] = ()
+        self._refetched: tuple[torch.Tensor, ...] = ()
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes the output; ``k`` and ``v`` are this tape's, and empty afterwards."""
-        self._leaves = tuple(one.detach().requires_grad_() for one in (q, k, v))
+        """Computes the output; the tape owns ``k`` and ``v`` and empties them."""
+        self._leaves = tuple(each.detach().requires_grad_() for each in (q, k, v))
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             self._out = self._attention(*self._leaves)
-        for one in self._leaves[1:]:
-            one.untyped_storage().resize_(0)
+        for each in self._leaves[1:]:
+            each.untyped_storage().resize_(0)
         return self._out.detach()
 
     def gradients(self, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of queries, keys and values."""
         assert self._out is not None
-        self._given = (k, v)
+        self._refetched = (k, v)
         try:
             return torch.autograd.grad(self._out, self._leaves, gradient)
         finally:
-            self._given = ()
+            self._refetched = ()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         for index, leaf in enumerate(self._leaves[1:]):
@@ -93,12 +92,12 @@ class _Tape:
         if isinstance(packed, torch.Tensor):
             return packed
         index, shape, stride, offset = packed
-        again: torch.Tensor = self._given[index].as_strided(shape, stride, offset)
-        return again
+        refetched: torch.Tensor = self._refetched[index].as_strided(shape, stride, offset)
+        return refetched
 
 
 def _halves(kv: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of keys and values, each (batch, heads, tokens, width)."""
+    """Returns copies of keys and values, each (batch, heads, tokens, width)."""
     blocks, batch, heads, block, both = kv.shape
     halves = kv.new_empty(batch, heads, blocks * block, width), kv.new_empty(batch, heads, blocks * block, both - width)
     for half, part in zip(halves, (kv[..., :width], kv[..., width:]), strict=True):

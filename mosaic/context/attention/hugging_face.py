@@ -1,8 +1,7 @@
 """Hugging Face's language models under context parallelism, without code for any family.
 
-A registered attention function takes the place of theirs; ``ContextBatch.inputs`` makes what the model is called with.
-What would give other numbers in silence is refused: before the model runs where its configuration says so, otherwise
-in the layer that meets it.
+A registered attention function replaces theirs; ``ContextBatch.inputs`` makes the model's keywords. Models that would
+silently compute other numbers are rejected: by their configuration before they run, or in the layer.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from mosaic.context.attention.attend import Attend
 from mosaic.errors import UnsupportedModelError
 
 NAME = "mosaic_context"
-"""Of the attention function."""
+"""Name of the attention function."""
 _FULL = ("full_attention",)
 _BIASES = ("softcap", "s_aux", "sinks", "position_bias", "sliding_window", "indices", "block_indices")
-"""What layers ask for that alters scores, or leaves keys out."""
+"""Keywords of layers that alter scores or leave keys out."""
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary positions that depend on the greatest position of a call."""
 
 
 def attach(model: nn.Module) -> Attached:
-    """Has a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
+    """Makes a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
 
     Args:
         model: A ``PreTrainedModel`` of transformers whose layers all see the whole sequence.
@@ -41,10 +40,10 @@ def attach(model: nn.Module) -> Attached:
 
 
 def use_attention(model: Any) -> str:
-    """Has a model's layers call ``attention``; returns the name of what they called before.
+    """Makes a model's layers call ``attention``; returns the name of their previous function.
 
     Raises:
-        UnsupportedModelError: They do so already.
+        UnsupportedModelError: They call it already.
     """
     from transformers import AttentionInterface
 
@@ -53,7 +52,7 @@ def use_attention(model: Any) -> str:
     if before == NAME:
         raise UnsupportedModelError(
             f"{type(model).__name__} attends over context ranks already; attach a model once, and call remove() of "
-            "what that returned before it is attached again"
+            "the handle before you attach it again"
         )
     model.set_attn_implementation(NAME)
     return before
@@ -70,17 +69,17 @@ class Attached:
         )
 
     def remove(self) -> None:
-        """Gives the model its own attention back."""
+        """Restores the model's own attention."""
         for hook in self._hooks:
             hook.remove()
         self._model.set_attn_implementation(self._before)
 
-    def _enter(self, model: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]) -> None:
-        _check_call(model, arguments, given)
-        self._calls = given["context"].num_calls
+    def _enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        _check_call(model, arguments, keywords)
+        self._calls = keywords["context"].num_calls
 
-    def _leave(self, model: Any, arguments: tuple[Any, ...], given: dict[str, Any], out: object) -> None:
-        layers, called = model.config.get_text_config().num_hidden_layers, given["context"].num_calls - self._calls
+    def _leave(self, model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], out: object) -> None:
+        layers, called = model.config.get_text_config().num_hidden_layers, keywords["context"].num_calls - self._calls
         if called != layers:
             raise UnsupportedModelError(
                 f"{called} of {layers} layers of {type(model).__name__} attended over context ranks; others saw this "
@@ -89,15 +88,15 @@ class Attached:
 
 
 def check_config(model: Any) -> None:
-    """Checks that all layers of a model attend to the whole sequence, at the positions that they are told.
+    """Checks that all layers of a model attend to the whole sequence, at the positions in ``position_ids``.
 
     Raises:
-        UnsupportedModelError: Some do not, or attention has dropout.
+        UnsupportedModelError: A layer does not, or attention has dropout.
     """
     if not hasattr(model, "config"):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is no model of transformers; attach the language model in it, or call Attend in "
-            "layers of your own"
+            f"{type(model).__name__} is not a model of transformers; attach the language model in it, or call Attend "
+            "in layers of your own"
         )
     config = model.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
@@ -110,9 +109,9 @@ def check_config(model: Any) -> None:
     if getattr(config, "use_sliding_window", True) is False:
         windows = None
     if strange or windows is not None:
-        found = f"layers of {', '.join(strange)}" if strange else f"sliding_window={windows}"
+        kind = f"layers of {', '.join(strange)}" if strange else f"sliding_window={windows}"
         raise UnsupportedModelError(
-            f"{type(model).__name__} has {found}; mask words cannot say such layers: build it from a configuration "
+            f"{type(model).__name__} has {kind}; mask words cannot express such layers: build it from a configuration "
             "with layer_types=['full_attention', ...] and sliding_window=None if it may see everything, or train it "
             "without context parallelism"
         )
@@ -133,14 +132,14 @@ def _check_positions(model: Any, config: Any) -> None:
     from transformers import PreTrainedModel
 
     name = type(model).__name__
-    own = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), model)  # inside of peft's
+    own = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
     if "position_ids" not in inspect.signature(own.forward).parameters:
         raise UnsupportedModelError(
             f"{name} takes no position_ids: it would count this rank's tokens, which are not in a row; train it "
             "without context parallelism"
         )
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, Mapping)}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
     if stretched := sorted(_STRETCHED & kinds):
         raise UnsupportedModelError(
             f"{name} has rope_type={stretched[0]!r}, which depends on the greatest position of a call, and ranks have "
@@ -163,37 +162,37 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     context: Attend | None = None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer; ``context`` comes from the model's own call.
+    """Attention function of transformers' layers; ``context`` comes from the model's own call.
 
     Raises:
-        UnsupportedModelError: The layer asks for dropout, a window, or something added to scores.
-        ValueError: There is no ``context``, or a mask beside it.
+        UnsupportedModelError: The layer has dropout, a window, or a bias of its scores.
+        ValueError: ``context`` is missing, or a mask is given beside it.
     """
     if context is None:
         raise ValueError(
             f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). A "
             "model that does not hand context= to its layers is trained without context parallelism"
         )
-    asked = {name: given[name] for name in _BIASES if given.get(name) is not None}
-    if dropout or asked:
-        wanted = {"dropout": dropout, **asked} if dropout else asked
-        found = ", ".join(
-            name if isinstance(value, torch.Tensor) else f"{name}={value}" for name, value in wanted.items()
+    biases = {name: options[name] for name in _BIASES if options.get(name) is not None}
+    if dropout or biases:
+        features = {"dropout": dropout, **biases} if dropout else biases
+        listed = ", ".join(
+            name if isinstance(value, torch.Tensor) else f"{name}={value}" for name, value in features.items()
         )
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks for {found}; attention over context ranks has none of it: set it to 0 or "
-            "None in the configuration, or train the model without context parallelism"
+            f"{type(module).__name__} asks for {listed}; attention over context ranks does not support it: set it to 0 "
+            "or None in the configuration, or train the model without context parallelism"
         )
     if attention_mask is not None:
-        raise ValueError("attention_mask is given beside context; the mask words say who sees whom: leave it out")
+        raise ValueError("attention_mask is given beside context; the plan has the mask already: leave it out")
     out = context(query, key, value, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _check_call(model: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]) -> None:
-    if not isinstance(given.get("context"), Attend):
+def _check_call(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    if not isinstance(keywords.get("context"), Attend):
         raise ValueError(
             f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)"
         )
@@ -202,23 +201,23 @@ def _check_call(model: nn.Module, arguments: tuple[Any, ...], given: dict[str, A
             f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
             "input_ids by name"
         )
-    if given.get("output_router_logits"):
+    if keywords.get("output_router_logits"):
         raise ValueError(
             "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
             "out"
         )
-    if given.get("attention_mask") is not None:
-        raise ValueError("attention_mask is given beside context; the mask words say who sees whom: leave it out")
-    if given.get("past_key_values") is not None or given.get("use_cache") is not False:
+    if keywords.get("attention_mask") is not None:
+        raise ValueError("attention_mask is given beside context; the plan has the mask already: leave it out")
+    if keywords.get("past_key_values") is not None or keywords.get("use_cache") is not False:
         raise ValueError("a cache of keys and values is not supported; call the model with use_cache=False")
-    if given.get("position_ids") is None:
-        raise ValueError("position_ids are missing, and a rank's tokens are not in a row; take ContextBatch.inputs()")
-    if given.get("labels") is not None and given.get("shift_labels") is None:
+    if keywords.get("position_ids") is None:
+        raise ValueError("position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()")
+    if keywords.get("labels") is not None and keywords.get("shift_labels") is None:
         raise ValueError(
             "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift "
             "them on the whole sequence, as ContextBatch.inputs(labels=...) does"
         )
-    if given.get("shift_labels") is not None and given.get("num_items_in_batch") is None:
+    if keywords.get("shift_labels") is not None and keywords.get("num_items_in_batch") is None:
         raise ValueError(
             "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of "
             "labels of the whole sequence, as ContextBatch.inputs(labels=...) does"

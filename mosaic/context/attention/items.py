@@ -1,4 +1,4 @@
-"""Images that ranks have encoded, gathered in the order of the sequence; gradients go to who encoded them."""
+"""All-gather of encoded images in the order of the sequence; gradients return to the rank that encoded them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from mosaic.context.items import ItemShare
 def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) -> torch.Tensor:
     """Returns the rows of all items, in their order, on every rank.
 
-    Every rank of the group calls it, one without items with no rows, and every rank has to take the backward pass
-    through what it returns: a rank's loss is of its own tokens, and the gradients of a row are summed at its owner.
+    The call is collective, also for ranks without items, and every rank has to run the backward pass through the
+    result: a rank's loss covers its own tokens, and the gradients of a row are summed at its owner.
 
     Args:
-        features: What this rank's encoder made of its items, in their order: (rows, width).
-        share: Who encodes what.
+        features: Encoder outputs of this rank's items, in their order: (rows, width).
+        share: Assignment of items to ranks.
         group: Process group of the context ranks; None: the default one.
 
     Raises:
-        ValueError: There are other rows than the share says, or the group has other ranks.
+        ValueError: The number of rows or ranks differs from the share.
     """
     alone = share.ranks == 1 and group is None
     rank, size = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
     if size != share.ranks or features.ndim != 2 or features.shape[0] != share.rows_of(rank):
         raise ValueError(
-            f"rank {rank} of {size} has features of shape {tuple(features.shape)}; items are shared out over "
+            f"rank {rank} of {size} has features of shape {tuple(features.shape)}; items are divided over "
             f"{share.ranks} ranks and its own {list(share.items_of(rank))} make {share.rows_of(rank)} rows"
         )
     if share.room == 0:
         return features
-    # Without a parameter behind it no backward pass would come here, and the others would wait for this rank.
+    # Without a parameter behind it the backward pass would skip this rank, and the others would wait for it.
     anchor = features.new_zeros((), requires_grad=torch.is_grad_enabled())
     gathered: torch.Tensor = _Gathered.apply(features, anchor, share, None if alone else group, alone)
     return gathered
 
 
 class _Gathered(torch.autograd.Function):
-    """All ranks' rows, each filled to the room of the largest."""
+    """All ranks' rows, each padded to the size of the largest."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Whether a device has room for what is fetched, which does not shrink with the number of ranks."""
+"""Memory of fetched keys and values, which does not shrink with the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from mosaic.errors import InfeasibleError
 
 
 def fetched_bytes(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, backward: bool) -> int:
-    """Returns the most that fetched groups of heads take: two of keys and values, and of a backward pass two sums."""
+    """Returns the peak bytes of fetched groups of heads: two of keys and values, and two sums in a backward pass."""
     exact = torch.promote_types(k.dtype, torch.float32).itemsize
     numbers = k.shape[0] * heads * tokens * (k.shape[-1] + v.shape[-1])
     return numbers * (2 * k.element_size() + (2 * exact if backward else 0))
 
 
 def check_room(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, device: torch.device) -> None:
-    """Checks that what is fetched fits what is free on the device.
+    """Checks that fetched tensors fit the free memory of the device.
 
     Args:
         k: Keys of this rank.
         v: Values of this rank.
-        heads: Heads of keys and values that are fetched together.
-        tokens: Places that are fetched, of all ranks.
-        device: Where they are.
+        heads: Heads of keys and values fetched together.
+        tokens: Fetched places of all ranks.
+        device: Their device.
 
     Raises:
-        InfeasibleError: It does not.
+        InfeasibleError: They do not fit.
     """
     is_trained = torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)
     needed, free = fetched_bytes(k, v, heads=heads, tokens=tokens, backward=is_trained), free_bytes(device)
@@ -43,7 +43,7 @@ def check_room(k: torch.Tensor, v: torch.Tensor, *, heads: int, tokens: int, dev
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns what is free: of a CUDA device what torch may still take, of a host what its kernel says."""
+    """Returns the free bytes: on a CUDA device those that torch can still allocate, on a host ``MemAvailable``."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached

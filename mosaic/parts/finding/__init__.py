@@ -1,1 +1,1 @@
-"""Finding where a model can be cut, by one run that follows its tensors."""
+"""The split of a model, from one run that follows its tensors."""

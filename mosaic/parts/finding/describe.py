@@ -1,4 +1,4 @@
-"""What one run showed, as the plain data that all ranks share."""
+"""The result of one run, as plain data for all ranks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def describe(
     chains: Mapping[str, int],
     names: Mapping[str, str],
 ) -> ModelSplit:
-    """Returns where the model can be cut.
+    """Returns the split of the model.
 
     Args:
         model: The user's model.
-        sample: What it was run with.
-        seen: What was seen.
-        chains: Layers of each list, by its name in the model, in the order in which they are called.
-        names: For each list the name that its parts have.
+        sample: Its keyword arguments.
+        seen: The followed run.
+        chains: Number of layers of each list, by its name in the model, in the order of calls.
+        names: Name of each list's parts.
 
     Raises:
-        UnsplittableError: What was seen cannot be cut.
+        UnsplittableError: The model cannot be split.
     """
     owners = assign_owners(seen.calls, chains)
     sites = list(zip(owners, seen.calls, strict=True))
@@ -52,7 +52,7 @@ def describe(
     check_rows(owned)
     parameters = _parameters(model, owned)
     needed = frozenset().union(*(call.values for _, call in owned))
-    kept = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
+    hooked_sites = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
     return ModelSplit(
         kind=kind_of(sample),
         modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
@@ -68,7 +68,7 @@ def describe(
                 keeps_shape=call.keeps_shape,
                 has_effects=call.has_effects,
                 form=call.form,
-                hooked=call.hooked if index in kept else (),
+                hooked=call.hooked if index in hooked_sites else (),
             )
             for index, (((path, layer), call), used) in enumerate(zip(owned, parameters, strict=True))
         ),
@@ -79,30 +79,30 @@ def describe(
 
 
 def _output(seen: Followed, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
-    """Returns the output as a call of the module that ends last, and which of its leaves are there.
+    """Returns the output as a call of the last module, and the names of its leaves.
 
-    Those are what the loss reads, and what else that module's end has anyway; without a loss all that it makes.
+    These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
     """
     end = last, max(layer for path, layer in owners if path == last)
     call = seen.loss or SeenCall(path="", call=0, line="")
-    kept: list[str] = []
+    names: list[str] = []
     for name, leaf in seen.output.items():
-        made = {owners[value.site] for value in leaf.values}
-        is_there = not leaf.inside and (made <= {end} or (seen.loss is None and any(path == last for path, _ in made)))
-        if is_there or name in call.outputs:
-            kept.append(name)
+        makers = {owners[value.site] for value in leaf.values}
+        by_last = seen.loss is None and any(path == last for path, _ in makers)
+        if name in call.outputs or (not leaf.inside and (makers <= {end} or by_last)):
+            names.append(name)
             call.read(leaf)
-    return (end, call), tuple(kept)
+    return (end, call), tuple(names)
 
 
 def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
-    """Returns for each call the first names of the parameters that it needs."""
+    """Returns the first names of the parameters of each call."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = []
+    by_call = []
     for _, call in owned:
         inside = model.get_submodule(call.path).parameters() if call.path else ()
-        found.append(frozenset(call.parameters) | {names[id(parameter)] for parameter in inside})
-    return found
+        by_call.append(frozenset(call.parameters) | {names[id(parameter)] for parameter in inside})
+    return by_call
 
 
 def _modules(
@@ -119,10 +119,10 @@ def _modules(
         inside = [path for path in chains if not scope or path.startswith(f"{scope}.")]
         if len(inside) == 1:
             read[inside[0]] |= inputs
-    found = []
+    modules = []
     for path, count in chains.items():
         others = {name for other in chains if other != path for name in read[other]}
-        found.append(
+        modules.append(
             SplitModule(
                 name=names[path],
                 path=path,
@@ -131,7 +131,7 @@ def _modules(
                 own_inputs=tuple(name for name in tensors if name in read[path] - others),
             )
         )
-    return tuple(found)
+    return tuple(modules)
 
 
 def _idle(

@@ -1,4 +1,4 @@
-"""Finding where a model can be cut, by one run of a sample."""
+"""The split of a model, from one run of a sample."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ def find_split(
     modules: Mapping[str, str] | None = None,
     loss: Callable[[Any], Any] | None = None,
 ) -> ModelSplit:
-    """Runs a microbatch once, without gradients, and returns where the model can be cut.
+    """Runs a microbatch once, without gradients, and returns the split of the model.
 
-    Random numbers, the model's state and the sample are left as they were. The sample should have every modality: a
-    module that it does not reach can neither be cut nor fed. Where weights are on the meta device, layers are not run,
-    and what they would return is zeros.
+    Random numbers, the model's state and the sample stay unchanged. The sample should have every modality: a module
+    that it does not reach can neither be cut nor fed. Layers on the meta device do not run and return zeros.
 
     Args:
         model: The user's model.
         sample: Keyword arguments of the model.
-        modules: Names for lists of layers, as ``named_modules`` gives them, where others are to be cut than are found.
-        loss: Of the model's output. Chunks then make what it reads, whichever module that comes from; by default all
-            that the last module makes.
+        modules: Names of lists of layers, as in ``named_modules``, instead of the detected ones.
+        loss: Loss of the model's output. Chunks then make all leaves that it reads; by default those of the last
+            module.
 
     Raises:
-        UnsplittableError: The model cannot be cut between layers, or counts something in its buffers; the message says
-            where and why.
+        UnsplittableError: The model cannot be cut between layers, or counts in its buffers; the message has place and
+            reason.
     """
     check_model(model)
     lists = candidates(model, modules)
@@ -68,8 +67,8 @@ def find_split(
 
 
 def _without_smallest(lists: Mapping[str, LayerList], among: Collection[str]) -> dict[str, LayerList]:
-    """Returns lists without the smallest of some; none if that holds as much as all others together."""
-    sizes = {path: sum(one.numel() for one in layers.parameters()) for path, layers in lists.items()}
+    """Returns the lists without the smallest of ``among``; none if it is at least half of all weights."""
+    sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
     left_out = min(among, key=lambda path: (sizes[path], path))
     is_small = 2 * sizes[left_out] < sum(sizes.values())
     return {path: layers for path, layers in lists.items() if path != left_out} if is_small else {}
@@ -89,7 +88,7 @@ def _split(
     if blank is not None:
         _check_buffers(model, sites)
 
-    def look(blank: BlankResults | None) -> Followed:
+    def run_sample(blank: BlankResults | None) -> Followed:
         with kept_state(model) as states, forked(device), stand_ins.placed():
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             tensors = copied(dict(sample))
@@ -98,20 +97,20 @@ def _split(
                 state.check(seen.is_drawn)
             return seen
 
-    seen = look(blank)
+    seen = run_sample(blank)
     if seen.kept is not None:
         try:
-            again = look(BlankResults(device))
+            blank_run = run_sample(BlankResults(device))
         except UnsplittableError:
             raise kept_inside(*seen.kept) from None
-        seen = check_hooked(seen, again)
+        seen = check_hooked(seen, blank_run)
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 
 
 def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Returns what may be a site, and what holds lists."""
-    layers = {layer_name(path, index) for path, found in lists.items() for index in range(len(found))}
+    """Returns the modules that may be sites, and those that hold lists."""
+    layers = {layer_name(path, index) for path, list_layers in lists.items() for index in range(len(list_layers))}
     sites: dict[str, nn.Module] = {}
     scopes: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
@@ -128,8 +127,8 @@ def _watched(model: nn.Module, lists: Mapping[str, LayerList]) -> tuple[dict[str
 
 
 def _chains(lists: Mapping[str, LayerList], seen: Followed, *, by_hand: bool) -> dict[str, int]:
-    """Returns the lists of layers, with their layers, in the order in which they are called."""
-    found: dict[str, tuple[int, int]] = {}
+    """Returns the number of layers of each list, in the order of calls."""
+    chains: dict[str, tuple[int, int]] = {}
     for path, layers in lists.items():
         own = {layer_name(path, index) for index in range(len(layers))}
         calls = [(index, call) for index, call in enumerate(seen.calls) if call.path in own]
@@ -137,17 +136,17 @@ def _chains(lists: Mapping[str, LayerList], seen: Followed, *, by_hand: bool) ->
             raise UnsplittableError(f"no layer of {path!r} was called with the sample; give one that calls them")
         if by_hand or is_chain(calls):
             check_chain(path, len(layers), calls)
-            found[path] = calls[0][0], len(layers)
-    if not found:
+            chains[path] = calls[0][0], len(layers)
+    if not chains:
         raise UnsplittableError(
             "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
             "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
-    return {path: count for path, (_, count) in sorted(found.items(), key=lambda item: item[1])}
+    return {path: count for path, (_, count) in sorted(chains.items(), key=lambda item: item[1])}
 
 
 def _names(paths: list[str], modules: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns a name for each list: where its path differs from others', or what holds it."""
+    """Returns a name for each list: the first word in which paths differ, or the module that holds it."""
     if modules is not None:
         return {path: name for name, path in modules.items()}
     words = [path.split(".") for path in paths]

@@ -1,4 +1,4 @@
-"""Following tensors from site to site through one run of a model."""
+"""Dataflow of tensors between sites in one run of a model."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from mosaic.parts.split import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """What one run showed."""
+    """Result of one run."""
 
     calls: list[SeenCall]
     """In order."""
     output: dict[str, Sources]
-    """For each tensor that the model returned, by where it stands in the output, what it is made of."""
+    """Sources of each returned tensor, by its place in the output."""
     loss: SeenCall | None
-    """What a loss read of it; None: there was none."""
+    """Reads of the loss; None without a loss."""
     kept: tuple[str, str] | None
-    """A call inside of which something was made that is read elsewhere, and the line that reads it."""
+    """A call whose inner tensor is read elsewhere, and the line that reads it."""
     is_drawn: Callable[[Any], bool]
-    """Whether tensors in a container were drawn between calls."""
+    """Returns True if tensors in a container were drawn between calls."""
     written_inputs: frozenset[str]
     """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
-    """For modules that hold lists of layers, tensors of the sample that were read between their calls."""
+    """Tensors of the sample that were read between calls, by the module that holds the layers."""
 
 
 class _Run:
-    """One run of the model; of sites within sites the outermost counts."""
+    """One run of the model; the outermost of nested sites counts."""
 
     def __init__(self, provenance: Provenance, blank: BlankResults | None) -> None:
         self.calls: list[SeenCall] = []
@@ -119,7 +119,7 @@ class _Run:
         return pytree.tree_unflatten(leaves, tree)
 
     def _run_hooks(self, call: SeenCall, module: nn.Module, blank: BlankResults, *, first: int) -> None:
-        """Lets hooks inside of a call that does not run keep zeros, which count as further values of the call."""
+        """Calls hooks inside a call that does not run, with zeros, which become further values of the call."""
         leaf = first
         for hooked in call.hooked:
             with _disable_current_modes():
@@ -133,12 +133,12 @@ class _Run:
         leaves, tree = pytree.tree_flatten(result)
         index = len(self.calls) - 1
         tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        made = {number: self.provenance.sources(leaf) for number, leaf in tensors.items()}
+        sources = {number: self.provenance.sources(leaf) for number, leaf in tensors.items()}
         for number, leaf in tensors.items():
-            if call in made[number].inside:
+            if call in sources[number].inside:
                 self.provenance.mark(leaf, NOTHING, anew=True)
-            else:  # an argument or a view of it, such as of a dropout that drops nothing
-                call.read(made[number])
+            else:  # an argument or its view, as from a dropout of rate 0
+                call.read(sources[number])
         for number, leaf in tensors.items():
             own = Sources(values=frozenset([Value(index, number)]), rows=frozenset(call.rows))
             self.provenance.mark(leaf, own)
@@ -158,23 +158,23 @@ def follow(
     blank: BlankResults | None,
     loss: Callable[[Any], Any] | None,
 ) -> Followed:
-    """Runs the model once and follows what its sites read and return.
+    """Runs the model once and records the inputs and results of its sites.
 
     Args:
         model: The user's model.
         sample: A microbatch.
-        sites: Modules by name whose calls are watched.
+        sites: Watched modules by name.
         scopes: Modules by name that hold them.
-        parameters: The model's, or what stands in for them.
-        blank: Gives what sites return where they cannot run; None: they run.
-        loss: Of the model's output; what it does not read need not be there.
+        parameters: The model's parameters, or their stand-ins.
+        blank: Results of sites that cannot run; None: they run.
+        loss: Loss of the model's output.
     """
     provenance = Provenance(parameters, dict(model.named_buffers()), sample)
     run = _Run(provenance, blank)
     forwards = {module: run.site(path, module) for path, module in sites.items()}
     forwards |= {module: run.scope(path, module) for path, module in scopes.items()}
     with replaced_forwards(forwards), torch.no_grad(), NumbersRead(provenance), provenance:
-        with _errors_named():
+        with _errors_converted():
             result = model(**sample)
         output = _output(result, provenance)
         read = None if loss is None else _read_by(loss, result, provenance)
@@ -191,11 +191,11 @@ def follow(
 
 def _output(result: Any, provenance: Provenance) -> dict[str, Sources]:
     leaves = pytree.tree_flatten_with_path(result)[0]
-    found = {pytree.keystr(path): provenance.sources(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    sources = {pytree.keystr(path): provenance.sources(leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             provenance.mark(leaf, Sources(outputs=frozenset([pytree.keystr(path)])))
-    return found
+    return sources
 
 
 def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) -> SeenCall:
@@ -208,8 +208,8 @@ def _read_by(loss: Callable[[Any], Any], result: Any, provenance: Provenance) ->
 
 
 @contextmanager
-def _errors_named() -> Iterator[None]:
-    """Says of what the model or torch raises that the model was being followed."""
+def _errors_converted() -> Iterator[None]:
+    """Converts errors of the model or torch to UnsplittableError."""
     try:
         yield
     except MosaicError:

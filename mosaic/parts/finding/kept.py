@@ -1,4 +1,4 @@
-"""What is made inside of calls, not returned, and read elsewhere: by hooks, which chunks can call, or otherwise."""
+"""Tensors made inside calls, not returned, and read elsewhere: by hooks, which chunks can call, or otherwise."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from mosaic.parts.finding.seen_call import SeenCall
 from mosaic.parts.split import Value
 
 _Read = tuple[Collection[Value], Collection[SeenCall]]
-"""Values that were read, and calls inside of which something was made that was read."""
+"""Values that were read, and calls whose inner tensors were read."""
 
 
 def check_hooked(seen: Followed, blank: Followed) -> Followed:
-    """Returns what a run showed in which nothing inside of sites ran, if hooks kept there what they keep otherwise.
+    """Returns the run without data if its hooks kept the same tensors as the real run.
 
     Args:
-        seen: A run in which something was read that was made inside of a site, and not returned.
-        blank: The same without data: hooks of modules inside of sites were called, and nothing else there.
+        seen: A run in which a tensor made inside a site, and not returned, was read.
+        blank: The run without data: only hooks of modules inside sites were called there.
 
     Raises:
-        UnsplittableError: Something is kept other than by such hooks.
+        UnsplittableError: A tensor is kept other than by such hooks.
     """
     assert seen.kept is not None
     is_alike = [call.path for call in seen.calls] == [call.path for call in blank.calls] and blank.kept is None
@@ -31,7 +31,7 @@ def check_hooked(seen: Followed, blank: Followed) -> Followed:
 
 
 def kept_inside(path: str, line: str) -> UnsplittableError:
-    """Returns the error that something made inside of a call is read at a line, and is not there on other ranks."""
+    """Returns the error of a tensor made inside a call and read at a line: other ranks do not have it."""
     return UnsplittableError(
         f"a tensor made inside of {path} is used outside of it at {line}, other than as its result (an attribute keeps "
         "it, or a hook something else than what its module returns); on another rank it is not there: return it, or "
@@ -51,7 +51,7 @@ class _Alike:
     def __init__(self, seen: Followed, blank: Followed) -> None:
         self._seen, self._blank = seen.calls, blank.calls
 
-    def __call__(self, one: _Read, other: _Read) -> bool:
-        returned = {value for value in other[0] if value.leaf < self._blank[value.site].num_leaves}
-        kept = {value.site for value in set(other[0]) - returned}
-        return set(one[0]) == returned and kept == {self._seen.index(call) for call in one[1]}
+    def __call__(self, read: _Read, blank_read: _Read) -> bool:
+        returned = {value for value in blank_read[0] if value.leaf < self._blank[value.site].num_leaves}
+        hooked_sites = {value.site for value in set(blank_read[0]) - returned}
+        return set(read[0]) == returned and hooked_sites == {self._seen.index(call) for call in read[1]}

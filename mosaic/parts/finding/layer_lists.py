@@ -1,4 +1,4 @@
-"""Which lists of a model are lists of layers, and what forbids to cut them."""
+"""Lists of layers in a model, and the checks that forbid to split them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mosaic.errors import UnsplittableError
 from mosaic.parts.finding.seen_call import SeenCall
 
 LayerList = nn.ModuleList | nn.Sequential
-"""What may hold layers."""
+"""Containers of layers."""
 
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
 
 
 class LayerListError(UnsplittableError):
-    """Some lists cannot be lists of layers; the model may be cut without one of them.
+    """Some lists cannot be lists of layers; the model may be split without one of them.
 
     Attributes:
         lists: Their names in the model.
@@ -31,12 +31,12 @@ class LayerListError(UnsplittableError):
 
 
 def layer_name(path: str, index: int) -> str:
-    """Returns the name in the model of a list's layer."""
+    """Returns the name of a list's layer in the model."""
     return f"{path}.{index}" if path else str(index)
 
 
 def check_model(model: nn.Module) -> None:
-    """Checks what forbids to cut a model, whatever its layers are.
+    """Checks properties that forbid to split a model, whatever its layers are.
 
     Raises:
         UnsplittableError: It normalizes over its batch, drops layers at random, or recomputes by itself.
@@ -73,10 +73,10 @@ def check_model(model: nn.Module) -> None:
 
 
 def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
-    """Returns lists that may be lists of layers, by name in the model; of nested ones the outermost.
+    """Returns lists that may be lists of layers, by name in the model; the outermost of nested ones.
 
     Raises:
-        UnsplittableError: A list that was chosen by hand is not there, is no list, or holds another.
+        UnsplittableError: A list chosen by hand does not exist, is not a list, or holds another.
     """
     if chosen is not None:
         return _chosen(model, chosen)
@@ -84,7 +84,7 @@ def candidates(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, 
 
 
 def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, LayerList]:
-    found: dict[str, LayerList] = {}
+    lists: dict[str, LayerList] = {}
     for name, path in chosen.items():
         try:
             layers = model.get_submodule(path)
@@ -95,42 +95,38 @@ def _chosen(model: nn.Module, chosen: Mapping[str, str]) -> dict[str, LayerList]
                 f"modules[{name!r}]={path!r} is no list of layers of this model; name a ModuleList or a Sequential as "
                 "named_modules() does"
             )
-        found[path] = layers
-    for path in found:
-        for other in found:
+        lists[path] = layers
+    for path in lists:
+        for other in lists:
             if path != other and (path == "" or other.startswith(f"{path}.")):
                 raise UnsplittableError(
                     f"the list {other!r} is inside of the list {path!r}; a layer runs as a whole: name one of them"
                 )
-    return found
+    return lists
 
 
 def _lists(model: nn.Module, *, alike: bool) -> dict[str, LayerList]:
-    found: dict[str, LayerList] = {}
+    lists: dict[str, LayerList] = {}
     for path, module in model.named_modules():
         if not isinstance(module, LayerList) or len(module) < 2:
             continue
-        if any(path.startswith(f"{outer}.") or outer == "" for outer in found):
+        if any(path.startswith(f"{outer}.") or outer == "" for outer in lists):
             continue
         with_weights = all(any(True for _ in layer.parameters()) for layer in module)
         if not alike or (with_weights and len({type(layer) for layer in module}) == 1):
-            found[path] = module
-    return found
+            lists[path] = module
+    return lists
 
 
 def is_chain(calls: Sequence[tuple[int, SeenCall]]) -> bool:
-    """Whether most calls of a list's elements read what the call before returned."""
+    """Returns True if most calls of a list's elements read the result of the previous call."""
     pairs = list(itertools.pairwise(calls))
     linked = sum(any(value.site == before for value in call.values) for (before, _), (_, call) in pairs)
     return len(pairs) > 0 and 2 * linked >= len(pairs)
 
 
 def check_chain(path: str, count: int, calls: Sequence[tuple[int, SeenCall]]) -> None:
-    """Checks that a list's layers were each called once, in their order.
-
-    Raises:
-        LayerListError: They were not.
-    """
+    """Raises LayerListError unless a list's layers were each called once, in their order."""
     prefix = f"{path}." if path else ""
     order = [int(call.path.removeprefix(prefix)) for _, call in calls]
     for place, layer in enumerate(order):

@@ -1,4 +1,4 @@
-"""State of modules besides parameters: put back behind a run, and refused where the next run would see it."""
+"""State of modules besides parameters: restored after a run, and rejected if it would affect the next run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 @contextmanager
 def kept_state(model: nn.Module) -> Iterator[list[ModuleState]]:
-    """Gives all modules' state as it is, and puts it back at the end."""
+    """Saves all modules' state, and restores it at the end."""
     states = [ModuleState(path, module) for path, module in model.named_modules()]
     try:
         yield states
     finally:
         for state in states:
-            state.put_back()
+            state.restore()
 
 
 class ModuleState:
-    """Buffers of a module, and attributes that are numbers, arrays or containers, as they were."""
+    """Saved buffers of a module, and attributes that are numbers, arrays or containers."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self._path, self._module = path or "the model", module
@@ -40,18 +40,19 @@ class ModuleState:
             for name, value in vars(module).items()
             if name not in _OF_TORCH and isinstance(value, (*_NUMBERS, *_CONTAINERS))
         }
-        self._buffers = [(name, one, one.detach().clone()) for name, one in module._buffers.items() if one is not None]
+        self._buffers = [
+            (name, buffer, buffer.detach().clone()) for name, buffer in module._buffers.items() if buffer is not None
+        ]
 
     def check(self, is_drawn: Callable[[Any], bool]) -> None:
-        """Checks that a run changed nothing by which the next one gives something else.
+        """Checks that a run left no state that changes the next one.
 
         Args:
-            is_drawn: Whether a container holds tensors that were drawn between layers.
+            is_drawn: Returns True for a container with tensors that were drawn between layers.
 
         Raises:
-            UnsplittableError: A number, an array or a buffer is another one, a queue has moved on, or another container
-                has drawn numbers. Chunks call what is around their layers more often than the plain loop does, and in
-                another order.
+            UnsplittableError: A number, an array, a buffer or a queue has changed, or a new container has drawn
+                numbers. Chunks call modules around their layers more often than the plain loop, and in another order.
         """
         for name, value in vars(self._module).items():
             old: Any = self._attributes.get(name, getattr(type(self._module), name, None))
@@ -75,8 +76,7 @@ class ModuleState:
             "loop does, and in another order: let the loop change it"
         )
 
-    def put_back(self) -> None:
-        """Puts it back."""
+    def restore(self) -> None:
         state = vars(self._module)
         for name in [name for name, value in state.items() if isinstance(value, (int, float, *_CONTAINERS))]:
             if name not in self._attributes and name not in _OF_TORCH and hasattr(type(self._module), name):
@@ -93,15 +93,16 @@ class ModuleState:
         with torch.no_grad():
             for name, buffer, content in self._buffers:
                 self._module._buffers[name] = buffer
-                if not (buffer.is_meta or torch.equal(buffer, content)):  # graphs may have saved it as it is
+                if not (buffer.is_meta or torch.equal(buffer, content)):  # a graph may have saved it: no needless write
                     buffer.copy_(content)
 
 
-def _has_same(one: Any, other: Any) -> bool:
-    """Whether two containers hold the same objects."""
-    values = [tuple(found.items()) if isinstance(found, dict) else tuple(found) for found in (one, other)]
+def _has_same(first: Any, second: Any) -> bool:
+    """Returns True if two containers hold the same objects."""
+    values = [tuple(each.items()) if isinstance(each, dict) else tuple(each) for each in (first, second)]
     return len(values[0]) == len(values[1]) and all(map(_is_same, *values))
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return all(map(_is_same, one, other)) if isinstance(one, tuple) and isinstance(other, tuple) else one is other
+def _is_same(first: Any, second: Any) -> bool:
+    are_tuples = isinstance(first, tuple) and isinstance(second, tuple)
+    return all(map(_is_same, first, second)) if are_tuples else first is second

@@ -1,7 +1,8 @@
-"""Who owns each call: which module's which layer it runs with."""
+"""Owners of calls: the module and layer with which each runs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
@@ -16,12 +17,12 @@ Owner = tuple[str, int]
 def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[Owner]:
     """Returns each call's owner.
 
-    A module around layers belongs to the list whose name has the longest common beginning with its own. Where several
-    have: to the list that alone it depends on, and otherwise to the first that it reaches.
+    A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
+    only one that it depends on, and otherwise to the first that it reaches.
 
     Args:
         calls: In order.
-        counts: Layers of each list, by its name in the model, in the order in which the lists are called.
+        counts: Number of layers of each list, by its name in the model, in the order of calls.
     """
     layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
     reads = _behind(calls, layer_of)
@@ -60,38 +61,38 @@ def _last_called(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner], path:
 
 
 def _behind(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
-    """The layers that each call depends on."""
-    found: list[set[Owner]] = []
+    """Returns the layers that each call depends on."""
+    layers: list[set[Owner]] = []
     for call in calls:
         own: set[Owner] = set()
         for value in call.values:
-            own |= found[value.site]
+            own |= layers[value.site]
             source = calls[value.site].path
             if source in layer_of:
                 own.add(layer_of[source])
-        found.append(own)
-    return found
+        layers.append(own)
+    return layers
 
 
 def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
     """The layers that depend on each call."""
-    found: list[set[Owner]] = [set() for _ in calls]
+    layers: list[set[Owner]] = [set() for _ in calls]
     for index in range(len(calls) - 1, -1, -1):
         call = calls[index]
         own = {layer_of[call.path]} if call.path in layer_of else set()
         for value in call.values:
-            found[value.site] |= own | found[index]
-    return found
+            layers[value.site] |= own | layers[index]
+    return layers
 
 
 def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str]) -> list[str]:
-    """Returns the lists so that each stands behind those that feed it, and otherwise as they are called.
+    """Returns the lists in topological order, otherwise in the order of calls.
 
-    The list with which the last site runs stands last, if it feeds no other.
+    The list of the last site is last, if it feeds no other.
 
     Args:
-        sites: Each with its owner, as they are called.
-        paths: Of the lists, as they are called.
+        sites: Calls with their owners, in order.
+        paths: Names of the lists, in the order of calls.
 
     Raises:
         UnsplittableError: A module feeds itself through another, or an earlier layer.
@@ -130,30 +131,22 @@ def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str])
 
 
 def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
-    """Checks that what is drawn between modules is used by one layer: each rank would draw it anew.
-
-    Raises:
-        UnsplittableError: Several use it.
-    """
+    """Raises UnsplittableError if several layers use one draw between modules, because each rank draws again."""
     users: dict[str, set[Owner]] = {}
     for owner, call in sites:
         for line in call.random:
             users.setdefault(line, set()).add(owner)
-    for line, found in users.items():
-        if len(found) > 1:
+    for line, owners in users.items():
+        if len(owners) > 1:
             raise UnsplittableError(
-                f"random numbers drawn at {line} reach {len(found)} layers, such as {max(found)[1]} of "
-                f"{max(found)[0]!r}; ranks would each draw others: draw them in a module, such as "
+                f"random numbers drawn at {line} reach {len(owners)} layers, such as {max(owners)[1]} of "
+                f"{max(owners)[0]!r}; ranks would each draw others: draw them in a module, such as "
                 "nn.Dropout, or set the rate to 0"
             )
 
 
 def check_rows(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
-    """Checks that shapes of what layers read follow from the microbatch: ranks work them out before it is there.
-
-    Raises:
-        UnsplittableError: One follows from what another layer or module returns.
-    """
+    """Raises UnsplittableError if the shape of a layer's input depends on values of others, unknown to the receiver."""
     for (path, layer), call in sites:
         if call.rows and call.path == layer_name(path, layer):
             raise UnsplittableError(
@@ -164,11 +157,6 @@ def check_rows(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
 
 
 def count_common_words(path: str, other: str) -> int:
-    """Returns how many words two names have in common at their beginning."""
+    """Returns the number of words in the common prefix of two names."""
     pairs = zip(path.split("."), other.split("."), strict=False)
-    count = 0
-    for one, two in pairs:
-        if one != two:
-            break
-        count += 1
-    return count
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,4 @@
-"""What each tensor of a run is made of: memory is marked with the calls, parameters and inputs that it stems from."""
+"""Sources of each tensor of a run: memory is marked with the calls, parameters and inputs behind it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Provenance(TorchDispatchMode):
     """Marks the memory of tensors while it is entered.
 
     Attributes:
-        here: The call that is running; None between calls.
+        here: The running call; None between calls.
         scopes: Names of the modules around it.
-        decided: What calls returned and became Python numbers between calls: all that follows may depend on it.
-        scoped_inputs: For each of them the inputs that were read while it was the innermost.
-        kept: The first call inside of which something was made that was read elsewhere, and the line that read it.
+        decided: Sources of Python numbers read between calls: all later results may depend on them.
+        scoped_inputs: Inputs read in each scope while it was the innermost.
+        kept: The first call whose inner tensor was read elsewhere, and the line that read it.
         written_inputs: Inputs that the model writes into.
     """
 
@@ -41,7 +41,7 @@ class Provenance(TorchDispatchMode):
         self.kept: tuple[str, str] | None = None
         self.scoped_inputs: dict[str, set[str]] = {}
         self._sources: dict[int, Sources] = {}
-        self._memory: dict[int, StorageWeakRef] = {}  # so that an address is never given out twice
+        self._memory: dict[int, StorageWeakRef] = {}  # keeps addresses unique
         for name, parameter in parameters.items():
             self.mark(parameter, Sources(parameters=frozenset([name])))
         for name, value in sample.items():
@@ -51,24 +51,24 @@ class Provenance(TorchDispatchMode):
         self._owners = OwnedMemory(parameters=parameters, buffers=buffers, sample=sample)
 
     def mark(self, tensor: torch.Tensor, sources: Sources, *, anew: bool = False) -> None:
-        """Says what a tensor's memory stems from; beside what it stemmed from so far, or anew."""
+        """Adds sources to a tensor's memory, or replaces them if ``anew``."""
         weak = StorageWeakRef(tensor.untyped_storage())
         known = NOTHING if anew else self._sources.get(weak.cdata, NOTHING)
         self._sources[weak.cdata] = known | sources
         self._memory[weak.cdata] = weak
 
     def sources(self, value: Any) -> Sources:
-        """Returns what the tensors in a value are made of."""
-        found = NOTHING
+        """Returns the sources of the tensors in a value."""
+        sources = NOTHING
         for tensor in tensors_in(value):
-            found = found | self._sources.get(tensor.untyped_storage()._cdata, NOTHING)
-        return found
+            sources = sources | self._sources.get(tensor.untyped_storage()._cdata, NOTHING)
+        return sources
 
     def note_read(self, value: Any) -> Sources:
-        """Says that these tensors' values are read here: by the running call, and the module around it."""
+        """Records a read of these tensors by the running call, and by the module around it."""
         sources = self.sources(value)
         if self.kept is None:
-            made_in = (one.path for one in sources.inside if self.here is None or one.path != self.here.path)
+            made_in = (call.path for call in sources.inside if self.here is None or call.path != self.here.path)
             self.kept = next(((path, caller()) for path in made_in), None)
         if self.here is not None:
             self.here.read(sources)
@@ -77,17 +77,17 @@ class Provenance(TorchDispatchMode):
         return sources
 
     def note_decision(self, value: Any) -> None:
-        """Says that numbers, and not tensors, come of these tensors."""
+        """Records that Python numbers result from these tensors."""
         sources = self.note_read(value)
         if self.here is None:
             self.decided |= Sources(values=sources.values, parameters=sources.parameters, inside=sources.inside)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Passes marks on from an operator's inputs to its results, and to what it writes into."""
+        """Propagates marks from an operator's inputs to its results, and to tensors that it writes into."""
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         self.written_inputs |= self._owners.check_written(written, self.here)
-        if self.here is not None and any(self.here not in self.sources(one).inside for one in written):
+        if self.here is not None and any(self.here not in self.sources(tensor).inside for tensor in written):
             self.here.has_effects = True
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
@@ -102,9 +102,9 @@ class Provenance(TorchDispatchMode):
         elif draws_random_numbers(func, args, kwargs):
             sources |= Sources(random=frozenset([caller()]))
         if sources:
-            came = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+            inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
             for tensor in tensors_in(result):
-                if self.here is None or tensor.untyped_storage()._cdata not in came:
+                if self.here is None or tensor.untyped_storage()._cdata not in inputs:
                     self.mark(tensor, sources)
             for tensor in written:
                 self.mark(tensor, sources)
@@ -112,14 +112,14 @@ class Provenance(TorchDispatchMode):
 
 
 class NumbersRead(TorchFunctionMode):
-    """Sees tensors that become Python numbers, which torch's dispatcher does not always show."""
+    """Observes tensors that become Python numbers, which torch's dispatcher does not always show."""
 
     def __init__(self, provenance: Provenance) -> None:
         super().__init__()
         self._provenance = provenance
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Notes what is read."""
+        """Records reads of numbers."""
         if func is torch.autograd.grad and self._provenance.here is None:
             raise UnsplittableError(
                 f"gradients are computed between layers at {caller()}; other ranks have the layers that they would go "
@@ -132,14 +132,14 @@ class NumbersRead(TorchFunctionMode):
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     arguments = func._schema.arguments
-    written = {one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write}
-    given = dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
-    return tensors_in([value for name, value in given.items() if name in written])
+    written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
+    values = dict(zip((each.name for each in arguments), args, strict=False)) | dict(kwargs)
+    return tensors_in([value for name, value in values.items() if name in written])
 
 
 def _deciding_rows(func: Any, name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Returns tensors whose values decide how many rows an operator returns."""
+    """Returns tensors whose values determine the number of rows of an operator's result."""
     if torch.Tag.dynamic_output_shape not in func.tags:
         return []
     by_mask = name in ("index", "masked_select")
-    return [one for one in tensors_in(args) if not by_mask or one.dtype in (torch.bool, torch.uint8)]
+    return [tensor for tensor in tensors_in(args) if not by_mask or tensor.dtype in (torch.bool, torch.uint8)]

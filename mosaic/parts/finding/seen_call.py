@@ -1,4 +1,4 @@
-"""What one call read, and what a tensor is made of."""
+"""Inputs of one call, and sources of a tensor."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ from mosaic.parts.split import Value
 
 @dataclass(kw_only=True, eq=False)
 class SeenCall:
-    """One call of a layer or another module, and what it read."""
+    """One call of a layer or another module, with its inputs."""
 
     path: str
     """The module's name."""
     call: int
-    """How many calls of it came before."""
+    """Number of earlier calls."""
     line: str
     """File and line that called it."""
     values: set[Value] = field(default_factory=set)
     """Values of earlier calls that it read."""
     parameters: set[str] = field(default_factory=set)
-    """Parameters that it read, or that operations before it did."""
+    """Parameters that it read, or that operations before it read."""
     inputs: set[str] = field(default_factory=set)
     """Tensors of the sample that it read."""
     random: set[str] = field(default_factory=set)
-    """Lines of operations between calls that drew random numbers for what it read."""
+    """Lines of operations between calls that drew random numbers for its inputs."""
     rows: set[str] = field(default_factory=set)
-    """Lines of operations between calls by which the shape of what it read follows from values of other calls."""
+    """Lines of operations between calls that made the shape of its inputs depend on values of other calls."""
     outputs: set[str] = field(default_factory=set)
-    """Where what it read stands in the model's output; the loss alone reads that."""
+    """Places in the model's output that it read, for the loss alone."""
     kept: set[SeenCall] = field(default_factory=set)
-    """Calls inside of which something was made that it read, and that did not return it."""
+    """Calls whose inner tensors it read without their return."""
     hooked: tuple[HookedCall, ...] = ()
-    """Calls of modules inside of it whose results hooks see."""
+    """Calls of its inner modules with hooks."""
     form: tuple[list[Any], Any] | None = None
-    """What it returned, without its tensors."""
+    """Its result without the tensors."""
     has_effects: bool = False
-    """Whether a second run would find other arguments or buffers, or draw other numbers of numpy or Python."""
+    """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     keeps_shape: bool = False
-    """Whether its first result has the shape of its first input."""
+    """True if its first result has its first input's shape."""
 
     @property
     def num_leaves(self) -> int:
-        """Of how many leaves what it returned consists."""
+        """Number of leaves of its result."""
         return 0 if self.form is None else len(self.form[0])
 
     def read(self, sources: Sources) -> None:
-        """Adds what was read."""
+        """Adds the sources of a read tensor."""
         self.values |= sources.values
         self.parameters |= sources.parameters
         self.inputs |= sources.inputs
         self.random |= sources.random
-        self.kept |= {one for one in sources.inside if one.path != self.path}
+        self.kept |= {call for call in sources.inside if call.path != self.path}
         self.rows |= sources.rows
         self.outputs |= sources.outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a tensor is made of."""
+    """Sources of a tensor."""
 
     values: frozenset[Value] = frozenset()
-    """What calls returned."""
+    """Values of calls."""
     parameters: frozenset[str] = frozenset()
     """Parameters that operations between calls read."""
     inputs: frozenset[str] = frozenset()
@@ -77,11 +77,11 @@ class Sources:
     random: frozenset[str] = frozenset()
     """Lines that drew random numbers between calls."""
     rows: frozenset[str] = frozenset()
-    """Lines by which its shape follows from values of calls."""
+    """Lines that made its shape depend on values of calls."""
     outputs: frozenset[str] = frozenset()
-    """Where it stands in the model's output."""
+    """Places in the model's output."""
     inside: frozenset[SeenCall] = frozenset()
-    """Calls inside of which it was made, and that did not return it."""
+    """Calls that made it and did not return it."""
 
     def __or__(self, other: Sources) -> Sources:
         if not other or self is other:
@@ -111,7 +111,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def caller() -> str:
-    """Returns file and line of the user's code that is being run."""
+    """Returns file and line of the running user code."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.parts", "torch.")):
         frame = frame.f_back
@@ -119,7 +119,7 @@ def caller() -> str:
 
 
 def is_checkpointed() -> bool:
-    """Whether what runs is called within ``torch.utils.checkpoint``."""
+    """Returns True within ``torch.utils.checkpoint``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Memory that outlives a run: who writes into it."""
+"""Writes into memory that outlives a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mosaic.parts.finding.seen_call import SeenCall, caller, tensors_in
 
 
 class OwnedMemory:
-    """Knows the memory of parameters, buffers and the sample.
+    """The memory of parameters, buffers and the sample.
 
     Args:
-        parameters: The model's, by name.
-        buffers: The model's, by name.
+        parameters: The model's parameters by name.
+        buffers: The model's buffers by name.
         sample: A microbatch.
     """
 
@@ -28,14 +28,14 @@ class OwnedMemory:
         self._inputs = {_memory(tensor): name for name, value in sample.items() for tensor in tensors_in(value)}
 
     def check_written(self, tensors: Sequence[torch.Tensor], here: SeenCall | None) -> set[str]:
-        """Returns the inputs among tensors that are about to be written into.
+        """Returns the inputs among tensors of a write.
 
-        A module may write into its own buffers: it runs on one rank.
+        A module may write into its own buffers, because it runs on one rank.
 
         Raises:
-            UnsplittableError: One is a parameter, or a buffer that others may read.
+            UnsplittableError: A tensor is a parameter, or a buffer that others may read.
         """
-        found = set()
+        inputs = set()
         for memory in map(_memory, tensors):
             if memory in self._parameters:
                 raise UnsplittableError(
@@ -49,8 +49,8 @@ class OwnedMemory:
                     "ranks would not see it: let that module write it, or the loop behind the step"
                 )
             if memory in self._inputs:
-                found.add(self._inputs[memory])
-        return found
+                inputs.add(self._inputs[memory])
+        return inputs
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -81,8 +81,7 @@ class RankedRuns:
         self._order = {name: index for index, name in enumerate(ranked)}
         self._shared = tuple(shared)
         for reducer in shared:
-            for parameter in reducer.parameters:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
+            reducer.watch(self._arrived)
         self._calls.begin(ranked)
 
     def begin_alike(self, reducer: GradientReducer, reduced: Mapping[str, int]) -> None:
@@ -183,7 +182,7 @@ class RankedRuns:
             self._calls.begin_backward(self._shared if self._ranked else ())
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
-    def _arrived(self, _parameter: torch.Tensor) -> None:
+    def _arrived(self) -> None:
         if running() is None:  # else it is within the backward of a module, which has begun a whole one
             self.backward_begins()
 

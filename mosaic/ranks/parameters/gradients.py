@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,9 +45,9 @@ class _Bucket:
 
     def take(self, parameter: torch.Tensor) -> None:
         """Copies a large gradient, divided by the number of ranks, to its place; small ones wait for the others."""
-        if parameter.grad is not None and parameter.numel() >= _LARGE:
-            torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
-            self._taken.add(id(parameter))
+        assert parameter.grad is not None
+        torch.div(parameter.grad.detach(), self._num_ranks, out=self._place(parameter))
+        self._taken.add(id(parameter))
 
     def gather(self) -> torch.Tensor:
         """Returns the memory with all gradients; one that is not there counts as zeros."""
@@ -159,7 +159,9 @@ class GradientReducer:
         self._next = 0
         self._running: list[tuple[_Bucket, torch.Tensor, Any]] = []
         self._begin()
-        hooked = self.parameters if overlaps and self._buckets else []
+        self._overlaps = overlaps and bool(self._buckets)
+        self._on_arrival: Callable[[], None] = lambda: None
+        hooked = self.parameters if self._overlaps else []
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in hooked]
 
     @property
@@ -171,6 +173,12 @@ class GradientReducer:
     def is_running(self) -> bool:
         """Whether a reduction was started and not ended."""
         return bool(self._running)
+
+    def watch(self, on_arrival: Callable[[], None]) -> None:
+        """Calls a function whenever a gradient of a parameter has been added up."""
+        self._on_arrival = on_arrival
+        if not self._overlaps:
+            self._hooks += [p.register_post_accumulate_grad_hook(lambda _: on_arrival()) for p in self.parameters]
 
     def start_rest(self) -> None:
         """Starts all buckets that have not been started, without waiting; ``finish`` has to follow."""
@@ -214,11 +222,14 @@ class GradientReducer:
         self._running = []
 
     def _arrived(self, parameter: torch.Tensor) -> None:
+        self._on_arrival()
         self._place.follow()
         index = self._bucket_of[id(parameter)]
         self._missing[index].discard(id(parameter))
-        with self._place.entered():
-            self._buckets[index].take(parameter)  # autograd calls hooks for a gradient that is undefined, too
+        # Autograd calls hooks for a gradient that is undefined, too.
+        if parameter.numel() >= _LARGE and parameter.grad is not None:
+            with self._place.entered():
+                self._buckets[index].take(parameter)
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._start_next()
 

@@ -1,4 +1,4 @@
-"""Whether a challenger takes the champion's place: paired comparisons, row by row, with limits. Needs numpy only."""
+"""The gate between challenger and champion: paired comparisons, row by row, with limits. Needs numpy only."""
 
 from mosaic.retrain.gate.decide import Contest, decide
 from mosaic.retrain.gate.power import Resolution, resolution, resolution_finding

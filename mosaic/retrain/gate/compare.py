@@ -1,4 +1,4 @@
-"""One comparison of two versions on one set of rows, and slices, where several are looked at together."""
+"""One comparison of two versions on one set of rows, and slices, which are tested together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mosaic.retrain.gate.settings import GateSettings
 from mosaic.retrain.records import Comparison
 
 MIN_SLICE_CLUSTERS = 10
-"""Groups of rows that a slice needs to count: among fewer, all may be worse by chance."""
+"""Least groups of rows of a slice that counts: fewer may all be worse by chance."""
 
 
 def compare(name: str, pair: Pair, limit: float, settings: GateSettings, *, counts: bool = True) -> Comparison:
@@ -33,12 +33,14 @@ def compare_slices(pair: Pair, limit: float, settings: GateSettings) -> tuple[Co
     Raises:
         ValueError: The scores have no such column.
     """
-    found = [(name, rows, resample(rows, settings.resamples, settings.seed)) for name, rows in _slices(pair, settings)]
+    resampled_slices = [
+        (name, rows, resample(rows, settings.resamples, settings.seed)) for name, rows in _slices(pair, settings)
+    ]
     counted = [
         len(rows.old) >= settings.min_slice_rows and resampled.num_clusters >= MIN_SLICE_CLUSTERS
-        for _, rows, resampled in found
+        for _, rows, resampled in resampled_slices
     ]
-    chances = [resampled.chance_not_below(0.0) for _, _, resampled in found]
+    chances = [resampled.chance_not_below(0.0) for _, _, resampled in resampled_slices]
     worse = dict(
         zip(
             [index for index, counts in enumerate(counted) if counts],
@@ -46,15 +48,16 @@ def compare_slices(pair: Pair, limit: float, settings: GateSettings) -> tuple[Co
             strict=True,
         )
     )
-    made = []
-    for index, (name, rows, resampled) in enumerate(found):
-        one = _comparison(name, rows, limit, settings, counted[index], resampled)
-        made.append(replace(one, passed=one.passed or not worse.get(index, chances[index] < 1 - settings.confidence)))
-    return tuple(made)
+    comparisons = []
+    for index, (name, rows, resampled) in enumerate(resampled_slices):
+        comparison = _comparison(name, rows, limit, settings, counted[index], resampled)
+        is_worse = worse.get(index, chances[index] < 1 - settings.confidence)
+        comparisons.append(replace(comparison, passed=comparison.passed or not is_worse))
+    return tuple(comparisons)
 
 
 def holm(chances: Sequence[float], level: float) -> tuple[bool, ...]:
-    """Returns which p-values are rejected; the chance that any is so wrongly is at most ``level`` (Holm 1979)."""
+    """Returns the rejected p-values; the chance of any false rejection is at most ``level`` (Holm 1979)."""
     rejected = [False] * len(chances)
     for place, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
         if chances[index] >= level / (len(chances) - place):

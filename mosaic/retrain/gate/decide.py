@@ -1,4 +1,4 @@
-"""The gate: whether a challenger may take the champion's place."""
+"""The gate, which decides if a challenger replaces the champion."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mosaic.retrain.records import Comparison, Finding, GateResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """Who stands against whom, and what is known of them beside their scores."""
+    """The versions of a decision, and the facts beside their scores."""
 
     day: str
     """Cut-off of the data, a date such as ``2026-11-22``."""
     challenger: str
-    """The version that the day made."""
+    """The day's version."""
     champion: str | None
     """The version in force; None for none yet."""
     anchor: str | None
-    """The version that a person approved; None for none."""
+    """The approved version; None for none."""
     findings: tuple[Finding, ...] = ()
-    """Validity; see ``validity_findings``."""
+    """Findings on validity; see ``validity_findings``."""
     refused_before: int = 0
-    """Days refused in a row before this one."""
+    """Consecutive refused days before this one."""
     looks: int = 0
-    """Decisions that were made on these frozen rows."""
+    """Decisions made on these frozen rows."""
     folder: str = "FOLDER"
-    """The retraining folder, as a command line has it."""
+    """The retraining folder, as on a command line."""
 
 
 def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateResult:
@@ -51,12 +51,12 @@ def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateR
     The anchor needs scores on fresh rows only if ``frozen_budget`` is above 0.
 
     Raises:
-        MosaicError: The champion or the anchor was not scored on rows that the challenger was scored on.
+        MosaicError: The champion or the anchor has no scores on the challenger's rows.
     """
     findings = tuple(_findings(scores, contest, settings))
     broken = [finding for finding in findings if not finding.passed]
     comparisons = () if broken else tuple(_comparisons(scores, contest, settings))
-    failed = [one for one in comparisons if one.counts and not one.passed]
+    failed = [comparison for comparison in comparisons if comparison.counts and not comparison.passed]
     passes = not broken and not failed
     if passes:
         reason = _why_promoted(comparisons, contest)
@@ -76,12 +76,12 @@ def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateR
 
 
 def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
-    """Whether the challenger is valid, and can be judged."""
+    """Findings on the challenger's validity and on the frozen rows."""
     yield from contest.findings
-    yield finite_finding(one for one in scores.scores if one.version == contest.challenger)
+    yield finite_finding(each for each in scores.scores if each.version == contest.challenger)
     frozen = scores.find(contest.challenger, "frozen")
     if frozen is None:
-        sentence = "There are no frozen rows to judge by; put rows into the folder that the recipe names as frozen."
+        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder."
         yield Finding(name="frozen rows", passed=False, sentence=sentence)
         return
     for version in sorted({contest.champion, contest.anchor} - {None, contest.challenger}, key=str):
@@ -95,7 +95,7 @@ def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> It
 
 
 def _left_out(old: Scores | None) -> Iterator[Finding]:
-    """Rows on which the version compared with has no value."""
+    """Rows without a value of the compared version."""
     if old is None or not old.num_invalid:
         return
     some = old.num_invalid < len(old.value)
@@ -126,7 +126,7 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
 def _frozen(
     name: str, pair: Pair, losses: tuple[float, float], contest: Contest, settings: GateSettings
 ) -> Iterator[Comparison]:
-    """All frozen rows; where they do not pass and a loss was bought, old ones with it and recent ones without."""
+    """All frozen rows; if they fail and a loss was bought, old ones with it and recent ones without."""
     allowed, bought = losses
     plain = compare(name, pair, -allowed, settings)
     if plain.passed or not bought:
@@ -149,7 +149,7 @@ def _fresh(scores: DayScores, challenger: str, against: str | None, settings: Ga
 
 
 def _bought(fresh: Comparison | None, settings: GateSettings) -> float:
-    """Returns the loss on old frozen rows that the fresh rows pay for."""
+    """Returns the loss on old frozen rows that a gain on fresh rows allows."""
     return settings.frozen_budget if fresh is not None and fresh.counts and fresh.low > 0 else 0.0
 
 
@@ -166,12 +166,12 @@ def _pair(scores: DayScores, challenger: str, against: str | None, rows: RowSet)
 
 
 def _recent(pair: Pair, day: str, settings: GateSettings) -> NDArray[np.bool_]:
-    """Returns which frozen rows were added lately; those of the first set have no date."""
+    """Returns the mask of recent frozen rows; rows of the first set have no date."""
     added = pair.columns.get("added")
     if added is None:
         return np.zeros(len(pair.old), dtype=np.bool_)
     first = (date.fromisoformat(day[:10]) - timedelta(days=settings.recent_days)).isoformat()
-    return np.array([one[:10] > first for one in added], dtype=np.bool_)
+    return np.array([date[:10] > first for date in added], dtype=np.bool_)
 
 
 def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
@@ -188,12 +188,13 @@ def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
     return f"{new} is as good as {frozen.against} within {-frozen.limit:g}: {change}."
 
 
-def _why_refused(one: Comparison, challenger: str) -> str:
+def _why_refused(comparison: Comparison, challenger: str) -> str:
     names = {"frozen": "on the frozen rows", "fresh": "on the day's fresh rows", "anchor": "(the anchor)"}
-    where = names.get(one.name, f"on {one.name}")
-    change = f"{one.new:.4f} after {one.old:.4f}, which may be a loss of {-one.low:.4f}; {-one.limit:.4g} is allowed"
-    kind = "is worse than" if one.high < 0 else "cannot be shown to be as good as"
-    return f"{challenger} {kind} {one.against} {where}: {change}."
+    where = names.get(comparison.name, f"on {comparison.name}")
+    change = f"{comparison.new:.4f} after {comparison.old:.4f}, which may be a loss of {-comparison.low:.4f}"
+    change += f"; {-comparison.limit:.4g} is allowed"
+    kind = "is worse than" if comparison.high < 0 else "cannot be shown to be as good as"
+    return f"{challenger} {kind} {comparison.against} {where}: {change}."
 
 
 def _todo(passes: bool, contest: Contest, settings: GateSettings) -> str:

@@ -1,4 +1,4 @@
-"""Whether a set of rows can resolve a margin: the chance that a model which is just as good passes."""
+"""The power of a set of rows: the chance that an equally good model passes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mosaic.retrain.records import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """How finely a set of rows tells two versions apart."""
+    """Resolution of a set of rows between two versions."""
 
     standard_error: float
-    """Of the mean difference of two equal models."""
+    """Standard error of the mean difference of two equal models."""
     one_row: float
-    """What a row that is a whole value worse does to the mean: bounds are that much further out."""
+    """Change of the mean by a row that is a whole value worse, which widens the bounds."""
     num_rows: int
     """Rows of the set."""
     num_clusters: int
     """Groups of rows."""
     effective_clusters: float
-    """Groups of equal size that would tell as much."""
+    """Groups of equal size with the same information."""
     source: str
-    """Where the error comes from, as the end of a sentence."""
+    """Source of the error, as the end of a sentence."""
 
     def power(self, loss: float, confidence: float) -> float:
-        """Returns the chance that an equal model is found not to lose more than ``loss``."""
+        """Returns the chance that an equal model passes with at most ``loss``."""
         bound = expanded(confidence, self.effective_clusters)
         if self.standard_error == 0 or math.isinf(bound):
             return float(not math.isinf(bound))
@@ -44,13 +44,13 @@ class Resolution:
 
 
 def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = None) -> Resolution:
-    """Returns what a set of rows can tell, before a challenger is there.
+    """Returns the resolution of a set of rows before a challenger exists.
 
     Args:
-        scores: The champion's, on the frozen rows.
-        settings: Has the flip rate that is taken where no second version was scored.
-        last: Another version's scores on the same rows, such as the last challenger's: the two tell how much equal
-            models differ from row to row.
+        scores: The champion's scores on the frozen rows.
+        settings: Settings, with the flip rate to assume without a second version.
+        last: Another version's scores on the same rows, such as the last challenger's: the two estimate how much
+            equal models differ by row.
     """
     if last is not None:
         pair = paired(last, scores)
@@ -72,41 +72,43 @@ def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = 
     )
 
 
-def resolution_of(found: Resampled, num_rows: int) -> Resolution:
-    """Returns what a set of rows can tell, from two versions on it."""
+def resolution_of(resampled: Resampled, num_rows: int) -> Resolution:
+    """Returns the resolution of a set of rows from two versions' scores."""
     return Resolution(
-        standard_error=found.standard_error,
-        one_row=found.one_row,
+        standard_error=resampled.standard_error,
+        one_row=resampled.one_row,
         num_rows=num_rows,
-        num_clusters=found.num_clusters,
-        effective_clusters=found.effective_clusters,
+        num_clusters=resampled.num_clusters,
+        effective_clusters=resampled.effective_clusters,
         source="as the last two versions differ",
     )
 
 
-def resolution_finding(found: Resolution, settings: GateSettings) -> Finding:
-    """Says whether the margin can be resolved by the frozen rows; ``check`` and ``run`` go no further where not."""
-    power = found.power(settings.margin, settings.confidence)
-    needed = found.resolved(settings.min_power, settings.confidence)
-    said = (
-        f"An equal model passes {power:.0%} of days at margin = {settings.margin:g} on {_set(found)}, "
-        f"{found.source}, and a model that lost the margin on at most {1 - settings.confidence:.0%}; "
+def resolution_finding(resolution: Resolution, settings: GateSettings) -> Finding:
+    """Checks that the frozen rows resolve the margin; ``check`` and ``run`` stop if they do not."""
+    power = resolution.power(settings.margin, settings.confidence)
+    needed = resolution.resolved(settings.min_power, settings.confidence)
+    sentence = (
+        f"An equal model passes {power:.0%} of days at margin = {settings.margin:g} on {_set(resolution)}, "
+        f"{resolution.source}, and a model that lost the margin on at most {1 - settings.confidence:.0%}; "
         f"the rule is min_power = {settings.min_power:.0%}"
     )
     if power >= settings.min_power:
-        return Finding(name="power", passed=True, sentence=f"{said}.")
-    more = math.ceil(found.num_rows * (needed / settings.margin) ** 2 / 100) * 100 if math.isfinite(needed) else None
+        return Finding(name="power", passed=True, sentence=f"{sentence}.")
+    more = (
+        math.ceil(resolution.num_rows * (needed / settings.margin) ** 2 / 100) * 100 if math.isfinite(needed) else None
+    )
     ways = f"set margin = {_rounded_up(needed):.2g}, or bring" if math.isfinite(needed) else "bring"
     rows = f"about {more:,} rows in groups like these" if more is not None else "rows of more groups"
-    return Finding(name="power", passed=False, sentence=f"{said}: {ways} {rows}.")
+    return Finding(name="power", passed=False, sentence=f"{sentence}: {ways} {rows}.")
 
 
 def _rounded_up(value: float) -> float:
-    """Returns a number above 0 with two digits that is not below it."""
+    """Rounds a positive number up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / unit) * unit
 
 
-def _set(found: Resolution) -> str:
-    groups = f" in {found.num_clusters:,} groups" if found.num_clusters != found.num_rows else ""
-    return f"{found.num_rows:,} frozen rows{groups}"
+def _set(resolution: Resolution) -> str:
+    groups = f" in {resolution.num_clusters:,} groups" if resolution.num_clusters != resolution.num_rows else ""
+    return f"{resolution.num_rows:,} frozen rows{groups}"

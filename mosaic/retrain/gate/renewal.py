@@ -1,4 +1,4 @@
-"""Frozen rows wear out: each decision on them favours models that happen to do well there. New rows come in."""
+"""Renewal of frozen rows: each decision on them favours models that do well there by chance."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mosaic.retrain.records import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Which rows change after a promotion."""
+    """Frozen rows that change after a promotion."""
 
     join: tuple[int, ...]
-    """Indices of fresh rows that become frozen rows, with the day in their column ``added``; never to be trained on."""
+    """Indices of fresh rows that become frozen, with the day in column ``added``; never trained on."""
     leave: tuple[int, ...]
-    """Indices of frozen rows that are no longer frozen."""
+    """Indices of rows that stop being frozen."""
 
 
 def renewal(frozen: Scores, fresh: Scores, day: str, settings: GateSettings) -> Renewal:
-    """Chooses rows by whole groups, in an order that depends on the day and the groups' names, never on values.
+    """Selects rows by whole groups, in an order that depends on the day and the groups' names, not on values.
 
-    Call it after a promotion with the rows held out of that day's new data. As any frozen row may leave, the set comes
-    to hold rows of all promoted days; it keeps ``max_frozen_rows``.
+    Call it after a promotion with that day's held-out rows. Any frozen row may leave, so in time the set mixes rows of
+    all promoted days; it keeps ``max_frozen_rows``.
     """
     join = _some(fresh, settings.renew_rows, f"{settings.seed} {day} join")
     surplus = len(frozen.value) + len(join) - settings.max_frozen_rows
@@ -33,7 +33,7 @@ def renewal(frozen: Scores, fresh: Scores, day: str, settings: GateSettings) -> 
 
 
 def wear_finding(looks: int, settings: GateSettings) -> Finding:
-    """Says how often the frozen rows have decided. A worn set is told, and does not refuse."""
+    """Reports the number of decisions on the frozen rows. A worn set does not refuse."""
     worn = f", and max_looks = {settings.max_looks}: they flatter by now" if looks >= settings.max_looks else ""
     return Finding(name="frozen rows", passed=True, sentence=f"These frozen rows have decided {looks} times{worn}.")
 
@@ -45,10 +45,10 @@ def _some(scores: Scores, count: int, seed: str) -> tuple[int, ...]:
         groups.setdefault(name, []).append(index)
 
     def fitting() -> Iterator[int]:
-        left = count
+        remaining = count
         for name in sorted(groups, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest()):
-            if len(groups[name]) <= left:
-                left -= len(groups[name])
+            if len(groups[name]) <= remaining:
+                remaining -= len(groups[name])
                 yield from groups[name]
 
     return tuple(sorted(fitting()))

@@ -1,4 +1,4 @@
-"""How versions did on sets of rows, row by row: what the gate compares, and ``scores.json``."""
+"""Scores of versions, row by row, for the gate and ``scores.json``."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 from mosaic.errors import MosaicError
 
 RowSet = Literal["frozen", "fresh"]
-"""Rows that stay the same for many days, or rows held out of the day's new data."""
+"""Rows that stay for many days, or rows held out of the day's new data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What one version scored on one set of rows, in the order of the rows."""
+    """Scores of one version on one set of rows, in row order."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     version: str
-    """Which was scored, such as ``0042``."""
+    """Name of the version, such as ``0042``."""
     rows: RowSet
     """The set."""
     row_digest: str
-    """Names the list of rows; see ``digest_of_rows``."""
+    """Digest of the list of rows; see ``digest_of_rows``."""
     value: tuple[float | None, ...]
-    """One a row, larger is better; None where it was not a finite number."""
+    """One per row, larger is better; None if it was not finite."""
     cluster: tuple[str, ...] = ()
-    """One a row: rows of one recording, robot or shop are resampled together. Empty: each row is one of its own."""
+    """One per row: rows of one recording, robot or shop are resampled together. Empty: each row is its own cluster."""
     columns: dict[str, tuple[str, ...]]
     """Further columns by name, such as ``label``, ``modality``, ``site``; of frozen rows also ``added``, a date."""
 
@@ -42,7 +42,7 @@ class Scores:
         """Checks that the columns are of one length.
 
         Raises:
-            ValueError: They are not.
+            ValueError: Their lengths differ.
         """
         for name, column in {"cluster": self.cluster or self.value, **self.columns}.items():
             if len(column) != len(self.value):
@@ -53,7 +53,7 @@ class Scores:
 
     @staticmethod
     def of(version: str, rows: RowSet, row_digest: str, columns: Mapping[str, Any]) -> Scores:
-        """Returns scores from the columns that ``score(model, batch)`` gave, joined over its batches.
+        """Returns scores from the columns of ``score(model, batch)``, joined over batches.
 
         Columns may be lists, arrays, or tensors on the host; values become floats, all else text.
 
@@ -74,29 +74,32 @@ class Scores:
 
     @property
     def array(self) -> NDArray[np.float64]:
-        """The values, NaN where there is none."""
+        """The values, with NaN for None."""
         return np.array(self.value, dtype=np.float64)
 
     @property
     def num_invalid(self) -> int:
-        """Rows whose value was not a finite number."""
+        """Number of rows without a finite value."""
         return sum(value is None for value in self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayScores:
-    """``scores.json``: all that a day's gate compares."""
+    """``scores.json``: the scores that a day's gate compares."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
     """Version of this file's layout."""
     scores: tuple[Scores, ...]
-    """Of the challenger, the champion and the anchor, on frozen and on fresh rows."""
+    """Scores of the challenger, the champion and the anchor, on frozen and on fresh rows."""
 
     def find(self, version: str | None, rows: RowSet) -> Scores | None:
-        """Returns what a version scored on a set; None where there is nothing, or no row."""
-        return next((one for one in self.scores if (one.version, one.rows) == (version, rows) and one.value), None)
+        """Returns the scores of a version on a set; None if they are missing or empty."""
+        return next(
+            (each for each in self.scores if (each.version, each.rows) == (version, rows) and each.value),
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,9 +107,9 @@ class Pair:
     """The values of two versions on the same rows."""
 
     challenger: str
-    """The version that is judged."""
+    """The judged version."""
     against: str
-    """The version that it is compared with."""
+    """The compared version."""
     old: NDArray[np.float64]
     """Values of ``against``."""
     new: NDArray[np.float64]
@@ -116,35 +119,35 @@ class Pair:
     columns: Mapping[str, NDArray[np.str_]]
     """Further columns by name."""
 
-    def only(self, chosen: NDArray[np.bool_]) -> Pair:
-        """Returns some of the rows."""
+    def only(self, selection: NDArray[np.bool_]) -> Pair:
+        """Returns the pair on the selected rows."""
         return Pair(
             challenger=self.challenger,
             against=self.against,
-            old=self.old[chosen],
-            new=self.new[chosen],
-            cluster=self.cluster[chosen],
-            columns={name: column[chosen] for name, column in self.columns.items()},
+            old=self.old[selection],
+            new=self.new[selection],
+            cluster=self.cluster[selection],
+            columns={name: column[selection] for name, column in self.columns.items()},
         )
 
 
 def paired(new: Scores, old: Scores) -> Pair:
-    """Returns the rows on which both have a value.
+    """Returns the rows on which both versions have a value.
 
-    A challenger with a row that is not finite is invalid before it comes to this; where the version compared with has
-    no finite value, the row is left out.
+    A challenger with a value that is not finite is invalid earlier. A row without a finite value of the compared
+    version is left out.
 
     Raises:
-        MosaicError: They were scored on other rows, or the rows' groups or columns differ.
+        MosaicError: The versions were scored on different rows, or the rows' groups or columns differ.
     """
-    for what, one, other in (
+    for what, left, right in (
         ("rows", new.row_digest, old.row_digest),
         ("number of rows", len(new.value), len(old.value)),
         ("clusters", new.cluster, old.cluster),
         ("columns", new.columns, old.columns),
     ):
-        if one != other:
-            shown = f" ({one} and {other})" if isinstance(one, str | int) else ""
+        if left != right:
+            shown = f" ({left} and {right})" if isinstance(left, str | int) else ""
             raise MosaicError(
                 f"versions {new.version} and {old.version} were scored on {new.rows} sets whose {what} differ{shown}; "
                 "score both again on the same rows"
@@ -161,7 +164,7 @@ def paired(new: Scores, old: Scores) -> Pair:
 
 
 def digest_of_rows(rows: Iterable[str]) -> str:
-    """Returns 16 hexadecimal digits that name a list of rows: their own names or digests, in order."""
+    """Returns a digest of 16 hexadecimal digits of a list of row names or digests."""
     digest = hashlib.sha256()
     for row in rows:
         encoded = row.encode()
@@ -170,27 +173,27 @@ def digest_of_rows(rows: Iterable[str]) -> str:
 
 
 def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Joins what ``score(model, batch)`` returned for each batch, column by column.
+    """Joins the results of ``score(model, batch)`` over batches, column by column.
 
     Raises:
-        ValueError: Batches have other columns, or the columns of one differ in length.
+        ValueError: Batches differ in columns, or the columns of a batch differ in length.
     """
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for number, batch in enumerate(batches):
         lists: dict[str, Sequence[Any]] = {
             name: column.tolist() if hasattr(column, "tolist") else column for name, column in batch.items()
         }
-        if number and lists.keys() != found.keys():
+        if number and lists.keys() != columns.keys():
             raise ValueError(
-                f"score() returned {sorted(lists)} for batch {number} and {sorted(found)} before; "
+                f"score() returned {sorted(lists)} for batch {number} and {sorted(columns)} before; "
                 "return the same columns for every batch"
             )
         if len({len(column) for column in lists.values()}) > 1:
             lengths = ", ".join(f"{name} {len(column)}" for name, column in lists.items())
             raise ValueError(f"score() returned columns of other lengths ({lengths}); return one entry a row")
         for name, column in lists.items():
-            found.setdefault(name, []).extend(column)
-    return found
+            columns.setdefault(name, []).extend(column)
+    return columns
 
 
 def _finite(value: Any) -> float | None:

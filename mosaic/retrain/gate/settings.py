@@ -1,4 +1,4 @@
-"""The ``[gate]`` table of a recipe: what a challenger may lose, and how sure the gate has to be."""
+"""The ``[gate]`` table of a recipe: the loss that a challenger may have, and the confidence of the gate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mosaic.device import FORBID_EXTRA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """How versions are compared. Margins and budgets are in units of the score, where larger is better."""
+    """Rules of the gate. Margins and budgets are in units of the score, where larger is better."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     margin: float = 0.01
     """Loss against the champion that a challenger may have on the frozen rows; above 0."""
     confidence: float = 0.95
-    """One-sided: how sure the gate is that no more than this is lost; from 0.5 to below 1."""
+    """One-sided confidence that no more is lost; from 0.5 to below 1."""
     anchor_margins: Annotated[float, Ge(0)] = 2.0
     """Loss allowed against the anchor, in margins."""
     slice_margins: Annotated[float, Ge(0)] = 3.0
@@ -32,7 +32,7 @@ class GateSettings:
     frozen_budget: Annotated[float, Ge(0)] = 0.0
     """Further loss on old frozen rows that a clear gain on fresh rows buys; 0 buys nothing."""
     recent_days: Annotated[int, Ge(0)] = 30
-    """Frozen rows added in this many days are not old: no gain buys a loss on them."""
+    """Days in which an added frozen row is recent: no gain buys a loss on recent rows."""
     min_value: float | None = None
     """Mean value on the frozen rows that every challenger must reach, the first one too; None for any."""
     max_size_bytes: Annotated[int, Ge(1)] | None = None
@@ -42,22 +42,22 @@ class GateSettings:
     min_power: Annotated[float, Ge(0), Le(1)] = 0.8
     """Chance of passing that an equal model must have: a margin that the frozen rows cannot resolve is refused."""
     flip_rate: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Share of rows on which two equal models differ by a whole value; taken until two versions were compared."""
+    """Assumed share of rows on which two equal models differ by a whole value, until two versions were compared."""
     alarm_after: Annotated[int, Ge(1)] = 3
-    """Refusals in a row after which a person is asked."""
+    """Consecutive refusals after which the report asks for a person."""
     max_looks: Annotated[int, Ge(1)] = 60
-    """Decisions after which a frozen set is worn, and a person is told."""
+    """Decisions after which the report calls a frozen set worn."""
     renew_rows: Annotated[int, Ge(0)] = 0
     """Fresh rows of each promoted day that become frozen rows; 0 for none."""
     max_frozen_rows: Annotated[int, Ge(1)] = 20_000
-    """Where renewed rows exceed this, as many others leave."""
+    """Largest number of frozen rows; renewal drops others beyond it."""
     resamples: Annotated[int, Ge(1000)] = 2000
-    """Of the bootstrap."""
+    """Resamples of the bootstrap."""
     seed: Annotated[int, Ge(0)] = 0
-    """Of the bootstrap: the same rows give the same verdict."""
+    """Seed of the bootstrap: the same rows give the same verdict."""
 
     def __post_init__(self) -> None:
-        """Checks what a range cannot say.
+        """Checks the ranges that types cannot express.
 
         Raises:
             ValueError: The margin is not above 0, or the confidence is not from 0.5 to below 1.

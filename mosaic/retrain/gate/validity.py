@@ -1,4 +1,4 @@
-"""Whether a challenger can be used at all: finite, exported as it is, within its budgets."""
+"""Validity of a challenger: finite, exported exactly, within its budgets."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from mosaic.retrain.records import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What was measured of a challenger's export."""
+    """Measurements of a challenger's export."""
 
     invalid_tensors: tuple[str, ...] = ()
-    """Names of weights and buffers that have a value which is not finite."""
+    """Names of weights and buffers with values that are not finite."""
     export_difference: float | None = None
-    """Largest difference between outputs of the model and of its export read back; None where it was not read back."""
+    """Largest difference between outputs of the model and of its reloaded export; None if it was not reloaded."""
     size_bytes: int
     """Size of the export."""
     latency_ms: float | None = None
-    """Time for one row; None where it was not measured."""
+    """Time for one row; None if it was not measured."""
 
 
 def validity_findings(facts: ModelFacts, settings: GateSettings) -> tuple[Finding, ...]:
-    """Says of each rule whether the export keeps it."""
+    """Checks the export by each rule."""
     return tuple(_findings(facts, settings))
 
 
 def finite_finding(scores: Iterable[Scores]) -> Finding:
-    """Says whether the challenger has a finite value on every row."""
-    broken = [one for one in scores if one.num_invalid]
+    """Checks that the challenger has a finite value on every row."""
+    broken = [part for part in scores if part.num_invalid]
     if not broken:
         return Finding(name="scores", passed=True, sentence="Every row has a finite value.")
-    counts = " and ".join(f"{one.num_invalid:,} of {len(one.value):,} {one.rows} rows" for one in broken)
+    counts = " and ".join(f"{part.num_invalid:,} of {len(part.value):,} {part.rows} rows" for part in broken)
     return Finding(
         name="scores",
         passed=False,
@@ -73,10 +73,10 @@ def _findings(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
 
 
 def _budget(name: str, value: float, most: float, unit: str) -> Finding:
-    kept = value <= most
-    way_out = "" if kept else f"; make the model smaller or raise max_{name}_{unit}"
+    passed = value <= most
+    way_out = "" if passed else f"; make the model smaller or raise max_{name}_{unit}"
     return Finding(
         name=name,
-        passed=kept,
+        passed=passed,
         sentence=f"The export's {name} is {value:,.10g} {unit}, and {most:,.10g} is allowed{way_out}.",
     )

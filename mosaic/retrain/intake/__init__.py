@@ -1,1 +1,1 @@
-"""Data that arrives: which of it is new, and whether it is trained on."""
+"""New data: its arrival, and its check before training."""

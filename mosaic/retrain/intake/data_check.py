@@ -1,7 +1,7 @@
-"""Today's data against the days before, looked at before anything is trained on it.
+"""The check of today's data against earlier days, before training.
 
-Outside of what is usual, a figure is told; beyond its budget, the day is quarantined. So honest drift passes up to the
-budgets. A budget has to be exceeded beyond chance: few rows prove little, and can do little harm.
+The report shows unusual figures; a figure beyond its budget quarantines the day. Honest drift passes up to the
+budgets. Only an excess beyond chance counts: few rows prove little, and can do little harm.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from mosaic.retrain.records import Finding, Usual
 SURE = 2.0
 """Standard errors of today's own rows by which a budget has to be exceeded."""
 MAX_CHANCE = 0.001
-"""Rows of one class only are remarkable where that had no larger chance."""
+"""Largest chance at which rows of a single class are remarkable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheckSettings:
-    """The ``[check]`` table of a recipe: how far a day's data may be from what is usual."""
+    """The ``[check]`` table of a recipe: limits of a day's data against the usual."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     days: Annotated[int, Ge(1)] = 30
-    """Trained days that say what is usual."""
+    """Trained days that define the usual."""
     min_rows: Annotated[int, Ge(1)] = 1
     """A day with fewer rows is not trained on."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.05
     """Share of rows that may be unreadable."""
     max_drop: Annotated[float, Ge(0)] = 0.2
-    """How far the champion's mean value on today's rows may be below the usual, in units of the score."""
+    """Largest drop of the champion's mean value on today's rows below the usual, in units of the score."""
     max_label_shift: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of rows whose label may be another than usual (total variation)."""
     max_mean_shift: Annotated[float, Ge(0)] = 3.0
-    """How far the mean of an input may be from the usual, in standard deviations of that input."""
+    """Largest distance of an input's mean from the usual, in standard deviations of that input."""
     required_modalities: tuple[str, ...] = ()
-    """A day without one of these is not trained on; without others the model is planned anew."""
+    """A day without one of these is quarantined; without others the model is planned anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheck:
-    """What the check found."""
+    """Result of the check."""
 
     quarantine: bool
-    """Whether today's rows must not be trained on."""
+    """True if today's rows must not be trained on."""
     reason: str
-    """Why, in one sentence; empty where they may be."""
+    """Reason, in one sentence; empty without a quarantine."""
     findings: tuple[Finding, ...]
-    """What was looked at; those that did not pass quarantine the day."""
+    """Findings; one that did not pass quarantines the day."""
     usual: tuple[Usual, ...]
-    """Figures of today beside those of the days before."""
+    """Figures of today beside those of earlier days."""
     replan: str
-    """Why the model has to be planned anew, such as ``modality audio is missing``; empty where it need not be."""
+    """Reason to plan the model anew, such as ``modality audio is missing``; empty for none."""
 
 
 def check_data(
@@ -70,11 +70,11 @@ def check_data(
     today_rows: AbstractSet[str] = frozenset(),
     frozen_rows: AbstractSet[str] = frozenset(),
 ) -> DataCheck:
-    """Compares today's data with the days before.
+    """Compares today's data with earlier days.
 
     Args:
         today: Today's figures.
-        before: Those of days that were trained on, the oldest first; not those of quarantined ones.
+        before: Figures of trained days, the oldest first, without quarantined days.
         settings: Budgets.
         today_rows: Digests of today's rows.
         frozen_rows: Digests of the frozen rows, none of which may be among today's.
@@ -109,76 +109,78 @@ def _rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
 
 
 def _leaked(today: AbstractSet[str], frozen: AbstractSet[str]) -> Finding:
-    both = len(today & frozen)
+    overlap = len(today & frozen)
     sentence = (
-        f"{both:,} of today's {len(today):,} rows are frozen rows, and none may be: training on them would make the "
+        f"{overlap:,} of today's {len(today):,} rows are frozen rows, and none may be: training on them would make the "
         "gate blind; take them out of the day's folder."
-        if both
+        if overlap
         else "No frozen row is among today's rows."
     )
-    return Finding(name="frozen rows", passed=not both, sentence=sentence)
+    return Finding(name="frozen rows", passed=not overlap, sentence=sentence)
 
 
 def _unreadable(today: DayFigures, settings: DataCheckSettings) -> Iterator[Finding]:
     count = sum(today.unreadable.values())
     if count:
-        kept = count <= settings.max_unreadable * (today.rows + count)
+        passed = count <= settings.max_unreadable * (today.rows + count)
         reasons = ", ".join(f"{reason} ({number:,})" for reason, number in sorted(today.unreadable.items()))
         yield Finding(
             name="unreadable",
-            passed=kept,
+            passed=passed,
             sentence=f"{count:,} of {today.rows + count:,} rows could not be read: {reasons}; "
-            f"max_unreadable = {settings.max_unreadable:.0%}{'' if kept else ': mend the files or raise it'}.",
+            f"max_unreadable = {settings.max_unreadable:.0%}{'' if passed else ': mend the files or raise it'}.",
         )
 
 
 def _champion(today: DayFigures, usual: Sequence[Usual], settings: DataCheckSettings) -> Iterator[Finding]:
-    """Wrong labels and other data both show as rows on which the champion suddenly errs."""
-    for one in usual:
-        if one.name != "champion's value" or one.usual is None or one.low is None:
+    """Wrong labels and unusual data both raise the champion's error."""
+    for figure in usual:
+        if figure.name != "champion's value" or figure.usual is None or figure.low is None:
             continue
         noise = SURE * (today.champion_error or 0.0)
-        kept = one.usual - one.today - noise <= settings.max_drop
-        said = f"The champion's mean value on today's rows is {one.today:.4f}, usually {one.usual:.4f}"
-        if not kept:
-            said += f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
-        elif one.today < one.low:
-            said += ", less than the days before explain: the data drifts, or some labels are wrong"
-        yield Finding(name="champion's error", passed=kept, sentence=f"{said}.")
+        passed = figure.usual - figure.today - noise <= settings.max_drop
+        sentence = f"The champion's mean value on today's rows is {figure.today:.4f}, usually {figure.usual:.4f}"
+        if not passed:
+            sentence += (
+                f", and max_drop = {settings.max_drop:g}: look at today's labels, and raise it if they are right"
+            )
+        elif figure.today < figure.low:
+            sentence += ", less than the days before explain: the data drifts, or some labels are wrong"
+        yield Finding(name="champion's error", passed=passed, sentence=f"{sentence}.")
 
 
 def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
-    known = [shares(one.labels) for one in before if one.labels]
+    label_shares = [shares(figures.labels) for figures in before if figures.labels]
     total = sum(today.labels.values())
-    if not known or not today.rows:
+    if not label_shares or not today.rows:
         return
     if not total:
         sentence = "No row has a label today, and rows of the days before had: look at how today's rows are read."
         yield Finding(name="labels", passed=False, sentence=sentence)
         return
-    now, usual = shares(today.labels), _median_shares(known)
+    now, usual = shares(today.labels), _median_shares(label_shares)
     shift = sum(abs(now.get(name, 0.0) - usual.get(name, 0.0)) for name in {*now, *usual}) / 2
     noise = sum(math.sqrt(share * (1 - share) / total) for share in usual.values()) / 2
     most = max(now, key=now.__getitem__)
     alone = now[most] == 1 and usual.get(most, 0.0) ** total < MAX_CHANCE
-    kept = shift - SURE * noise <= settings.max_label_shift and not alone
-    said = f"{shift:.0%} of labels are others than usual, and max_label_shift = {settings.max_label_shift:.0%}"
+    passed = shift - SURE * noise <= settings.max_label_shift and not alone
+    sentence = f"{shift:.0%} of labels are others than usual, and max_label_shift = {settings.max_label_shift:.0%}"
     if alone:
-        said = f"All {total:,} rows have the label {most}, which usually {usual.get(most, 0.0):.0%} have"
-    way_out = "" if kept else ": look at how today's rows were collected"
-    yield Finding(name="labels", passed=kept, sentence=f"{said}{way_out}.")
+        sentence = f"All {total:,} rows have the label {most}, which usually {usual.get(most, 0.0):.0%} have"
+    way_out = "" if passed else ": look at how today's rows were collected"
+    yield Finding(name="labels", passed=passed, sentence=f"{sentence}{way_out}.")
 
 
 def _median_shares(days: Sequence[dict[str, float]]) -> dict[str, float]:
     """Returns the median of each share over days, scaled to add up to 1."""
-    names = {name for one in days for name in one}
-    medians = {name: statistics.median([one.get(name, 0.0) for one in days]) for name in names}
+    names = {name for shares_of_day in days for name in shares_of_day}
+    medians = {name: statistics.median([shares_of_day.get(name, 0.0) for shares_of_day in days]) for name in names}
     whole = sum(medians.values())
     return {name: share / whole for name, share in medians.items()} if whole else medians
 
 
 def _modality_changes(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[tuple[str, str]]:
-    """Modalities that came or went since the last day that was trained on."""
+    """Modalities that came or went since the last trained day."""
     if before:
         present = {name for name, count in today.modalities.items() if count}
         last = {name for name, count in before[-1].modalities.items() if count}
@@ -205,14 +207,16 @@ def _inputs(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
             sentence = f"Input {name} has values that are not finite: look at today's files."
             yield Finding(name=f"mean {name}", passed=False, sentence=sentence)
             continue
-        known = [one.inputs[name] for one in before if name in one.inputs]
-        means = [one.mean for one in known if one.mean is not None]
-        spreads = [one.spread for one in known if one.spread is not None]
+        earlier = [each.inputs[name] for each in before if name in each.inputs]
+        means = [each.mean for each in earlier if each.mean is not None]
+        spreads = [each.spread for each in earlier if each.spread is not None]
         if not means or not spreads:
             continue
         usual, spread = statistics.median(means), statistics.median(spreads)
         distance = abs(figures.mean - usual)
-        kept = distance <= settings.max_mean_shift * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
-        said = f"Input {name} has a mean of {figures.mean:.4g}, usually {usual:.4g} with a spread of {spread:.4g}"
-        rule = "" if kept else f"; max_mean_shift = {settings.max_mean_shift:g} spreads: look for other units or scales"
-        yield Finding(name=f"mean {name}", passed=kept, sentence=f"{said}{rule}.")
+        passed = distance <= settings.max_mean_shift * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
+        sentence = f"Input {name} has a mean of {figures.mean:.4g}, usually {usual:.4g} with a spread of {spread:.4g}"
+        rule = (
+            "" if passed else f"; max_mean_shift = {settings.max_mean_shift:g} spreads: look for other units or scales"
+        )
+        yield Finding(name=f"mean {name}", passed=passed, sentence=f"{sentence}{rule}.")

@@ -1,4 +1,4 @@
-"""A day's data in numbers, and which numbers are usual: the median of the days before, and their spread about it."""
+"""A day's data in figures, and the usual range of each: the median of earlier days, and their spread about it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mosaic.retrain.gate.scores import Scores
 from mosaic.retrain.records import Usual
 
 MANY_SPREADS = 4.0
-"""A figure so many robust standard deviations from the median is remarkable."""
+"""Robust standard deviations from the median beyond which a figure is remarkable."""
 MANY_ERRORS = 3.0
-"""A figure so many standard errors of today's own rows from the median is remarkable."""
+"""Standard errors of today's rows from the median beyond which a figure is remarkable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class InputFigures:
     """The values of one input over a day's rows."""
 
     mean: float | None
-    """Mean of all values; None where it was not finite."""
+    """Mean of all values; None if it was not finite."""
     spread: float | None
-    """Standard deviation of all values; None where it was not finite."""
+    """Standard deviation of all values; None if it was not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayFigures:
-    """``figures.json`` in the folder of a day: its data in numbers."""
+    """``figures.json`` of a day: figures of its data."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -41,17 +41,17 @@ class DayFigures:
     day: str
     """Cut-off of the data."""
     rows: int
-    """Rows that could be read."""
+    """Readable rows."""
     unreadable: dict[str, int]
-    """Rows that could not, by reason."""
+    """Unreadable rows, by reason."""
     labels: dict[str, int]
-    """Rows by label; empty where there are no labels."""
+    """Rows by label; empty without labels."""
     modalities: dict[str, int]
-    """Rows by modality, a row of several in each; empty where there are none."""
+    """Rows by modality; a row of several counts in each. Empty without modalities."""
     inputs: dict[str, InputFigures]
-    """By the name of the input."""
+    """Figures by input name."""
     champion: float | None
-    """The champion's mean value on the day's rows, or on some of them; None where there was no champion."""
+    """The champion's mean value on the day's rows, or on some of them; None without a champion."""
     champion_error: float | None
     """Standard error of that mean, by groups of rows."""
 
@@ -64,19 +64,19 @@ def day_figures(
     inputs: Mapping[str, InputFigures],
     is_champion: bool = True,
 ) -> DayFigures:
-    """Returns a day's figures from what a version scored on its rows.
+    """Returns a day's figures from a version's scores on its rows.
 
     Args:
         day: Cut-off of the data.
-        scores: Of all rows that could be read; ``label`` and ``modality`` are counted, ``image+audio`` as both.
-        unreadable: Rows that could not be read, by reason.
+        scores: Scores of all readable rows; ``label`` and ``modality`` are counted, ``image+audio`` as both.
+        unreadable: Unreadable rows, by reason.
         inputs: Means and spreads of inputs.
-        is_champion: Whether the champion scored them; without a champion any model may, for labels and modalities.
+        is_champion: True if the champion scored them; any other model gives only labels and modalities.
     """
     values = scores.array[np.isfinite(scores.array)]
     groups = np.array(scores.cluster or range(len(scores.value)))[np.isfinite(scores.array)]
     names = [name for row in scores.columns.get("modality", ()) for name in row.split("+") if name]
-    known = is_champion and len(values) > 0
+    is_known = is_champion and len(values) > 0
     return DayFigures(
         day=day,
         rows=len(scores.value),
@@ -84,13 +84,13 @@ def day_figures(
         labels=dict(sorted(Counter(scores.columns.get("label", ())).items())),
         modalities=dict(sorted(Counter(names).items())),
         inputs=dict(inputs),
-        champion=float(np.mean(values)) if known else None,
-        champion_error=_standard_error(values, groups) if known else None,
+        champion=float(np.mean(values)) if is_known else None,
+        champion_error=_standard_error(values, groups) if is_known else None,
     )
 
 
 def usual_figures(today: DayFigures, before: Sequence[DayFigures]) -> tuple[Usual, ...]:
-    """Returns figures of today beside those of the days before, with what is remarkable."""
+    """Returns figures of today beside those of earlier days, with their usual ranges."""
     return tuple(_figures(today, before))
 
 
@@ -101,17 +101,17 @@ def shares(counts: Mapping[str, int], total: int | None = None) -> dict[str, flo
 
 
 def _figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]:
-    rows = [one.rows for one in before]
+    rows = [day.rows for day in before]
     yield _beside("rows", today.rows, rows, 0.5 * statistics.median(rows or [0]))
-    yield _beside("unreadable", _unreadable(today), [_unreadable(one) for one in before], 0.01)
+    yield _beside("unreadable", _unreadable(today), [_unreadable(day) for day in before], 0.01)
     if today.champion is not None:
-        known = [one.champion for one in before if one.champion is not None]
-        yield _beside("champion's value", today.champion, known, MANY_ERRORS * (today.champion_error or 0.0))
-    yield from _share_figures("label", shares(today.labels), [shares(one.labels) for one in before], today.rows)
-    present = [shares(one.modalities, one.rows) for one in before]
+        champion_values = [day.champion for day in before if day.champion is not None]
+        yield _beside("champion's value", today.champion, champion_values, MANY_ERRORS * (today.champion_error or 0.0))
+    yield from _share_figures("label", shares(today.labels), [shares(day.labels) for day in before], today.rows)
+    present = [shares(day.modalities, day.rows) for day in before]
     yield from _share_figures("modality", shares(today.modalities, today.rows), present, today.rows)
     for name, figures in sorted(today.inputs.items()):
-        means = [one.inputs[name].mean for one in before if name in one.inputs]
+        means = [day.inputs[name].mean for day in before if name in day.inputs]
         if figures.mean is not None:
             floor = 0.1 * (figures.spread or 0.0)
             yield _beside(f"mean {name}", figures.mean, [mean for mean in means if mean is not None], floor)
@@ -120,20 +120,20 @@ def _figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]
 def _share_figures(
     kind: str, today: Mapping[str, float], before: Sequence[Mapping[str, float]], rows: int
 ) -> Iterator[Usual]:
-    """A share is also remarkable only beyond what the number of today's rows explains."""
-    for name in sorted({*today, *(name for one in before for name in one)}):
-        past = [one.get(name, 0.0) for one in before]
+    """A share is remarkable only beyond the noise of today's number of rows."""
+    for name in sorted({*today, *(name for day_shares in before for name in day_shares)}):
+        past = [day_shares.get(name, 0.0) for day_shares in before]
         share = statistics.median(past or [0.0])
         floor = MANY_ERRORS * math.sqrt(max(share * (1 - share), 1 / max(1, rows)) / max(1, rows))
         yield _beside(f"{kind} {name}", today.get(name, 0.0), past, floor)
 
 
 def _beside(name: str, today: float, before: Sequence[float], floor: float) -> Usual:
-    """Limits are wide where there are few days, and at least ``floor`` away."""
+    """Few days give wide limits; each is at least ``floor`` from the median."""
     if not before:
         return Usual(name=name, today=float(today), usual=None, low=None, high=None)
     middle = float(statistics.median(before))
-    spread = 1.4826 * statistics.median([abs(one - middle) for one in before])
+    spread = 1.4826 * statistics.median([abs(value - middle) for value in before])
     width = max(floor, MANY_SPREADS * spread) * (1 + 2 / len(before))
     return Usual(name=name, today=float(today), usual=middle, low=middle - width, high=middle + width)
 
@@ -144,7 +144,7 @@ def _unreadable(figures: DayFigures) -> float:
 
 
 def _standard_error(values: np.ndarray, groups: np.ndarray) -> float:
-    """Of a mean over groups of rows; as large as the values' spread where there is one group."""
+    """Standard error of a mean over groups of rows; the values' spread for a single group."""
     number = np.unique(groups, return_inverse=True)[1]
     sums = np.bincount(number, weights=values - np.mean(values))
     if len(sums) == 1:

@@ -1,4 +1,4 @@
-"""The day's data: rows by source, what could not be read, and figures beside those of the days before."""
+"""The day's data: rows by source, unreadable rows, and figures beside those of earlier days."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mosaic.retrain.page.wording import NONE, figure
 from mosaic.retrain.records import DayReport, SourceRows, Usual
 
 MAX_SOURCES = 8
-"""Sources that are shown; those with rejects first."""
+"""Most sources on the page; those with rejects first."""
 MAX_REASONS = 3
 MAX_FIGURES = 20
 MAX_OPEN_FIGURES = 8
-"""Usual figures that are shown without being asked for."""
+"""Figures shown unfolded."""
 
 
 def data(report: DayReport) -> Markup:
@@ -26,21 +26,23 @@ def data(report: DayReport) -> Markup:
 def _sources(sources: Sequence[SourceRows]) -> Markup | None:
     if not sources:
         return None
-    # Which sources are shown depends on their rejects; in which order they stand does not.
-    by_rejects = sorted(sources, key=lambda one: not one.rejected)[:MAX_SOURCES]
-    shown = [one for one in sources if one in by_rejects]
-    rest = [one for one in sources if one not in by_rejects]
+    # Rejects decide which sources are shown, but not their order.
+    by_rejects = sorted(sources, key=lambda source: not source.rejected)[:MAX_SOURCES]
+    shown = [source for source in sources if source in by_rejects]
+    hidden = [source for source in sources if source not in by_rejects]
     lines = [
         row(
-            with_note(shorten(one.name), _reasons(one)) if one.rejected else element("span", shorten(one.name)),
-            *_counts(one.rows, one.drawn, sum(one.rejected.values())),
+            with_note(shorten(source.name), _reasons(source))
+            if source.rejected
+            else element("span", shorten(source.name)),
+            *_counts(source.rows, source.drawn, sum(source.rejected.values())),
         )
-        for one in shown
+        for source in shown
     ]
-    if rest:
-        rejected = sum(sum(one.rejected.values()) for one in rest)
-        sums = (sum(one.rows for one in rest), sum(one.drawn for one in rest), rejected)
-        lines.append(row(element("span", f"{len(rest)} more sources"), *_counts(*sums)))
+    if hidden:
+        rejected = sum(sum(source.rejected.values()) for source in hidden)
+        sums = (sum(source.rows for source in hidden), sum(source.drawn for source in hidden), rejected)
+        lines.append(row(element("span", f"{len(hidden)} more sources"), *_counts(*sums)))
     return table("Rows by source", ("Source", "Rows", "Drawn", "Rejected"), lines, class_="counts")
 
 
@@ -48,17 +50,17 @@ def _counts(*amounts: int) -> tuple[Markup, ...]:
     return tuple(cell(f"{amount:,}", class_="number") for amount in amounts)
 
 
-def _reasons(one: SourceRows) -> str:
-    ordered = sorted(one.rejected.items(), key=lambda item: (-item[1], item[0]))
-    said = [f"{shorten(reason)}: {rows:,}" for reason, rows in ordered[:MAX_REASONS]]
+def _reasons(source: SourceRows) -> str:
+    ordered = sorted(source.rejected.items(), key=lambda item: (-item[1], item[0]))
+    texts = [f"{shorten(reason)}: {rows:,}" for reason, rows in ordered[:MAX_REASONS]]
     more = len(ordered) - MAX_REASONS
-    return "rejected: " + "; ".join(said) + (f"; {more} more reasons" if more > 0 else "")
+    return "rejected: " + "; ".join(texts) + (f"; {more} more reasons" if more > 0 else "")
 
 
-def is_unusual(one: Usual) -> bool:
-    """Whether today's value is beyond its range; without a range nothing is."""
-    below = one.low is not None and not one.today >= one.low
-    return below or (one.high is not None and not one.today <= one.high)
+def is_unusual(figure: Usual) -> bool:
+    """Returns True if today's value is beyond its range."""
+    below = figure.low is not None and not figure.today >= figure.low
+    return below or (figure.high is not None and not figure.today <= figure.high)
 
 
 def _figures(usual: Sequence[Usual]) -> tuple[Markup | None, ...]:
@@ -90,31 +92,33 @@ def _table(caption: str, shown: Sequence[Usual]) -> Markup:
     return table(caption, ("Figure", "Today in its range", "Today", "Usual", "Result"), lines, class_="forest")
 
 
-def _range(one: Usual) -> str | None:
-    if one.low is None and one.high is None:
+def _range(usual: Usual) -> str | None:
+    if usual.low is None and usual.high is None:
         return None
-    if one.low is None or one.high is None:
-        return f"at most {figure(one.high)}" if one.low is None else f"at least {figure(one.low)}"
-    return f"{figure(one.low)} to {figure(one.high)}"
+    if usual.low is None or usual.high is None:
+        return f"at most {figure(usual.high)}" if usual.low is None else f"at least {figure(usual.low)}"
+    return f"{figure(usual.low)} to {figure(usual.high)}"
 
 
-def _picture(one: Usual) -> Markup:
-    known = [value for value in (one.today, one.usual, one.low, one.high) if value is not None and math.isfinite(value)]
-    if len(known) < 2 or min(known) == max(known):
+def _picture(row: Usual) -> Markup:
+    finite = [
+        value for value in (row.today, row.usual, row.low, row.high) if value is not None and math.isfinite(value)
+    ]
+    if len(finite) < 2 or min(finite) == max(finite):
         return element("span", NONE, class_="faint", aria_hidden="true")
-    room = 0.08 * (max(known) - min(known))
-    start, width = min(known) - room, max(known) - min(known) + 2 * room
+    room = 0.08 * (max(finite) - min(finite))
+    start, width = min(finite) - room, max(finite) - min(finite) + 2 * room
 
     def x(value: float) -> str:
         return f"{100 * (value - start) / width:.4g}%"
 
-    drawn: list[Markup] = []
-    if one.low is not None or one.high is not None:
-        low = start if one.low is None else one.low
-        high = start + width if one.high is None else one.high
-        drawn.append(element("line", x1=x(low), x2=x(high), y1=14, y2=14, class_="usual"))
-    if one.usual is not None:
-        drawn.append(element("line", x1=x(one.usual), x2=x(one.usual), y1=8, y2=20, class_="limit"))
-    if math.isfinite(one.today):
-        drawn.append(element("circle", cx=x(one.today), cy=14, r=4.5))
-    return element("svg", *drawn, height=28, aria_hidden="true")
+    marks: list[Markup] = []
+    if row.low is not None or row.high is not None:
+        low = start if row.low is None else row.low
+        high = start + width if row.high is None else row.high
+        marks.append(element("line", x1=x(low), x2=x(high), y1=14, y2=14, class_="usual"))
+    if row.usual is not None:
+        marks.append(element("line", x1=x(row.usual), x2=x(row.usual), y1=8, y2=20, class_="limit"))
+    if math.isfinite(row.today):
+        marks.append(element("circle", cx=x(row.today), cy=14, r=4.5))
+    return element("svg", *marks, height=28, aria_hidden="true")

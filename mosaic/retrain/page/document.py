@@ -15,11 +15,11 @@ from mosaic.retrain.page.verdict import messages, verdict, versions
 from mosaic.retrain.records import HEADLINES, DayReport
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""The browser itself holds the page to no script and no request."""
+"""The browser enforces a page without script and without requests."""
 
 
 def page_of(report: DayReport) -> str:
-    """Returns the page of a day: HTML that needs nothing beside it, under 100 KB whatever the report holds."""
+    """Returns the page of a day: self-contained HTML under 100 KB for any report."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -48,7 +48,7 @@ def page_of(report: DayReport) -> str:
 
 
 def write_page(report: DayReport, path: Path) -> None:
-    """Writes the page to ``path``, whole or not at all.
+    """Writes the page to ``path`` atomically.
 
     Raises:
         MosaicError: The folder cannot be written or the disk is full.

@@ -1,4 +1,4 @@
-"""HTML made of elements: text is escaped unless it is ``Markup`` already, so a name from outside stays a name."""
+"""HTML elements: all text is escaped except ``Markup``, so names from outside cannot inject HTML."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _VOID = frozenset(("meta", "link"))
 _SHAPES = frozenset(("circle", "line", "path", "rect"))
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 MAX_NAME = 64
-"""Bytes of a name that are shown."""
+"""Most bytes of a name on the page."""
 MAX_SENTENCE = 450
-"""Bytes of a sentence that are shown."""
+"""Most bytes of a sentence on the page."""
 
 
 class Markup(str):
@@ -23,7 +23,7 @@ class Markup(str):
 
 
 Child = str | None
-"""What stands in an element; plain text is escaped, None is left out."""
+"""Child of an element; plain text is escaped, None is left out."""
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Markup:
@@ -31,24 +31,23 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Mar
 
     Args:
         tag: Its name.
-        *children: What stands in it.
-        **attributes: ``class_`` becomes ``class``, ``aria_label`` becomes ``aria-label``; those that are None are left
-            out.
+        *children: Children.
+        **attributes: ``class_`` becomes ``class``, ``aria_label`` becomes ``aria-label``; None is left out.
     """
-    given = "".join(
+    attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(str(value)).replace(QUOTE, "&quot;")}"'
         for name, value in attributes.items()
         if value is not None
     )
     if tag in _VOID:
-        return Markup(f"<{tag}{given}>")
+        return Markup(f"<{tag}{attribute_text}>")
     if not children and tag in _SHAPES:
-        return Markup(f"<{tag}{given}/>")
-    return Markup(f"<{tag}{given}>{join(children)}</{tag}>")
+        return Markup(f"<{tag}{attribute_text}/>")
+    return Markup(f"<{tag}{attribute_text}>{join(children)}</{tag}>")
 
 
 def join(children: Iterable[Child], between: str = "") -> Markup:
-    """Returns children one after the other, escaped where they are plain text."""
+    """Joins children; escapes plain text."""
     return Markup(escape(between).join(escape(child) for child in children if child is not None))
 
 
@@ -65,7 +64,7 @@ def _is_hostile(letter: str) -> bool:
 
 
 def shorten(text: str, limit: int = MAX_NAME) -> str:
-    """Returns text, or its beginning and an ellipsis where it would take more than ``limit`` bytes of the page."""
+    """Returns text, shortened with an ellipsis to ``limit`` bytes of the page."""
     size = 0
     for place, letter in enumerate(text):
         size += len(escape(letter).encode())
@@ -75,7 +74,7 @@ def shorten(text: str, limit: int = MAX_NAME) -> str:
 
 
 def brief(text: str) -> str:
-    """Returns the name of a day or a version, which is short unless something is wrong."""
+    """Returns the shortened name of a day or a version."""
     return shorten(text, 16)
 
 
@@ -118,11 +117,13 @@ def section(key: str, heading: str, *children: Child) -> Markup:
 
 
 def folded(summary: str, *children: Child) -> Markup:
-    """Returns what is there for those who ask for it, and on paper."""
+    """Returns a folded part, which is open on paper."""
     return element("details", element("summary", summary), *children)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
-    """Returns terms and what is to be said of each; those without anything are left out."""
-    shown = [element("div", element("dt", term), element("dd", said)) for term, said in pairs if said]
+    """Returns a list of terms and descriptions; empty descriptions are left out."""
+    shown = [
+        element("div", element("dt", term), element("dd", description)) for term, description in pairs if description
+    ]
     return element("dl", *shown) if shown else Markup("")

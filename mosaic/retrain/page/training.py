@@ -1,4 +1,4 @@
-"""The day's run: its window, what disturbed it, whether its bits are those of an undisturbed run, and its plan."""
+"""The day's run: its window, its restarts, its bits against an undisturbed run, and its plan."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mosaic.retrain.page.wording import count, date_of, duration, figure, moment
 from mosaic.retrain.records import DayReport, Restart, RunFacts
 
 MAX_RESTARTS = 8
-"""The last of them are on the page."""
+"""Most restarts on the page, the last ones."""
 MAX_OPEN_RESTARTS = 3
-"""Restarts that are shown without being asked for."""
+"""Restarts shown unfolded."""
 _MAX_PLAN = 1000
 
 
 def training(report: DayReport) -> Markup:
-    """The section on how the training ran."""
+    """The section on the training."""
     run = report.run
     if run is None:
         return section("run", "Run", element("p", "Nothing was trained.", class_="faint"))
@@ -37,9 +37,9 @@ def training(report: DayReport) -> Markup:
 def _window(run: RunFacts) -> str:
     day = date_of(run.began)
     took = duration(run.began, run.ended)
-    said = f"{moment(run.began)} to {moment(run.ended, day=day)}"
-    said += f", {took}" if took else ""
-    return said + (f"; it had until {moment(run.until, day=day)}" if run.until else "")
+    text = f"{moment(run.began)} to {moment(run.ended, day=day)}"
+    text += f", {took}" if took else ""
+    return text + (f"; it had until {moment(run.until, day=day)}" if run.until else "")
 
 
 def _bits(run: RunFacts) -> Markup:
@@ -54,8 +54,11 @@ def _restarts(restarts: Sequence[Restart], day: str) -> Markup:
     if not restarts:
         return join(("none",))
     items = [
-        element("li", f"{moment(one.at, day=day)}: {shorten(one.cause, 120)}, went on from step {one.from_step:,}")
-        for one in restarts[-MAX_RESTARTS:]
+        element(
+            "li",
+            f"{moment(restart.at, day=day)}: {shorten(restart.cause, 120)}, went on from step {restart.from_step:,}",
+        )
+        for restart in restarts[-MAX_RESTARTS:]
     ]
     if len(items) <= MAX_OPEN_RESTARTS:
         return element("ol", *items, class_="plain")

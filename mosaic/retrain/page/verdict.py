@@ -1,4 +1,4 @@
-"""The page's first lines: how the day ended, why, and what a person must do."""
+"""The page's first lines: the outcome, its reason, and the task of a person."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mosaic.retrain.records import HEADLINES, DayReport
 
 MAX_MESSAGES = 8
 MAX_MESSAGE = 300
-"""Bytes of a message that are shown."""
+"""Most bytes of a message on the page."""
 MAX_DIGESTS = 16
 
 
@@ -46,7 +46,7 @@ def verdict(report: DayReport) -> Markup:
 
 
 def _beside(report: DayReport) -> str:
-    """What became of which version, in a few words."""
+    """The versions and their outcome, in a few words."""
     new = _version(report.challenger, "the challenger")
     stays = f"{_version(report.champion)} stays" if report.champion else "there is no champion yet"
     return {
@@ -64,7 +64,7 @@ def _version(name: str | None, otherwise: str = "") -> str:
 
 
 def versions(report: DayReport) -> Markup:
-    """The section on versions, the command that takes the day back, and digests."""
+    """The section on versions, the undo command, and digests."""
     shown = list(report.digests.items())[:MAX_DIGESTS]
     digests = facts((shorten(name), element("code", shorten(digest, 128))) for name, digest in shown)
     return section(
@@ -83,8 +83,8 @@ def versions(report: DayReport) -> Markup:
 
 
 def messages(report: DayReport) -> Markup:
-    """The section of what else the morning should know."""
-    said = [element("li", shorten(one, MAX_MESSAGE)) for one in report.messages[:MAX_MESSAGES]]
+    """The section of messages."""
+    items = [element("li", shorten(message, MAX_MESSAGE)) for message in report.messages[:MAX_MESSAGES]]
     more = len(report.messages) - MAX_MESSAGES
     left_out = element("li", f"{more} more in report.json") if more > 0 else None
-    return section("messages", "Messages", element("ul", join(said), left_out) if said else None)
+    return section("messages", "Messages", element("ul", join(items), left_out) if items else None)

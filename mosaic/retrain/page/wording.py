@@ -1,4 +1,4 @@
-"""How the page says numbers, times and durations."""
+"""Formats of numbers, times and durations on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "–"
 
 
 def decimals_for(step: float) -> int:
-    """Returns how many decimals show tenths of ``step``, such as the margin: 3 for 0.01."""
+    """Returns the decimals that show tenths of ``step``, such as the margin: 3 for 0.01."""
     return min(6, max(0, 1 - math.floor(math.log10(step)))) if 0 < step < math.inf else 3
 
 
@@ -49,7 +49,7 @@ def count(amount: int, thing: str) -> str:
 
 
 def moment(iso: str, *, day: str = "") -> str:
-    """Returns a UTC time as ``01:00 UTC``, with its date where it is not of ``day``; text that is no time as it is."""
+    """Formats a UTC time as ``01:00 UTC``, with its date if not of ``day``; returns other text unchanged."""
     when = _parsed(iso)
     if when is None:
         return brief(iso)
@@ -57,13 +57,13 @@ def moment(iso: str, *, day: str = "") -> str:
 
 
 def date_of(iso: str) -> str:
-    """Returns the date of a UTC time; empty where it is none."""
+    """Returns the date of a UTC time; empty for other text."""
     when = _parsed(iso)
     return "" if when is None else f"{when:%Y-%m-%d}"
 
 
 def duration(began: str, ended: str) -> str:
-    """Returns the time between two UTC times as ``2 h 12 min``; empty where either is no time."""
+    """Returns the time between two UTC times as ``2 h 12 min``; empty if either is not a time."""
     first, last = _parsed(began), _parsed(ended)
     if first is None or last is None:
         return ""

@@ -1,4 +1,4 @@
-"""What starts a recipe every day: files for systemd, Slurm, Kubernetes and cron, and what to do with them."""
+"""Daily schedules of a recipe: files for systemd, Slurm, Kubernetes and cron, and their installation."""
 
 from mosaic.retrain.templates.writing import KINDS, TemplateKind, next_steps, write_template
 

@@ -1,4 +1,4 @@
-"""A path or a word as each scheduler's language wants it, so that spaces, quotes and signs stay what they are."""
+"""Quoting of paths and words in each scheduler's language."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import shlex
 
 
 def for_unit(text: str) -> str:
-    """For a line of a systemd unit that holds paths; ``%`` would begin a specifier."""
+    """Quotes for a line of a systemd unit with paths, where ``%`` begins a specifier."""
     quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{quoted}"'
 
 
 def for_exec(text: str) -> str:
-    """For ``ExecStart=``, where ``$`` would begin a variable, too."""
+    """Quotes for ``ExecStart=``, where ``$`` begins a variable too."""
     return for_unit(text).replace("$", "$$")
 
 
 def for_cron(*words: str) -> str:
-    """A command for cron's shell; a bare ``%`` would end the line."""
+    """Quotes a command for cron's shell, where a bare ``%`` ends the line."""
     return shlex.join(words).replace("%", "\\%")
 
 

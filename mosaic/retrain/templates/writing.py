@@ -1,4 +1,4 @@
-"""Fills the files of one scheduler in and writes them into the recipe's folder."""
+"""Fills in the files of one scheduler and writes them into the recipe's folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES: dict[TemplateKind, dict[str, str]] = {
     "kubernetes": {"cronjob.yaml": "cronjob.yaml"},
     "cron": {"retrain.crontab": "crontab"},
 }
-"""Files beside this one, and what they are called in the recipe's folder; ``@name@`` is filled in in both."""
+"""Template files and their names in the recipe's folder; ``@name@`` is filled in in both."""
 
 _NEXT_STEPS: dict[TemplateKind, str] = {
     "systemd": """\
@@ -67,38 +67,38 @@ def write_template(
     python: str = sys.executable,
     image: str = "mosaic-retrain:latest",
 ) -> tuple[Path, ...]:
-    """Writes what starts ``mosaic retrain run FOLDER`` every day into ``folder/KIND``.
+    """Writes files that start ``mosaic retrain run FOLDER`` every day into ``folder/KIND``.
 
     Args:
-        kind: Who starts it.
+        kind: The scheduler.
         folder: The recipe's folder.
         time: Hour and minute, UTC.
-        python: The interpreter that has Mosaic; its path is filled in.
+        python: The interpreter with Mosaic.
         image: The container's image, for Kubernetes.
 
     Returns:
-        The files, which a person looks at and installs as ``next_steps`` says.
+        The files, for a person to check and install by ``next_steps``.
 
     Raises:
         ValueError: An argument is wrong.
-        MosaicError: A file is there already and says something else, or cannot be written.
+        MosaicError: A file exists with other content, or cannot be written.
     """
     values = _values(folder, time, python, image)
     here, there = Path(__file__).parent, folder.resolve() / _known(kind)
-    written = {
+    texts = {
         there / _filled(target, values): _filled((here / source).read_text(encoding="utf-8"), values)
         for source, target in _FILES[kind].items()
     }
-    for target, text in written.items():
+    for target, text in texts.items():
         if target.exists() and target.read_text(encoding="utf-8") != text:
             raise MosaicError(f"{target} is there and says something else; move it away, or keep it and go on without")
-    for target, text in written.items():
+    for target, text in texts.items():
         write_text(text, target)
-    return tuple(written)
+    return tuple(texts)
 
 
 def next_steps(kind: TemplateKind, folder: Path) -> str:
-    """Returns what a person does with the files that ``write_template`` wrote."""
+    """Returns the instructions to install the files of ``write_template``."""
     place = shlex.quote(str(folder.resolve() / kind))
     return _NEXT_STEPS[_known(kind)].format(place=place, unit=_unit(folder))
 
@@ -114,7 +114,7 @@ def _unit(folder: Path) -> str:
 
 
 def _values(folder: Path, time: str, python: str, image: str) -> dict[str, str]:
-    """What stands for each ``@name@`` in the files."""
+    """Values of each ``@name@`` in the files."""
     clock = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)", time)
     if clock is None:
         raise ValueError(f"time {time!r} is no time of day; use two digits each for hour and minute in UTC, as 01:00")
@@ -133,7 +133,7 @@ def _values(folder: Path, time: str, python: str, image: str) -> dict[str, str]:
         "time": time,
         "folder_unit": for_unit(where),
         "folder_exec": for_exec(where),
-        "python_unit": for_unit(python),  # the program itself is no place for variables
+        "python_unit": for_unit(python),  # ExecStart allows no variables in the program itself
         "complaint_exec": for_exec(complaint),
         "folder_shell": shlex.quote(where),
         "python_shell": shlex.quote(python),

@@ -1,1 +1,1 @@
-"""The process that needs torch: looks at a day, trains it, scores versions; checks and verifies by day."""
+"""The worker process, which needs torch: checks data, trains, scores versions; rehearses and verifies by day."""

@@ -1,4 +1,4 @@
-"""What would fail at three in the morning, found by day: a step is taken, versions are scored, nothing is kept."""
+"""A rehearsal by day that finds errors of the night: takes a step, scores versions, keeps nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from mosaic.train.day import Day
 from mosaic.train.worker_group import WorkerGroup
 
 _STEPS = 4
-"""Steps that are taken; the first one is not timed."""
+"""Steps to take; the first is not timed."""
 
 
 def check(work: Work, group: WorkerGroup) -> Iterator[str]:
-    """Goes through a day in small, in a folder that is thrown away; yields what it finds, a line each.
+    """Rehearses a small day in a temporary folder; yields its results, line by line.
 
     Raises:
-        MosaicError: Something would fail; says what, and what to do.
+        MosaicError: A step of the day would fail.
     """
     with group.shared_folder(work.folder.path, prefix=".check-") as aside:
         work = replace(work, day=DayFolder(aside / "day"))
@@ -42,10 +42,10 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
         yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
         look(work, group)
-        found = load(DataCheck, work.day.data_check)
-        yield from (f"data: {finding.sentence}" for finding in found.findings)
-        if found.quarantine:
-            yield f"this data would be QUARANTINED: {found.reason}"
+        data_check = load(DataCheck, work.day.data_check)
+        yield from (f"data: {finding.sentence}" for finding in data_check.findings)
+        if data_check.quarantine:
+            yield f"this data would be QUARANTINED: {data_check.reason}"
         settings = work.settings(group, None)
         day = Day(work.program, work.samples(), settings, group)
         took = list(_timed(day))
@@ -67,7 +67,7 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
 
 
 def _rehearse(work: Work) -> None:
-    """Begins a day that uses what is new, or what was new last."""
+    """Begins a day on the new data, or on the last day's."""
     arrivals = Arrivals(work.folder, work.recipe)
     ready = arrivals.ready()
     if not ready:
@@ -111,7 +111,7 @@ def _read_back(work: Work, digest: str) -> None:
 
 
 def _gate(work: Work, group: WorkerGroup) -> Iterator[str]:
-    """Says what the frozen rows can tell; a margin that they cannot resolve is refused here and not at night."""
+    """Reports the resolution of the frozen rows; refuses a margin that they cannot resolve."""
     gate, champion = work.recipe.gate, work.day.state.champion
     scores = frozen_scores(work, group, champion)
     if scores is None:
@@ -127,17 +127,17 @@ def _gate(work: Work, group: WorkerGroup) -> Iterator[str]:
 
 
 def _last_challenger(work: Work) -> Any:
-    """Returns what the last challenger scored on the same frozen rows that the champion is scored on; None for none."""
+    """Returns the last challenger's scores on the champion's frozen rows; None without any."""
     champion = work.day.state.champion
     for day in reversed(work.folder.days()):
         if day.scores.is_file() and champion is not None:
             state = day.state
             scores = load(DayScores, day.scores)
-            mine, other = scores.find(champion, "frozen"), scores.find(state.version, "frozen")
-            if mine is not None and other is not None and state.version != champion:
-                return other
+            champion_scores, challenger_scores = scores.find(champion, "frozen"), scores.find(state.version, "frozen")
+            if champion_scores is not None and challenger_scores is not None and state.version != champion:
+                return challenger_scores
             before = scores.find(state.champion, "frozen") if state.champion is not None else None
-            if mine is not None and before is not None and state.champion != champion:
+            if champion_scores is not None and before is not None and state.champion != champion:
                 return before
     return None
 

@@ -19,7 +19,7 @@ def freeze(work: Work) -> None:
     """Writes ``sources.json``: folders, sizes, digests, rows, shares, and the steps of the day.
 
     Raises:
-        MosaicError: A folder is missing, empty, changed since it was trained on, or has no rows left to train on.
+        MosaicError: A folder is missing, empty, changed since a day trained on it, or has no rows to train on.
     """
     recipe, state = work.recipe, work.day.state
     known = _known(work)
@@ -60,7 +60,7 @@ def freeze(work: Work) -> None:
 
 
 def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> tuple[SourceRecord, bool]:
-    """Lists a day's data folder and counts its rows; returns, too, whether it can only be gone through."""
+    """Lists a day's data folder and counts its rows; returns the record, and True for an iterable data set."""
     path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
     record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
     data = work.program.make_dataset(path, True)
@@ -72,7 +72,7 @@ def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -
 
 
 def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
-    """Raises MosaicError for what a data set that can only be gone through cannot do."""
+    """Raises MosaicError for settings that an iterable data set does not support."""
     recipe, state = work.recipe, work.day.state
     wrong = {
         "[budget] steps has to say how many": recipe.budget.steps is None,
@@ -89,10 +89,10 @@ def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
 
 
 def _known(work: Work) -> dict[str, SourceRecord]:
-    """Returns what earlier days noted of their folders, by path."""
-    known: dict[str, SourceRecord] = {}
+    """Returns the records of earlier days' folders, by path."""
+    records: dict[str, SourceRecord] = {}
     for day in work.folder.days():
         sources = load_of_earlier_day(Sources, day.sources) if day.path != work.day.path else None
         if sources is not None:
-            known |= {record.path: record for record in (*sources.sources, sources.frozen)}
-    return known
+            records |= {record.path: record for record in (*sources.sources, sources.frozen)}
+    return records

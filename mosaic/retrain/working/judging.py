@@ -29,7 +29,7 @@ from mosaic.train.worker_group import WorkerGroup
 
 @contextmanager
 def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: bool = True) -> Iterator[Scored]:
-    """Makes today's model to be scored; what is new in it, or all without weights, is untrained."""
+    """Constructs today's model for scoring; parts without weights are untrained."""
     seed_step(work.recipe.budget.seed, 0, 0)
     model = work.program.make_model().to(group.device)
     if weights is not None:
@@ -46,7 +46,7 @@ def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: b
 
 
 def weights_of(work: Work, version: str | None) -> Path | None:
-    """Returns where a version's weights are."""
+    """Returns the path of a version's weights."""
     return None if version is None else versions.find(work.folder, version).weights
 
 
@@ -55,15 +55,15 @@ def judge(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: C
 
     Args:
         work: The day.
-        group: Who scores.
-        model: The one that was trained just now; None where the day goes on from its export, or it is divided.
-        check_time: Raises where the window is over.
+        group: The ranks.
+        model: The trained model; None if the day resumes from its export, or the model is divided.
+        check_time: Raises after the end of the window.
     """
     state = work.day.state
     assert state.version is not None
     rows = {"frozen": tuple(_frozen(work)), "fresh": tuple(_fresh(work))}
     names = dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None)
-    found = []
+    scores = []
     for name in names:
         check_time()
         is_new = name == state.version
@@ -71,14 +71,14 @@ def judge(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: C
         with model_of(work, weights, group, partial=not is_new) as scored:
             if is_new:
                 facts = _facts(work, group, scored, model, rows["frozen"] or rows["fresh"])
-            found += [_scores(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
+            scores += [_scores(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
     if group.rank == 0:
         save(facts, work.day.facts)
-        save(DayScores(scores=tuple(found)), work.day.scores)
+        save(DayScores(scores=tuple(scores)), work.day.scores)
 
 
 def frozen_scores(work: Work, group: WorkerGroup, version: str | None) -> Scores | None:
-    """Returns what a version, or new weights, score on the frozen rows; None where there are none."""
+    """Returns the scores of a version, or of new weights, on the frozen rows; None without frozen rows."""
     rows = tuple(_frozen(work))
     if not rows:
         return None
@@ -87,7 +87,7 @@ def frozen_scores(work: Work, group: WorkerGroup, version: str | None) -> Scores
 
 
 class _Row:
-    """A row that is scored."""
+    """A row to score."""
 
     __slots__ = ("added", "name", "sample")
 
@@ -103,10 +103,10 @@ def _frozen(work: Work) -> Iterator[_Row]:
 
 
 def _fresh(work: Work) -> Iterator[_Row]:
-    """Yields the rows that were held out of the day's new data."""
+    """Yields the held-out rows of the day's new data."""
     sources = work.sources
     for record in sources.of_kind("new"):
-        if not record.rows:  # it can only be gone through, and nothing is held out
+        if not record.rows:  # iterable: no row is held out
             continue
         data = work.program.make_dataset(work.folder.path / record.path, False)
         out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
@@ -117,8 +117,8 @@ def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> It
     data = work.program.make_dataset(work.folder.path / path, False)
     if is_iterable(data):
         raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
-    chosen = tuple(range(len(data))) if rows is None else rows
-    for row, sample in zip(chosen, read_rows(data, chosen, work.recipe.budget.seed), strict=True):
+    selected = tuple(range(len(data))) if rows is None else rows
+    for row, sample in zip(selected, read_rows(data, selected, work.recipe.budget.seed), strict=True):
         if isinstance(sample, Unreadable):
             raise MosaicError(
                 f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
@@ -140,7 +140,7 @@ def _scores(work: Work, group: WorkerGroup, model: Scored, version: str, kind: s
 def _facts(
     work: Work, group: WorkerGroup, exported: Scored, model: nn.Module | None, rows: tuple[_Row, ...]
 ) -> ModelFacts:
-    """Measures what has nothing to do with other versions."""
+    """Measures the facts that do not depend on other versions."""
     first = [row.sample for row in rows[: work.recipe.budget.batch]]
     plain = exported.model if isinstance(exported, PipelinedScores) else exported
     invalid = tuple(name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all()))

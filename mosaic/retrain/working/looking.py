@@ -1,4 +1,4 @@
-"""Looking at a day's data before training on it: its figures, the champion's error on it, and what the check says."""
+"""The look at a day's data before training: its figures, the champion's error on it, and the check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mosaic.train.scoring import Unreadable, read_rows, score_batches
 from mosaic.train.worker_group import WorkerGroup
 
 MAX_LOOKED = 5000
-"""Rows of a day that are looked at, evenly spread; training meets the others."""
+"""Most rows of a day to check, evenly spread."""
 
 
 def look(work: Work, group: WorkerGroup) -> None:
@@ -54,7 +54,7 @@ def _write(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple
 
 
 class _Seen:
-    """Figures of the samples that went by."""
+    """Figures of the samples so far."""
 
     def __init__(self) -> None:
         self.digests: set[str] = set()
@@ -62,12 +62,12 @@ class _Seen:
         self.inputs: dict[str, list[float]] = {}
 
     def rows_of(self, work: Work, folders: list[Path]) -> Iterator[Any]:
-        """Yields the rows of data folders that can be read, as they are without augmentation."""
+        """Yields the readable rows of data folders, without augmentation."""
         sets = [work.program.make_dataset(folder, False) for folder in folders]
         total = sum(0 if is_iterable(data) else len(data) for data in sets)
-        every = max(1, math.ceil(total / MAX_LOOKED))
+        stride = max(1, math.ceil(total / MAX_LOOKED))
         for data in sets:
-            rows = range(0, MAX_LOOKED if is_iterable(data) else len(data), every)
+            rows = range(0, MAX_LOOKED if is_iterable(data) else len(data), stride)
             for sample in read_rows(data, rows, work.recipe.budget.seed):
                 if isinstance(sample, Unreadable):
                     self.unreadable[sample.reason] += 1
@@ -76,39 +76,39 @@ class _Seen:
                 yield sample
 
     def _note(self, sample: Any) -> None:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
             values = leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
             if not isinstance(values, np.ndarray) or not values.ndim:
                 continue
-            found.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
-            if values.dtype.kind == "f" and values.any():  # zeros stand for a modality that the row lacks
+            digest.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
+            if values.dtype.kind == "f" and values.any():  # zeros mark a modality that the row lacks
                 sums = self.inputs.setdefault(_name(path), [0.0, 0.0, 0.0])
                 wide = values.astype(np.float64)
                 sums[0] += wide.size
                 sums[1] += float(wide.sum())
                 sums[2] += float(np.square(wide).sum())
-        self.digests.add(found.hexdigest())
+        self.digests.add(digest.hexdigest())
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Names an input as people do, such as ``inputs.audio``."""
-    return ".".join(str(getattr(each, "key", getattr(each, "idx", each))) for each in path) or "sample"
+    """Names an input, such as ``inputs.audio``."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "sample"
 
 
 def _scored(work: Work, group: WorkerGroup, rows: Iterator[Any]) -> Iterator[Any]:
-    """Scores today's rows by the champion; by new weights, whose values say nothing, where there is none."""
+    """Scores today's rows by the champion; without one by new weights, for labels and modalities only."""
     with model_of(work, weights_of(work, work.day.state.champion), group) as model:
         yield from score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=group.device)
 
 
 def _figures(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> DayFigures:
-    """Counts the day's rows; of modalities that no day had before, the champion's error says nothing."""
+    """Counts the day's rows; the champion's error leaves out modalities that no day had before."""
     champion = work.day.state.champion
     inputs = {name: _input(*sums) for name, sums in sorted(seen.inputs.items())}
 
     def figures(of: dict[str, list[Any]]) -> DayFigures:
-        scores = Scores.of(champion or "none", "fresh", "", of or {"value": []})  # where no row can be read
+        scores = Scores.of(champion or "none", "fresh", "", of or {"value": []})  # no row is readable
         day = work.day.state.day
         return day_figures(day, scores, unreadable=seen.unreadable, inputs=inputs, is_champion=champion is not None)
 

@@ -1,4 +1,4 @@
-"""Repeating steps of a day from one of its checkpoints: are losses and parameters the same to the last bit?"""
+"""Verification: repeats a day's steps from a checkpoint and compares losses and parameters bit by bit."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from mosaic.train.signals import StopRequests
 from mosaic.train.worker_group import WorkerGroup
 
 
-def verify(work: Work, group: WorkerGroup, told: StopRequests, steps: int) -> str:
-    """Repeats up to ``steps`` steps of a day from its oldest checkpoint that is kept; returns what was found.
+def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> str:
+    """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint; returns the result.
 
     Raises:
-        MosaicError: Nothing can be repeated, or something differs; names the first step.
+        MosaicError: No step can be repeated, or one differs; names the first.
     """
-    kept = list(reversed(checkpoints_in(work.day.checkpoints)))
+    oldest_first = list(reversed(checkpoints_in(work.day.checkpoints)))
     last = max(steps_in(work.day.metrics), default=0)
-    if not kept or kept[0].step >= last:
+    if not oldest_first or oldest_first[0].step >= last:
         raise MosaicError(
             f"{work.day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
         )
-    first = kept[0]
+    first = oldest_first[0]
     to = min(first.step + steps, last)
-    after = next((each for each in kept if first.step < each.step <= to), None)
+    after = next((checkpoint for checkpoint in oldest_first if first.step < checkpoint.step <= to), None)
     if after is not None:
-        to = max(each.step for each in kept if each.step <= to)
+        to = max(checkpoint.step for checkpoint in oldest_first if checkpoint.step <= to)
     with group.shared_folder() as aside:
         checkpoints, metrics = aside / "checkpoints", aside / "metrics.jsonl"
         if group.rank == 0:
@@ -46,7 +46,7 @@ def verify(work: Work, group: WorkerGroup, told: StopRequests, steps: int) -> st
             save_s=float("inf"),
         )
         day = Day(work.program, work.samples(), replace(settings, loop=loop), group)
-        trained = day.train(told, to=to)
+        trained = day.train(stop, to=to)
         day.leave()
         return _compare(work, steps_in(metrics), trained, first.step, to)
 
@@ -59,22 +59,22 @@ def _compare(work: Work, again: dict[int, dict[str, object]], trained: Trained, 
                 f"step {step} of {work.day.path.name} had the loss {before[step]['loss']} and has "
                 f"{again[step]['loss']}: something is not as it was; see environment.json"
             )
-    said = f"steps {first + 1} to {to} of {work.day.path.name} have the same losses to the last bit"
+    sentence = f"steps {first + 1} to {to} of {work.day.path.name} have the same losses to the last bit"
     expected = _digest_at(work, to)
     if expected is None:
-        return f"{said}; no digest of step {to} is kept"
+        return f"{sentence}; no digest of step {to} is kept"
     if trained.digest != expected:
-        raise MosaicError(f"{said}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
-    return f"{said}, and the parameters after step {to} too"
+        raise MosaicError(f"{sentence}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
+    return f"{sentence}, and the parameters after step {to} too"
 
 
 def _digest_at(work: Work, step: int) -> str | None:
-    """Returns the digest of the parameters after a step, of the day's end or of a checkpoint."""
+    """Returns the digest of the parameters after a step, from the day's end or a checkpoint."""
     if work.day.trained.is_file():
         trained = load(Trained, work.day.trained)
         if trained.step == step:
             return trained.digest
-    if all(each.step != step for each in checkpoints_in(work.day.checkpoints)):
+    if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):
         return None
     keeper = KeptModel(work.program.make_model())
     keeper.load(work.day.checkpoints, step=step)

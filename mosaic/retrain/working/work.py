@@ -1,4 +1,4 @@
-"""What a worker works on: a day with its recipe, the user's functions, and the settings made of them."""
+"""The work of a worker: a day with its recipe, the user's functions, and their settings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from mosaic.train.worker_group import ExactGroup, PipelineGroup, WorkerGroup
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker works on."""
+    """The work of a worker."""
 
     folder: Folder
     """The retraining folder."""
     day: DayFolder
     """The day."""
     recipe: Recipe
-    """What is to be done."""
+    """The recipe."""
 
     @cached_property
     def program(self) -> Program:
@@ -68,7 +68,7 @@ class Work:
         return load(Sources, self.day.sources)
 
     def samples(self) -> Samples | Callable[[], Iterable[Any]]:
-        """Opens the day's data, without the rows that are held out; of what can only be gone through, what opens it."""
+        """Opens the day's data without held-out rows; for an iterable data set, returns a function that opens it."""
         sources = self.sources
         check_unchanged(self.folder.path, sources)
         datasets, streamed = [], []
@@ -83,7 +83,7 @@ class Work:
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
     def group(self) -> WorkerGroup:
-        """Returns the ranks that train."""
+        """Returns the worker group."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = device_of(self.recipe.device, rank)
         budget = self.recipe.budget
@@ -92,17 +92,17 @@ class Work:
 
     @property
     def pipeline(self) -> PipelineSettings | None:
-        """How the recipe has the model divided over the ranks by its layers; None where it does not."""
+        """The recipe's pipeline settings; None for no pipeline."""
         budget = self.recipe.budget
         if not budget.pipeline:
             return None
-        said = f"{budget.micro_batches} micro-batches"
+        description = f"{budget.micro_batches} micro-batches"
         if budget.memory_gb is not None:
-            said += f", {budget.memory_gb:g} GB a rank"
-        return PipelineSettings(memory_bytes=round((budget.memory_gb or 0) * 1e9), said=said)
+            description += f", {budget.memory_gb:g} GB a rank"
+        return PipelineSettings(memory_bytes=round((budget.memory_gb or 0) * 1e9), said=description)
 
     def settings(self, group: WorkerGroup, until: float | None) -> DaySettings:
-        """Returns what the training is told; ``until`` is when it has to end, as ``time.monotonic()`` counts."""
+        """Returns the settings of the training; ``until`` is its deadline on the clock of ``time.monotonic()``."""
         budget, state = self.recipe.budget, self.day.state
         champion = None
         if state.parent is not None and not self._begins_fresh():
@@ -143,7 +143,7 @@ class Work:
         )
 
     def _begins_fresh(self) -> bool:
-        """Whether it is time for new weights: warm starts lose the ability to learn (Ash & Adams 2020)."""
-        every = self.recipe.budget.fresh_start_every
+        """Returns True if new weights are due: warm starts lose the ability to learn (Ash & Adams 2020)."""
+        interval = self.recipe.budget.fresh_start_every
         promoted = sum(day.state.outcome == "promoted" for day in self.folder.days())
-        return every > 0 and promoted > 0 and promoted % every == 0
+        return interval > 0 and promoted > 0 and promoted % interval == 0

@@ -1,7 +1,7 @@
-"""The process that needs torch: looks at a day's data, trains, and scores versions for the gate.
+"""The worker process, which needs torch: checks a day's data, trains, and scores versions for the gate.
 
 Run by the launcher as ``python -m mosaic.retrain.working.worker FOLDER DAY look train score``. Each part ends with
-files that are written whole, and is left out where they are there.
+atomically written files, and is skipped if they exist.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ class _StopError(Exception):
 
 
 def main() -> None:
-    """Runs the parts that the command line names, and exits with a code of ``mosaic.train.exits``."""
+    """Runs the parts on the command line, and exits with a code of ``mosaic.train.exits``."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
     parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
     parser.add_argument("--words", type=Path, required=True)
-    parser.add_argument("--train-until", type=float)  # as time.monotonic() counts, in every process of a machine
+    parser.add_argument("--train-until", type=float)  # of time.monotonic()
     parser.add_argument("--total-until", type=float)
     parser.add_argument("--steps", type=int, default=50)
-    given = parser.parse_args()
-    folder = Folder(given.folder)
-    work = Work(folder, folder.day(given.day), read_recipe(folder.recipe))
+    arguments = parser.parse_args()
+    folder = Folder(arguments.folder)
+    work = Work(folder, folder.day(arguments.day), read_recipe(folder.recipe))
     code, reason = exits.DONE, ""
     try:
         with named_remedy():
-            _run(work, given)
+            _run(work, arguments)
     except _StopError as stop:
         code, reason = stop.code, str(stop)
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -76,69 +76,69 @@ def main() -> None:
         code, reason = exits.FAILED, str(error)
     except SystemExit as ended:  # so does this
         code, reason = exits.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
-    except Exception as error:  # of any kind, from the user's functions: the report has to say it
+    except Exception as error:  # of any kind, from the user's functions: the report shows it
         _LOG.exception("the worker failed")
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
         with suppress(MosaicError):  # a full disk; the code says enough
-            save(LastWords(reason=reason), given.words)
+            save(LastWords(reason=reason), arguments.words)
     sys.stdout.flush()
     sys.exit(code)
 
 
-def _run(work: Work, given: argparse.Namespace) -> None:
-    told = StopRequests()
+def _run(work: Work, arguments: argparse.Namespace) -> None:
+    stop = StopRequests()
     group = work.group()
     use_repeatable_kernels(group.device)
-    stop = None
+    stopped = None
     try:
-        _do_parts(work, group, told, given)
-    except _StopError as found:
-        stop = found
+        _do_parts(work, group, stop, arguments)
+    except _StopError as error:
+        stopped = error
     group.leave()
     end_ranks()
-    if stop is not None:
-        raise stop
+    if stopped is not None:
+        raise stopped
 
 
-def _do_parts(work: Work, group: WorkerGroup, told: StopRequests, given: argparse.Namespace) -> None:
+def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: argparse.Namespace) -> None:
     def check_time() -> None:
-        over = given.total_until is not None and time.monotonic() >= given.total_until
-        stopped, over = group.any_of(bool(told.received), over)
+        over = arguments.total_until is not None and time.monotonic() >= arguments.total_until
+        stopped, over = group.any_of(bool(stop.received), over)
         if stopped:
-            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received or 'another rank'})")
+            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({stop.received or 'another rank'})")
         if over:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     def is_there(path: Path) -> bool:
-        return group.broadcast(path.is_file())  # alike on all ranks, whatever is written meanwhile
+        return group.broadcast(path.is_file())  # equal on all ranks, even if a file appears meanwhile
 
-    if "check" in given.parts:
+    if "check" in arguments.parts:
         for line in check(work, group):
             if group.rank == 0:
                 print(line, flush=True)
-    if "verify" in given.parts:
-        said = verify(work, group, told, given.steps)
-        print(said if group.rank == 0 else "", end="\n" if group.rank == 0 else "")
-    if "look" in given.parts:
+    if "verify" in arguments.parts:
+        result = verify(work, group, stop, arguments.steps)
+        print(result if group.rank == 0 else "", end="\n" if group.rank == 0 else "")
+    if "look" in arguments.parts:
         check_time()
         if not is_there(work.day.sources):
             group.first_does(lambda: freeze(work))
         if not is_there(work.day.data_check):
             look(work, group)
-        found = load(DataCheck, work.day.data_check)
-        if found.quarantine:
-            raise _StopError(exits.QUARANTINED, found.reason)
+        data_check = load(DataCheck, work.day.data_check)
+        if data_check.quarantine:
+            raise _StopError(exits.QUARANTINED, data_check.reason)
     model = None
-    if "train" in given.parts and not is_there(work.day.trained):
-        model = _train(work, group, told, given.train_until)
-    if "score" in given.parts and not is_there(work.day.scores):
+    if "train" in arguments.parts and not is_there(work.day.trained):
+        model = _train(work, group, stop, arguments.train_until)
+    if "score" in arguments.parts and not is_there(work.day.scores):
         judge(work, group, model, check_time)
 
 
-def _train(work: Work, group: WorkerGroup, told: StopRequests, until: float | None) -> nn.Module | None:
+def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | None) -> nn.Module | None:
     day = Day(work.program, work.samples(), work.settings(group, until), group)
-    trained = day.train(told)
+    trained = day.train(stop)
     if trained.ended not in ("done", WINDOW_OVER):
         raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
     if trained.step == 0:

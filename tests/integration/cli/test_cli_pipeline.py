@@ -76,7 +76,7 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     assert run(["plan", "--pipeline", "3", "--tensor", "2", "--model", made, *QUICK]) == 2
     assert "counted on one device" in " ".join(capsys.readouterr().err.split())
     assert run(["plan", "--pipeline", "3", "--mask", MASKS, "--model", made, *QUICK]) == 2
-    assert "are no formulas of them" in " ".join(capsys.readouterr().err.split())
+    assert "have no formula for shared sequences" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_model_of_the_zoo_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -92,7 +92,7 @@ def test_a_model_of_the_zoo_is_counted_and_planned(tmp_path: Path, capsys: pytes
     ("options", "says"),
     [
         (("--model", "zoo:vlm-s", "--tensor", "1"), "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
-        (("--partition", "diagonal"), "is no way to partition; use one of separated"),
+        (("--partition", "diagonal"), "unknown partition 'diagonal'; choose one of: separated"),
         (("--baselines", "zigzag"), "unknown baseline 'zigzag'; choose one of: gpipe"),
         (("--method", "luck"), "unknown method 'luck'; choose one of: natural"),
         (("--microbatches", "0"), "microbatches=0; a step has at least one"),

@@ -133,7 +133,7 @@ def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_b
         before = rows.read_bytes()
         rows.write_bytes(before + b"\n")
         assert node.run() == 1
-        assert f"data/{path} is not as it was" in node.report.reason
+        assert f"data/{path} changed since a day trained on it" in node.report.reason
         assert f"rows.jsonl had {len(before)} bytes and has {len(before) + 1}" in node.report.reason
         rows.write_bytes(before)
     assert node.run() == 0

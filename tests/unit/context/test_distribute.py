@@ -92,7 +92,7 @@ def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
         (([[1, 2], [3, 4]], 2), "give one whole number >= 0 a block"),
         (([], 1), "0 blocks for 1 ranks; each rank needs one"),
         (([1.5, 2.5], 2), "work has numbers of float64"),
-        (([1, 2, 3], 2, "best"), "method='best' shares no blocks out; use one of lpt, lpt-equal, lpt-paper, zigzag"),
+        (([1, 2, 3], 2, "best"), "unknown method 'best'; choose one of: lpt, lpt-equal, lpt-paper, zigzag"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_the_way_out(arguments: tuple, says: str):

@@ -89,9 +89,9 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
     modules = {"vision.model": OwnEncoder(), "vision.projector": nn.Linear(24, cases.WIDTH)}
     found = Glue.from_pretrained(tmp_path, modules=modules, callbacks={"vision.after_projector": half})
     assert_equal(model, found)
-    with pytest.raises(ValueError, match=r"hand over callbacks=\{'vision.after_projector': ...\}"):
+    with pytest.raises(ValueError, match=r"pass callbacks=\{'vision.after_projector': ...\}"):
         Glue.from_pretrained(tmp_path, modules=modules)
-    with pytest.raises(ValueError, match=r"hand over modules=\{'vision.model': ...\}"):
+    with pytest.raises(ValueError, match=r"pass modules=\{'vision.model': ...\}"):
         Glue.from_pretrained(
             tmp_path,
             modules={"vision.projector": modules["vision.projector"]},
@@ -122,10 +122,10 @@ def test_a_save_that_did_not_end_is_no_folder(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("os:system", "is no model of this version of transformers"),
-        ("somebody:Model", "is no model of this version of transformers"),
-        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "is no model of this version of transformers"),
-        ("transformers.models.nothing:Nothing", "is no model of this version of transformers"),
+        ("os:system", "is not a model of this version of transformers"),
+        ("somebody:Model", "is not a model of this version of transformers"),
+        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "is not a model of this version of transformers"),
+        ("transformers.models.nothing:Nothing", "is not a model of this version of transformers"),
         ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not hold the weights of"),
     ],
 )

@@ -26,19 +26,19 @@ def t5() -> nn.Module:
 REFUSED: dict[str, tuple[Any, str]] = {
     "two towers with one token": (
         lambda: glue_of(a=Tower(cases.vision(), token=50), b=Tower(cases.vision(), token=50)),
-        "'a' and 'b' have one token, 50; give each tower a token of its own",
+        "'a' and 'b' share the token 50; give each tower its own",
     ),
     "no token": (
         lambda: glue_of(vision=Tower(cases.vision())),
-        r"'vision' has no token, .*; give Tower\(token=...\), or Glue\(before=...\)",
+        r"'vision' has no token .*; use Tower\(token=...\), or Glue\(before=...\)",
     ),
     "no tower": (
         lambda: glue_of(vision=cases.vision()),
-        r"vision=SiglipVisionModel is no tower; give vision=Tower\(model, token=...\)",
+        r"vision=SiglipVisionModel is not a Tower; use vision=Tower\(model, token=...\)",
     ),
     "a name that is taken": (
         lambda: glue_of(forward=Tower(cases.vision(), token=50)),
-        "a tower cannot have the name 'forward', which a model has already; take another",
+        "a tower cannot have the name 'forward', which the model has already; choose another",
     ),
     "a name with a dot": (
         lambda: glue_of(**{"eyes.left": Tower(cases.vision(), token=50)}),
@@ -46,27 +46,27 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no such projector": (
         lambda: Tower(cases.vision(), projector="resampler"),
-        "projector='resampler' is none of linear, mlp; use one of these, a module, or None",
+        "unknown projector 'resampler'; choose one of: linear, mlp, or use a module or None",
     ),
     "widths that differ without a projector": (
         lambda: glue_of(vision=Tower(cases.vision(), projector=None, token=50)),
-        "'vision' returns features of width 24, the language model takes 16; give projector='linear' or 'mlp'",
+        "'vision' returns features of width 24, the language model takes 16; use projector='linear' or 'mlp'",
     ),
     "a width that is not known": (
         lambda: glue_of(vision=Tower(nn.Conv2d(3, 24, 4, 4), token=50)),
-        r"the width of 'vision' is not known: .*; give Tower\(..., width=...\)",
+        r"the width of 'vision' is unknown: .*; pass Tower\(..., width=...\)",
     ),
     "an encoder with a decoder as a tower": (
         lambda: Tower(t5()),
-        r"T5ForConditionalGeneration is an encoder with a decoder, and no tower: .* such as model.get_encoder\(\)",
+        r"T5ForConditionalGeneration is an encoder with a decoder, not a tower: .* such as model.get_encoder\(\)",
     ),
     "an encoder with a decoder as the language model": (
         lambda: Glue(language_model=t5()),
-        "T5ForConditionalGeneration is an encoder with a decoder, and no language model",
+        "T5ForConditionalGeneration is an encoder with a decoder, not a language model",
     ),
     "a language model without embeddings": (
         lambda: Glue(language_model=nn.Linear(2, 2)),
-        r"Linear has no get_input_embeddings\(\); take a language model of transformers, or give yours one",
+        r"Linear has no get_input_embeddings\(\); use a language model of transformers, or add the method to yours",
     ),
 }
 
@@ -99,7 +99,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "more features than placeholders": (
         lambda: with_ids((0, 1), 3),
-        r"hold 11 placeholders of 'vision' \(by row 7, 4\), its inputs give 12 features; .* see that no text was cut",
+        r"hold 11 placeholders of 'vision' \(by row 7, 4\), its inputs give 12 features; .* check that no text was cut",
     ),
     "an item in two rows": (
         lambda: with_ids((0, 1), 3) | {"input_ids": moved()},

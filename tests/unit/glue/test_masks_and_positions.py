@@ -70,9 +70,9 @@ def test_streams_are_numbered_anew_in_each_document():
 
 
 def test_masks_of_no_kind_or_of_several_rows_are_refused():
-    with pytest.raises(ValueError, match="kind='prefix' is no kind of mask; use one of causal, gemma, cornstarch"):
+    with pytest.raises(ValueError, match="kind='prefix' is not a kind of mask; use one of causal, gemma, cornstarch"):
         cases.glued().mask(IDS, "prefix")
-    with pytest.raises(ValueError, match="2 rows, and a mask is of one sequence; ask for each row's, or pack them"):
+    with pytest.raises(ValueError, match=r"2 rows, and a mask is of one sequence; call mask\(\) by row, or pack them"):
         cases.glued().mask(IDS.expand(2, -1))
     with pytest.raises(ValueError, match="documents are of 19 tokens and input_ids of 20; give one for each token"):
         cases.glued().mask(IDS, documents=torch.zeros(19, dtype=torch.long))

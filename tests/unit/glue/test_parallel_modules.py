@@ -75,7 +75,7 @@ def specs_with(**more: Parallel) -> dict[str, Parallel]:
 REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
     "a name that is missing": (
         {"vision": Parallel(), "language_model": Parallel()},
-        r"there is no Parallel for 'audio'; give 'audio': Parallel\(\), of which all is found",
+        r"there is no Parallel for 'audio'; add 'audio': Parallel\(\) to have its ranks chosen",
     ),
     "a name that is strange": (
         specs_with(text=Parallel()),
@@ -83,11 +83,11 @@ REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
     ),
     "context ranks of a tower": (
         specs_with(vision=Parallel(context=2)),
-        "context=2 for 'vision'; sequences of the language model alone are shared out, .*: use 1",
+        "context=2 for 'vision'; only the language model shares sequences, .*: use 1",
     ),
     "other tensor ranks": (
         specs_with(vision=Parallel(tensor=2)),
-        r"different tensor \(vision 2, audio 1, language_model 1\); .* alike: give them one",
+        r"different tensor \(vision 2, audio 1, language_model 1\); .* the same for all of them",
     ),
     "other replicas": (
         specs_with(vision=Parallel(data=2), audio=Parallel(data=4)),
@@ -108,7 +108,7 @@ def test_specifications_that_do_not_fit_are_refused(model: Glue, name: str):
     [
         ({"pipeline": 0}, "pipeline=0; use 1 or more"),
         ({"heads": -1}, "heads=-1; use 1 or more"),
-        ({"method": "best"}, "method='best' shares no sequences out; use one of lpt, "),
+        ({"method": "best"}, "unknown method 'best'; choose one of: lpt, "),
     ],
 )
 def test_numbers_and_methods_that_are_none_are_refused(given: dict[str, Any], match: str):
@@ -119,9 +119,7 @@ def test_numbers_and_methods_that_are_none_are_refused(given: dict[str, Any], ma
 def test_ranks_that_a_model_cannot_use_are_refused(model: Glue):
     with pytest.raises(ValueError, match="pipeline=5 for 'audio', which has 4 layers; use 4"):
         parallelize(model, specs_with(audio=Parallel(pipeline=5)))["plan"](request_for(8))
-    with pytest.raises(
-        ValueError, match=r"'vision' has no one list of layers, .* lists were found of audio, language_mo"
-    ):
+    with pytest.raises(ValueError, match=r"'vision' has no list of layers .* only audio, language_model have one"):
         parallelize(model, specs_with())["plan"](request_for(8, "audio", "language_model"))
     with pytest.raises(
         ValueError, match=r"the modules have 3 ranks together, a replica 4 \(8 ranks, data=2, tensor=1, context=1\)"

@@ -30,8 +30,8 @@ def tensors(heads: int = 4, *, q: int = 4, tokens: int | None = None, dtype: tor
 def test_shorter_types_are_dense_attention_within_their_precision(
     dtype: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
 ):
-    given, summed, give_back = inputs_of(MASK, torch.float64), set(), Attend.give_back
-    monkeypatch.setattr(Attend, "give_back", lambda own, one: summed.add(one.dtype) or give_back(own, one))
+    given, summed, return_gradient = inputs_of(MASK, torch.float64), set(), Attend.return_gradient
+    monkeypatch.setattr(Attend, "return_gradient", lambda own, one: summed.add(one.dtype) or return_gradient(own, one))
     found = attended(alone(), tuple(one.to(dtype) for one in given))
     for own, other in zip(found, dense(MASK, tuple(one.to(dtype).double() for one in given)), strict=True):
         assert own.dtype == dtype
@@ -52,7 +52,7 @@ def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.M
         def fetch(self, own: torch.Tensor) -> Pending:
             return self._noted("fetched", own.clone())
 
-        def give_back(self, gradient: torch.Tensor) -> Pending:
+        def return_gradient(self, gradient: torch.Tensor) -> Pending:
             return self._noted("sums", gradient)
 
         def _noted(self, what: str, made: torch.Tensor) -> Pending:
@@ -94,14 +94,10 @@ def test_a_second_backward_pass_over_a_kept_graph_gives_the_same():
         ({"heads": 3}, {}, r"heads=3 does not divide 4 heads of keys; use one of \[1, 2, 4\]"),
         ({"heads": 0}, {}, "heads=0 are fetched together; use 1 or more"),
         ({}, {"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
-        ({}, {"q": 6}, "6 query heads are no multiple of 4 heads of keys"),
-        (
-            {"exchange": "ring"},
-            {},
-            "exchange='ring' is no way for keys and values to travel; use one of gather, needed",
-        ),
-        ({"kernel": "flex"}, {}, "block=32 is no multiple of the 128 tokens .*; plan with block=128, or 256"),
-        ({"kernel": "dense"}, {}, "kernel='dense' computes no attention; use one of block_rows, flex"),
+        ({}, {"q": 6}, "6 query heads are not a multiple of 4 heads of keys"),
+        ({"exchange": "ring"}, {}, "unknown exchange 'ring'; choose one of: gather, needed"),
+        ({"kernel": "flex"}, {}, "block=32 is not a multiple of the 128 tokens .*; plan with block=128, or 256"),
+        ({"kernel": "dense"}, {}, "unknown kernel 'dense'; choose one of: block_rows, flex"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(arguments: Any, given: Any, says: str):

@@ -42,5 +42,5 @@ def test_positions_of_several_axes_are_cut_along_tokens():
 def test_wrong_tensors_are_refused_with_the_way_out():
     with pytest.raises(ValueError, match=r"has 5 tokens in dimension 1 and the mask 7; cut whole sequences, each once"):
         batch().cut(torch.ones(1, 5))
-    with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
+    with pytest.raises(ValueError, match="pass either input_ids or inputs_embeds"):
         batch().inputs()

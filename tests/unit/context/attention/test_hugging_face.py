@@ -74,15 +74,15 @@ MODELS = {
     "an encoder": lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)),
 }
 SAYS = {
-    "windows by layers": "has layers of sliding_attention; mask words cannot say such layers: build it from a config",
+    "windows by layers": "has layers of sliding_attention; mask words cannot express such layers: build it",
     "chunks": "has layers of chunked_attention",
     "linear attention": "has layers of linear_attention",
-    "a window of all layers": "has sliding_window=64; mask words cannot say such layers",
+    "a window of all layers": "has sliding_window=64; mask words cannot express such layers",
     "dropout": "has attention_dropout=0.1; ranks would drop different pairs than one rank does: set it to 0",
     "a router's loss": "adds a loss of its router, .* set output_router_logits=False",
     "positions of its own": "BartForCausalLM takes no position_ids",
     "positions by the longest": "has rope_type='dynamic', which depends on the greatest position .* use another",
-    "a model of no family": "Linear is no model of transformers; attach the language model in it",
+    "a model of no family": "Linear is not a model of transformers; attach the language model in it",
     "queries by places": "has attn_temperature_tuning, which counts this rank's tokens .* set it to False",
     "an encoder": "has an encoder and a decoder",
 }
