@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mosaic.context.tiles import Work
+from mosaic.errors import unknown
 from mosaic.search_extension import load_search
 
 RankOf = npt.NDArray[np.int32]
@@ -184,7 +185,7 @@ def distribute(
         )
     loads = np.ascontiguousarray(loads, np.int64)
     if method not in CONTEXT_METHODS:
-        raise ValueError(f"unknown method {method!r}; choose one of: {', '.join(CONTEXT_METHODS)}")
+        raise ValueError(unknown("method", method, CONTEXT_METHODS))
     if ranks < 1 or len(loads) < ranks:
         raise ValueError(
             f"{len(loads)} blocks for {ranks} ranks; each rank needs one: "

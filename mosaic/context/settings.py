@@ -9,6 +9,7 @@ from typing import Any
 from mosaic.context.distribute import CONTEXT_METHODS
 from mosaic.context.plan import ContextPlan, plan_context
 from mosaic.context.words import MaskWords
+from mosaic.errors import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class ContextSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
         if self.method not in CONTEXT_METHODS:
-            raise ValueError(f"unknown method {self.method!r}; choose one of: {', '.join(CONTEXT_METHODS)}")
+            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
 
     def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
         """Plans a microbatch's attention.

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from mosaic.context import CONTEXT_METHODS, ContextSettings, MaskWords, plan_context
 from mosaic.context.attention import Attend, ContextBatch
+from mosaic.errors import unknown
 from mosaic.glue.glue import Glue
 from mosaic.glue.record import LANGUAGE_MODEL
 from mosaic.pipelining.partition.parallel import on_own_ranks
@@ -56,7 +57,7 @@ class Parallel:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}; use 1 or more")
         if self.method not in CONTEXT_METHODS:
-            raise ValueError(f"unknown method {self.method!r}; choose one of: {', '.join(CONTEXT_METHODS)}")
+            raise ValueError(unknown("method", self.method, CONTEXT_METHODS))
 
     def sequence(
         self, mask: MaskWords, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu"

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import unknown
+
 Inputs = dict[str, Any]
 """Keyword arguments of a model."""
 Features = Tensor | list[Tensor]
@@ -62,9 +64,7 @@ class Tower(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(projector, str) and projector not in PROJECTORS:
-            raise ValueError(
-                f"unknown projector {projector!r}; choose one of: {', '.join(PROJECTORS)}, or use a module or None"
-            )
+            raise ValueError(f"{unknown('projector', projector, PROJECTORS)}, or use a module or None")
         check_no_decoder(model, "tower")
         self.model = model
         self.projector = None if isinstance(projector, str) else projector

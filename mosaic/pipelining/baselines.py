@@ -1,9 +1,8 @@
 """Schedules of other systems, to compare ours with: GPipe, 1F1B, interleaved 1F1B, ZB-V, and 1F1B beside lanes.
 
-A baseline cuts a model and orders the tasks that come of it. Orders are written as slots, as torch writes them: ``0F1``
-is chunk 0's forward of microbatch 1. Chunk c is on rank c mod P, or in a V on the rank that a ball reaches that falls
-down all ranks and bounces back. To add one, write a function from a task graph and its partition to orders, and name it
-in ``BASELINES``.
+A baseline cuts a model and orders its tasks. Orders are written as slots, in torch's form: ``0F1`` is chunk 0's forward
+of microbatch 1. Chunk c is on rank c mod P, or in a V, down all ranks and back up. To add a baseline, write a function
+from a task graph and its partition to orders, and name it in ``BASELINES``.
 """
 
 from __future__ import annotations
@@ -41,40 +40,40 @@ class Slot:
 
 
 Rows = Sequence[Iterable[Slot]]
-"""For each row of a graph its slots, in order."""
+"""Slots of each row of a graph, in order."""
 
 
 def orders_of(graph: TaskGraph, rows: Rows, microbatches: Sequence[int] | None = None) -> Orders:
-    """Returns the orders of a graph's tasks that slots say; ``microbatches`` says which one is the n-th.
+    """Returns the orders of a graph's tasks by slots; ``microbatches`` is the order of microbatches.
 
-    Slots of what a microbatch skips, or has no backward for, are empty. Where a graph has backward for weights in one
-    task with that for inputs, slots for it are empty too.
+    Slots without a task are empty: skipped chunks, missing backwards, and backward for weights that is not a task of
+    its own.
 
     Raises:
         ValueError: A task has no slot, or a slot is of another row.
     """
-    found: dict[Slot, list[int]] = defaultdict(list)
+    tasks_of_slot: dict[Slot, list[int]] = defaultdict(list)
     place = {name: at for at, name in enumerate(microbatches)} if microbatches is not None else None
     for index, task in enumerate(graph.tasks):
         at = task.microbatch if place is None else place[task.microbatch]
-        found[Slot(task.chunk, task.kind, at)].append(index)
-    for slot, tasks in found.items():
+        tasks_of_slot[Slot(task.chunk, task.kind, at)].append(index)
+    for slot, tasks in tasks_of_slot.items():
         if slot.kind is ActionKind.FORWARD:
             tasks.sort(key=lambda index: graph.tasks[index].piece)
     orders = []
     for row, slots in enumerate(rows):
-        order = [index for slot in slots for index in found.pop(slot, ())]
-        strange = next((index for index in order if graph.tasks[index].row != row), None)
-        if strange is not None:
-            raise ValueError(f"task {strange} is of row {graph.tasks[strange].row}, and its slot of row {row}")
+        order = [index for slot in slots for index in tasks_of_slot.pop(slot, ())]
+        misplaced = next((index for index in order if graph.tasks[index].row != row), None)
+        if misplaced is not None:
+            raise ValueError(f"task {misplaced} is of row {graph.tasks[misplaced].row}, and its slot of row {row}")
         orders.append(tuple(order))
-    if found:
-        raise ValueError(f"no slot for {next(iter(found))}; the order is for other chunks or microbatches")
+    if tasks_of_slot:
+        raise ValueError(f"no slot for {next(iter(tasks_of_slot))}; the order is for other chunks or microbatches")
     return tuple(orders)
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> list[list[Slot]]:
-    """Every forward, then every backward (https://arxiv.org/abs/1811.06965); of several chunks one after the other."""
+    """Every forward, then every backward (https://arxiv.org/abs/1811.06965), chunk after chunk."""
     rows = []
     for rank in range(num_ranks):
         own = range(rank, num_ranks * chunks_per_rank, num_ranks)
@@ -84,7 +83,7 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> li
 
 
 def one_f_one_b_slots(depths: Sequence[int], num_microbatches: int) -> list[list[Slot]]:
-    """One chunk a rank, the c-th ``depths[c]`` chunks before the end: so many forwards, then in turn (PipeDream-Flush).
+    """1F1B (PipeDream-Flush) of one chunk a rank, whose warm-up is ``depths``, the chunks after each.
 
     With depths 2, 1, 0 and four microbatches::
 
@@ -108,7 +107,7 @@ def interleaved(num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> 
     With one chunk a rank this is 1F1B.
 
     Raises:
-        ValueError: The microbatches are no multiple of the ranks, with several chunks a rank; Megatron's rule.
+        ValueError: With several chunks a rank, microbatches are not a multiple of the ranks (Megatron's rule).
     """
     if chunks_per_rank > 1 and num_microbatches % num_ranks:
         raise ValueError(
@@ -148,7 +147,7 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> list[list[Slot]]:
 
 
 class Row:
-    """A rank's slots as they are written, with the next microbatch of each phase of its two chunks."""
+    """A rank's slots under construction, with the next microbatch of each phase of its two chunks."""
 
     def __init__(self, *, down: int, up: int) -> None:
         self.down, self.up = down, up
@@ -156,7 +155,7 @@ class Row:
         self._next = Counter[tuple[ActionKind, int]]()
 
     def done(self, kind: ActionKind, chunk: int) -> int:
-        """Returns how many microbatches had that phase of that chunk."""
+        """Returns the number of microbatches after that phase of that chunk."""
         return self._next[kind, chunk]
 
     def repeat(self, times: int, phases: str) -> None:
@@ -187,20 +186,20 @@ def by_groups(chunks: Sequence[int], kind: ActionKind, num_microbatches: int, gr
 
 
 def in_turn(forward: Sequence[Slot], backward: Sequence[Slot], warm_up: int) -> list[Slot]:
-    """Returns so many forwards, then one forward and one backward in turn, then what backwards are left."""
+    """Returns ``warm_up`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     row = list(forward[:warm_up])
-    for one, other in zip(forward[warm_up:], backward, strict=False):
-        row += [one, other]
+    for pair in zip(forward[warm_up:], backward, strict=False):
+        row += pair
     return row + list(backward[len(forward) - warm_up :])
 
 
 def num_microbatches_of(graph: TaskGraph) -> int:
-    """Returns how many microbatches a graph's tasks have."""
+    """Returns the number of microbatches of a graph."""
     return 1 + max(task.microbatch for task in graph.tasks)
 
 
 def chunk_depths(graph: TaskGraph, partition: Partition) -> tuple[int, ...]:
-    """Returns for each chunk the chunks after it on the longest way to the end."""
+    """Returns the number of chunks after each on its longest path to the end."""
     after: list[set[int]] = [set() for _ in partition.chunks]
     for wait in graph.waits:
         source, target = graph.tasks[wait.source], graph.tasks[wait.target]
@@ -213,7 +212,7 @@ def chunk_depths(graph: TaskGraph, partition: Partition) -> tuple[int, ...]:
 
 
 def one_f_one_b(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
-    """1F1B where each row has one chunk: as many forwards first as there are chunks after it (Cornstarch, Figure 6).
+    """1F1B of one chunk a row: its warm-up is the number of chunks after it (Cornstarch, Figure 6).
 
     Raises:
         ValueError: A row has several chunks.
@@ -222,7 +221,7 @@ def one_f_one_b(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
 
 
 def one_f_one_b_of(graph: TaskGraph, partition: Partition, microbatches: Sequence[int]) -> Orders:
-    """Returns 1F1B of microbatches in an order of their own."""
+    """Returns 1F1B of microbatches in a given order."""
     of_row = {chunk.row: index for index, chunk in enumerate(partition.chunks)}
     if len(of_row) < len(partition.chunks):
         raise ValueError(
@@ -239,33 +238,32 @@ class Baseline:
     """A way to cut a model and to order its tasks."""
 
     name: str
-    """As people give it."""
     phrase: str
-    """What it does."""
+    """Description."""
     cut: Callable[[Request], Partition]
-    """Makes the partition, for the request's representative microbatches."""
+    """Makes the partition for the request's representative microbatches."""
     order: Callable[[TaskGraph, Partition], tuple[Orders, ...]]
-    """Orders the tasks of a step; several orders where the baseline tries them and takes the fastest."""
+    """Orders the tasks of a step; the fastest of several orders counts."""
     weights_apart: bool = False
-    """Whether it orders backward for weights by itself."""
+    """True if backward for weights is a task of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What a baseline makes of a step."""
+    """A step by a baseline."""
 
     partition: Partition
     """Chunks on ranks."""
     graph: TaskGraph
     """The step's tasks."""
     candidates: tuple[Orders, ...]
-    """Orders of them, the fastest of which the baseline runs."""
+    """Orders, of which the fastest counts."""
 
 
 def cut_by(
     name: str, *, chunks_per_rank: int | None = None, frozen_aware: bool | None = None
 ) -> Callable[[Request], Partition]:
-    """Returns a cut by a method of ``PARTITION_METHODS`` under other settings than the request's."""
+    """Returns a cut by a method of ``PARTITION_METHODS`` with these settings in place of the request's."""
 
     def cut(request: Request) -> Partition:
         if chunks_per_rank is not None:
@@ -286,7 +284,7 @@ def _cut_interleaved(request: Request) -> Partition:
 def chain_of(
     slots: Callable[[int, int, int], Sequence[Sequence[Slot]]],
 ) -> Callable[[TaskGraph, Partition], tuple[Orders, ...]]:
-    """Orders a partition whose chunks pass over all ranks again and again by slots of ranks, microbatches, chunks."""
+    """Returns an order by slots of ranks, microbatches and chunks per rank, for chunks that cycle over all ranks."""
 
     def order(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
         count = num_microbatches_of(graph)
@@ -348,12 +346,12 @@ def draw_baseline(
 
     Args:
         baseline: Such as one of ``BASELINES``.
-        request: Model, ranks, and the microbatches that the partition is made for.
-        microbatches: The step's.
-        build: Makes the tasks of a partition, backward for weights apart or not; None: without a network or limits.
+        request: Model, ranks, and representative microbatches for the partition.
+        microbatches: Microbatches of the step.
+        build: Makes the tasks of a partition, with backward for weights apart or not; None: without network or limits.
 
     Raises:
-        ValueError: It does not fit the model, the ranks or the step.
+        ValueError: The baseline does not fit the model, the ranks or the step.
     """
     partition = baseline.cut(request)
     if build is None:

@@ -1,18 +1,18 @@
-"""Times that no orders of a step are below, in a fraction of the time of a search.
+"""Lower bounds of a step's makespan, in a fraction of the time of a search.
 
-Proven, each for every schedule of the task graph:
+Each is proven for every schedule of the task graph:
 
 * ``load``: a row runs one task at a time.
-* ``critical_path``: the longest way through waits, with lags.
-* ``load_with_ends``: a row's first task has something before it, and its last one something behind it.
+* ``critical_path``: the longest path through waits, with lags.
+* ``load_with_ends``: the load with the head of a row's first task and the tail of its last one.
 * ``one_machine``: Jackson's preemptive schedule of each row with a head and a tail for each task; never below the two
-  of a row's load. Heads and tails are longest ways, lengthened where several tasks of one row feed one task (pieces of
-  a microbatch that the backbone waits for): that row takes its time for all of them.
-* ``memory``: where a rank's memory is limited. Bytes that a task takes are matched with a later task that frees them,
-  and held at least for the longest way between the two. Such boxes of bytes and time must fit on the rank between the
-  first take and the last free, by area; also after rounding their bytes to shares of the memory by dual feasible
-  functions, which counts that two boxes of more than half never overlap. What is in use is exactly the sum of the
-  boxes, whichever match is made. Where a free follows no take of its rank for sure, a rank has no such bound.
+  of a row's load. Heads and tails are longest paths, longer where several tasks of one row feed one task (pieces of a
+  microbatch that the backbone waits for) by the row's time for all of them.
+* ``memory``: for limited memory. Bytes that a task takes are matched with a later task that frees them, and held at
+  least for the longest path between the two. Such boxes of bytes and time must fit on the rank between the first take
+  and the last free, by area; also after rounding their bytes to shares of the memory by dual feasible functions, which
+  counts that two boxes of more than half never overlap. The memory in use is exactly the sum of the boxes in any match.
+  A rank has no such bound if a free may precede all takes.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class Bounds:
     """Lower bounds of a step's makespan."""
 
     load_ns: int
-    """The longest sum of a row's times: what a share of bubbles counts from."""
+    """The largest sum of a row's times, the base of the bubble share."""
     load_with_ends_ns: int
-    """The same with the shortest head and the shortest tail of the row."""
+    """The load with the shortest head and the shortest tail of the row."""
     critical_path_ns: int
-    """The longest way."""
+    """The longest path."""
     one_machine_ns: int
     """Jackson's preemptive one-machine bound, the largest of all rows."""
     memory_ns: int
-    """By bytes and time; 0 where memory has no limit."""
+    """By bytes and time; 0 without a memory limit."""
 
     @property
     def ns(self) -> int:
-        """The largest of them: what every answer is compared with."""
+        """The largest of them."""
         return max(self.load_ns, self.load_with_ends_ns, self.critical_path_ns, self.one_machine_ns, self.memory_ns)
 
 
 def bound(graph: TaskGraph) -> Bounds:
-    """Returns times that no orders of the graph are below."""
-    found = load_search().find_bounds(graph.compiled)
+    """Returns the lower bounds of a graph."""
+    bounds = load_search().find_bounds(graph.compiled)
     return Bounds(
-        load_ns=found.load_ns,
-        load_with_ends_ns=found.ends_ns,
-        critical_path_ns=found.way_ns,
-        one_machine_ns=found.one_machine_ns,
-        memory_ns=found.memory_ns,
+        load_ns=bounds.load_ns,
+        load_with_ends_ns=bounds.ends_ns,
+        critical_path_ns=bounds.way_ns,
+        one_machine_ns=bounds.one_machine_ns,
+        memory_ns=bounds.memory_ns,
     )

@@ -1,4 +1,4 @@
-"""Other ways to run the same step, each at its best, on the same ranks and by the same simulation."""
+"""Baselines of the same step, each at its best, on the same ranks and by the same simulation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mosaic.pipelining.tasks import Orders, TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 STRATEGIES = ("keep", "recompute")
-"""Of all layers, in the order in which a baseline tries them until its memory holds."""
+"""Strategies of all layers, in the order in which a baseline tries them until its memory holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContenderRun:
-    """How a baseline runs a step."""
+    """A baseline's run of a step."""
 
     partition: Partition
     """Chunks on ranks."""
@@ -32,33 +32,33 @@ class ContenderRun:
     timed: Timed
     """Its simulation."""
     strategy: str
-    """What becomes of activations."""
+    """Activation strategy of all layers."""
 
     @property
     def weights_apart(self) -> bool:
-        """Whether backward for weights is a task of its own."""
+        """True if backward for weights is a task of its own."""
         return any(task.kind is ActionKind.WEIGHTS for task in self.graph.tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """What a baseline makes of a step."""
+    """A baseline's result for a step."""
 
     name: str
-    """Of ``BASELINES``."""
+    """Name in ``BASELINES``."""
     run: ContenderRun | None = None
-    """None where it cannot run the step."""
+    """None if it cannot run the step."""
     reason: str = ""
-    """Why it cannot; empty where it can."""
+    """Reason why it cannot; otherwise empty."""
 
     @property
     def makespan_ns(self) -> int | None:
-        """When the last task ends; None where it cannot run."""
+        """End of the last task; None if it cannot run."""
         return None if self.run is None else self.run.timed.makespan_ns
 
 
 def bubble_share(graph: TaskGraph, timed: Timed) -> float:
-    """Returns the share of all ranks' time in which nothing runs on them, lanes averaged."""
+    """Returns the idle share of all ranks' time, averaged over lanes."""
     work = sum(task.time_ns for task in graph.tasks)
     return 1 - work / (timed.makespan_ns * graph.num_rows) if timed.makespan_ns else 0.0
 
@@ -103,7 +103,7 @@ def _contender(
         played = [(orders, simulate(drawn.graph, orders)) for orders in drawn.candidates]
         fits = [(orders, timed) for orders, timed in played if isinstance(timed, Timed)]
         if fits:
-            orders, timed = min(fits, key=lambda one: one[1].makespan_ns)
+            orders, timed = min(fits, key=lambda fit: fit[1].makespan_ns)
             run = ContenderRun(
                 partition=drawn.partition, graph=drawn.graph, orders=orders, timed=timed, strategy=strategy
             )

@@ -1,4 +1,4 @@
-"""Task graphs as ``mosaic._search`` has them: checked and compiled once."""
+"""Task graphs for ``mosaic._search``, checked and compiled once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ActionKind(StrEnum):
-    """Kind of computation, by the letter that schedules write."""
+    """Kind of computation, by its letter in schedules."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -23,7 +23,7 @@ class ActionKind(StrEnum):
 
 
 KINDS = {kind: number for number, kind in enumerate(ActionKind)}
-"""The extension's numbers of what tasks do."""
+"""The extension's numbers of task kinds."""
 _MAX_WHOLE = 2**63
 
 
@@ -35,10 +35,10 @@ def compile_tasks(
     base_bytes: Sequence[int],
     limit_bytes: Sequence[int],
 ) -> _search.Tasks:
-    """Checks tasks and what they wait for, ``Task`` and ``Wait``, and compiles them for searches.
+    """Checks tasks and waits (``Task`` and ``Wait``) and compiles them for searches.
 
     Raises:
-        ValueError: A figure is no whole number or out of range, or tasks wait for each other in a circle.
+        ValueError: A figure is not a whole number or out of range, or tasks wait for each other in a circle.
     """
     columns = [_column("task", tasks, name) for name in ("row", "microbatch", "group", "time_ns", *_BYTES)]
     columns.insert(1, array("q", [KINDS[kind] for kind in map(operator.attrgetter("kind"), tasks)]))
@@ -60,8 +60,8 @@ def _column(what: str, of: Iterable[object], name: str) -> array[int]:
     try:
         return array("q", map(read, of))
     except (TypeError, OverflowError):
-        for index, one in enumerate(of):
-            _whole(f"{name} of {what} {index}", [read(one)])
+        for index, each in enumerate(of):
+            _whole(f"{name} of {what} {index}", [read(each)])
         raise
 
 

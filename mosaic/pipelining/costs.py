@@ -1,4 +1,4 @@
-"""What one chunk does with one piece of a microbatch: nanoseconds and bytes of each phase."""
+"""Costs of one chunk with one piece of a microbatch: nanoseconds and bytes of each phase."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ PairKey = tuple[int, int, int]
 """A forward and its backward: chunk, microbatch, piece."""
 
 Strategies = str | Mapping[PairKey, tuple[int, ...]]
-"""One name for all layers that have it; or for a pair an index for each of its layers, the first where left out."""
+"""One name for all layers that have it; or the strategy index of each layer of a pair, by default the first."""
 
 
 @runtime_checkable
 class Shareable(Protocol):
-    """A module that knows its layers on a share of a rank."""
+    """A module with times of its layers on a share of a rank."""
 
     def on_share(self, share: float) -> LayeredModule:
         """Returns the module on a share of its ranks' SMs."""
 
 
 def on_lane(module: LayeredModule, share: float) -> tuple[LayeredModule, float]:
-    """Returns a module on a lane and how much slower than it says it is there: in proportion where it does not know."""
+    """Returns a module on a lane, and its slowdown: in proportion to the share if it is not ``Shareable``."""
     if share == 1:
         return module, 1.0
     return (module.on_share(share), 1.0) if isinstance(module, Shareable) else (module, 1 / share)
 
 
 LayerMemory = tuple[int, int, int]
-"""Bytes of a layer: what its strategy keeps, what ``keep`` would, and its workspace."""
+"""Bytes of a layer: kept by its strategy, kept by ``keep``, and its workspace."""
 
 
 def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> int:
-    """Returns what a chunk has in use above what it keeps, while forward or backward runs.
+    """Returns the bytes of a chunk above its kept ones, while forward or backward runs.
 
-    A layer's activations are whole while it runs, in either phase, beside what the layers before it keep. What backward
-    makes again stays until backward for weights has ended, where that is apart.
+    A layer has all its activations while it runs, in either phase, beside the kept ones of earlier layers. Recomputed
+    activations stay until the end of backward for weights, if that is apart.
     """
     if weights_apart:
         return remade_bytes(layers) + max((works for _, _, works in layers), default=0)
@@ -54,46 +54,46 @@ def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> in
 
 
 def remade_bytes(layers: Sequence[LayerMemory]) -> int:
-    """Returns what backward makes again."""
+    """Returns the bytes that backward recomputes."""
     return sum(max(0, whole - kept) for kept, whole, _ in layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one chunk does with one piece."""
+    """Costs of one chunk with one piece."""
 
     forward_ns: int
     """Forward."""
     backward_ns: int
-    """Backward for inputs, what strategies add included."""
+    """Backward for inputs, including the time of strategies."""
     weights_ns: int
     """Backward for weights."""
     kept_bytes: int
     """From the start of forward to the end of backward; 0 without one."""
     workspace_bytes: int
-    """While forward or backward runs, above what is kept; see ``workspace_bytes``."""
+    """While forward or backward runs, above the kept bytes; see ``workspace_bytes``."""
     remade_bytes: int
-    """Of that, where backward for weights is apart: made again in backward, and in use until that has ended."""
+    """The part that backward recomputes and holds until the end of backward for weights, if that is apart."""
     has_backward: bool
-    """Whether any of its layers computes gradients."""
+    """True if any of its layers computes gradients."""
     has_weights: bool
-    """Whether any of its layers trains."""
+    """True if any of its layers trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostCounter:
-    """Counts costs, those that are alike once."""
+    """Counts costs, equal ones once."""
 
     modules: Mapping[str, LayeredModule]
     """By name."""
     strategies: Strategies
-    """What becomes of activations."""
+    """Activation strategies."""
     weights_apart: bool = False
-    """Whether backward for weights is a task of its own."""
+    """True if backward for weights is a task of its own."""
     known: dict[object, Costs] = field(default_factory=dict)
-    """Costs that were counted."""
+    """Counted costs."""
     layers: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
-    """Layers that modules gave."""
+    """Layers of modules."""
 
     def costs(
         self, chunk: Chunk, gradients: Mapping[str, Gradients], microbatch: Microbatch, units: int, pair: PairKey
@@ -122,21 +122,21 @@ class CostCounter:
             if part.module not in gradients:
                 continue
             own = gradients[part.module]
-            # a chunk of several modules takes whole microbatches: of each module all of its own units
+            # a chunk of several modules runs whole microbatches: all units of each module
             count = units if len(chunk.parts) == 1 else self.modules[part.module].units(microbatch)
             layers, slower = self._layers(part.module, chunk.share, microbatch, count)
             for at, layer in enumerate(layers[part.first : part.end]):
                 index = part.first + at
                 strategy = _chosen(layer, chosen, place - part.count + at, part.module)
-                found = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
-                times.append(tuple(time * slower for time in found))
+                times_ms = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
+                times.append(tuple(time * slower for time in times_ms))
                 kept = strategy.kept_bytes, layer.strategies[0].kept_bytes
                 memory.append((*(kept if own.any_of(index) else (0, 0)), layer.workspace_bytes))
                 has_backward |= own.any_of(index)
                 has_weights |= own.weights[index]
-        if (least := min(min(one) for one in memory)) < 0:
+        if (least := min(map(min, memory))) < 0:
             raise ValueError(f"{chunk}: a layer keeps or works in {least} bytes; use 0 or more")
-        forward, backward, weights = (_whole_ns(one, chunk) for one in zip(*times, strict=True))
+        forward, backward, weights = (_whole_ns(phase, chunk) for phase in zip(*times, strict=True))
         return Costs(
             forward_ns=forward,
             backward_ns=backward,
@@ -166,7 +166,7 @@ def _chosen(layer: Layer, chosen: str | tuple[int, ...], place: int, module: str
 
 
 def _whole_ns(times_ms: tuple[float, ...], chunk: Chunk) -> int:
-    wrong = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
-    if wrong is not None:
-        raise ValueError(f"a layer of {chunk} takes {wrong} ms; a time is finite, 0 or more")
+    invalid = next((time for time in times_ms if not 0 <= time < math.inf), None)  # also catches NaN
+    if invalid is not None:
+        raise ValueError(f"a layer of {chunk} takes {invalid} ms; a time is finite, 0 or more")
     return round(math.fsum(times_ms) * 1e6)

@@ -1,4 +1,4 @@
-"""What measured steps say about counted times: of modules, and of the host that runs their tasks."""
+"""Corrections of counted times by measured steps, for modules and for the host."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """Of one task or message, beside layers and the network.
+    """Host time of one task or message, beside layers and the network.
 
     Raises:
-        ValueError: One is negative.
+        ValueError: A time is negative.
     """
 
     task_ns: int = 0
-    """What a forward takes beside its layers: the model's own Python around them."""
+    """Time of a forward beside its layers: the model's own Python around them."""
     post_ns: int = 0
-    """What a task takes for each message that it sends or receives."""
+    """Time of a task for each message that it sends or receives."""
     message_ns: int = 0
-    """What a message takes on its way beside the network's description."""
+    """Latency of a message beside the network's."""
 
     def __post_init__(self) -> None:
         if min(self.task_ns, self.post_ns, self.message_ns) < 0:
@@ -35,34 +35,35 @@ NO_HOST_TIMES = HostTimes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTimes:
-    """All of it; plain data."""
+    """All corrections; plain data."""
 
     modules: dict[str, ModuleFit]
-    """Of each module, where backward is one task."""
+    """By module, if backward is one task."""
     apart: dict[str, ModuleFit]
-    """Of each module, where backward for weights is a task of its own; empty: nobody ran it so."""
+    """By module, if backward for weights is a task of its own; empty without such a run."""
     host: HostTimes
-    """Of tasks and messages."""
     share_exponents: dict[str, float] = field(default_factory=dict)
-    """Of modules that were measured on lanes; see ``CountedModule``."""
+    """By module measured on lanes; see ``CountedModule``."""
 
     @classmethod
     def of(cls, modules: Iterable[LayeredModule], host: HostTimes) -> FittedTimes:
-        """Reads them off modules that have them."""
-        counted = [one for one in modules if isinstance(one, CountedModule)]
+        """Collects the corrections of modules."""
+        counted = [module for module in modules if isinstance(module, CountedModule)]
         return cls(
-            modules={one.name: one.fit for one in counted},
-            apart={one.name: one.fit_apart for one in counted if one.fit_apart is not None},
+            modules={module.name: module.fit for module in counted},
+            apart={module.name: module.fit_apart for module in counted if module.fit_apart is not None},
             host=host,
-            share_exponents={one.name: one.share_exponent for one in counted if one.share_exponent != IN_PROPORTION},
+            share_exponents={
+                module.name: module.share_exponent for module in counted if module.share_exponent != IN_PROPORTION
+            },
         )
 
     def model(self, model: PipelineModel) -> PipelineModel:
-        """Returns a counted model with these times."""
+        """Returns a counted model with these corrections."""
         modules = []
-        for one in model.modules:
-            assert isinstance(one, CountedModule)
-            fit, apart = self.modules.get(one.name, AS_COUNTED), self.apart.get(one.name)
-            exponent = self.share_exponents.get(one.name, IN_PROPORTION)
-            modules.append(replace(one, fit=fit, fit_apart=apart, share_exponent=exponent))
+        for module in model.modules:
+            assert isinstance(module, CountedModule)
+            fit, apart = self.modules.get(module.name, AS_COUNTED), self.apart.get(module.name)
+            exponent = self.share_exponents.get(module.name, IN_PROPORTION)
+            modules.append(replace(module, fit=fit, fit_apart=apart, share_exponent=exponent))
         return replace(model, modules=tuple(modules))

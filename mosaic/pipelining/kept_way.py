@@ -1,4 +1,4 @@
-"""A way of running steps that a trial chose, as plain data: a later start runs them as it did, whatever clocks say."""
+"""The result of a trial as plain data: a later start runs the same plan without another trial."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mosaic.pipelining.semu.rank_hardware import Degrees
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWay:
-    """What ``Pipeline.kept_way`` gives, and ``mosaic.pipeline(plan=)`` takes with the same model and sample."""
+    """Value of ``Pipeline.kept_way``, for ``mosaic.pipeline(plan=)`` with the same model and sample."""
 
     name: str
-    """As people read it."""
+    """Readable name."""
     baseline: str
     """One of ``BASELINES``; empty: each step is planned."""
     degrees: Degrees
     """The grid."""
     partition: Partition
-    """Where layers are in each pipeline."""
+    """Layers of each rank of a pipeline."""
     fitted: FittedTimes
-    """What was measured then."""
+    """Measured corrections of the trial."""

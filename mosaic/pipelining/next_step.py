@@ -5,7 +5,7 @@
     with NextStepPlanner(plan) as planner:           # plan(metadata, search) -> schedule, of an importable module
         planner.start(0, metadata[0])
         for step in range(num_steps):
-            schedule = planner.take(step).schedule   # the best so far; None where there is none yet
+            schedule = planner.take(step).schedule   # the best so far, or None
             planner.start(step + 1, metadata[step + 1], step_s=last_step_s)
             run(schedule)
 
@@ -44,16 +44,16 @@ _LOOK_S = 0.5
 
 
 class Search:
-    """The limits of one search, and where its results go.
+    """The limits of one search, and the receiver of its results.
 
     Attributes:
-        num_threads: How many threads the planning function may use.
+        num_threads: Threads for the planning function.
     """
 
     def __init__(
         self, *, num_threads: int, seconds: float | None, offer: Callable[[Any], None], is_taken: Callable[[], bool]
     ) -> None:
-        """Begins; ``seconds`` is None where the search goes on until its step is taken."""
+        """Begins; with ``seconds`` None the search ends when its step is taken."""
         self.num_threads = num_threads
         self._end = None if seconds is None else time.monotonic() + seconds
         self._offer = offer
@@ -65,7 +65,7 @@ class Search:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def should_stop(self) -> bool:
-        """Whether the time is over or the step has been taken."""
+        """Returns True if the time is over or the step has been taken."""
         return self._is_taken() or self.seconds_left == 0
 
     def offer(self, schedule: Any) -> None:
@@ -82,9 +82,9 @@ class Planned:
     """The answer for one step."""
 
     schedule: Any = None
-    """The best schedule so far; None: there is none."""
+    """The best schedule so far, if any."""
     error: str = ""
-    """The reason why planning failed; empty: it did not."""
+    """The reason of a failure, otherwise empty."""
 
 
 class NextStepPlanner:
@@ -100,7 +100,7 @@ class NextStepPlanner:
                 replaced.
 
         Raises:
-            ValueError: There are not so many cores.
+            ValueError: ``num_threads`` exceeds half of the cores.
         """
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         half = max(1, (len(cores) or os.cpu_count() or 2) // 2)
@@ -118,7 +118,7 @@ class NextStepPlanner:
 
     @property
     def pid(self) -> int | None:
-        """The process; None where it has ended."""
+        """The process; None after its end."""
         return None if self._process is None else self._process.pid
 
     def start(self, step: int, metadata: Any, *, step_s: float | None = None) -> None:
@@ -208,7 +208,7 @@ class NextStepPlanner:
         self._connection.send_bytes(self._content)
 
     def _end(self, reason: str) -> str:
-        """Ends the process and returns the reason, with its exit code where it had ended by itself."""
+        """Ends the process and returns the reason, with its exit code if it ended by itself."""
         assert self._process is not None
         process, self._process = self._process, None
         self._num_deaths += 1
@@ -230,7 +230,7 @@ class _Answer(NamedTuple):
     error: str
     is_over: bool
     late_s: float
-    """Seconds since an earlier search should have ended that has not."""
+    """Seconds for which an earlier search has overrun."""
 
 
 _NO_ANSWER = _Answer(None, b"", "", False, 0.0)
@@ -249,7 +249,7 @@ class _Board:
         self.best, self.error = b"", ""
         self.is_over = False
         self.stop_since = math.inf
-        """When the present search was first told to stop."""
+        """Time of the first request to stop the present search."""
 
     def plan(self, plan: PlanningFunction, num_threads: int, step: int, metadata: bytes, seconds: float | None) -> None:
         with self.changed:
@@ -263,8 +263,8 @@ class _Board:
                 offer=lambda schedule: self.publish(pickle.dumps(schedule)),
                 is_taken=lambda: self.stop_since < math.inf,
             )
-            found = plan(pickle.loads(metadata), search)
-            best = None if found is None else pickle.dumps(found)
+            schedule = plan(pickle.loads(metadata), search)
+            best = None if schedule is None else pickle.dumps(schedule)
         except BaseException:  # also SystemExit: the parent reports it, and the next request is answered
             error = traceback.format_exc()
         self.publish(best, error=error, is_over=True)

@@ -1,4 +1,4 @@
-"""The layers of each forward with its backward, with the strategies that there are to choose from."""
+"""The layers of each forward with its backward, with their strategies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SKIPPED = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(_K
 def pair_layers(
     model: PipelineModel, partition: Partition, microbatches: Sequence[Microbatch]
 ) -> Mapping[PairKey, tuple[Layer, ...]]:
-    """Returns the layers of each pair that has a backward, in the order in which ``Strategies`` count them.
+    """Returns the layers of each pair with a backward, in the order of ``Strategies``.
 
-    A layer without a backward of its own keeps nothing, and a skipped one does nothing: both have one strategy. What
-    strategies add on a lane is slowed by its share.
+    A layer without a backward keeps nothing, and a skipped one does nothing: both have one strategy. The added time of
+    strategies scales with a lane's share.
     """
     finder = _Finder(modules={module.name: module for module in model.modules})
     gradients: dict[frozenset[str], Mapping[str, Gradients]] = {}
-    found: dict[PairKey, tuple[Layer, ...]] = {}
+    by_pair: dict[PairKey, tuple[Layer, ...]] = {}
     for index, microbatch in enumerate(microbatches):
         units = {name: count for name, module in finder.modules.items() if (count := module.units(microbatch))}
         present = frozenset(units)
@@ -38,8 +38,8 @@ def pair_layers(
                 continue
             for piece, count in enumerate(even_pieces(units[name], partition.sizes.get(name, units[name]))):
                 counts = {**units, name: count}
-                found[place, index, piece] = finder.layers(place, chunk, own, microbatch, counts)
-    return found
+                by_pair[place, index, piece] = finder.layers(place, chunk, own, microbatch, counts)
+    return by_pair
 
 
 def _has_backward(part: Part, gradients: Mapping[str, Gradients]) -> bool:
@@ -49,7 +49,7 @@ def _has_backward(part: Part, gradients: Mapping[str, Gradients]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finder:
-    """Layers of chunks, those of like pieces once."""
+    """Layers of chunks, those of equal pieces once."""
 
     modules: Mapping[str, LayeredModule]
     known: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _Finder:
         module, slower = on_lane(self.modules[part.module], chunk.share)
         layers = module.layers(microbatch, units[part.module])[part.first : part.end]
         return [
-            replace(layer, strategies=tuple(_slowed(one, slower) for one in layer.strategies))
+            replace(layer, strategies=tuple(_slowed(strategy, slower) for strategy in layer.strategies))
             if own.any_of(at)
             else replace(layer, strategies=(_KEEPS_NOTHING,))
             for at, layer in enumerate(layers, part.first)

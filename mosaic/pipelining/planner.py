@@ -1,7 +1,7 @@
-"""A step, planned: cut, ordered, and with what becomes of activations, so that every rank's memory holds.
+"""Plan of a step: partition, orders and activation strategies within every rank's memory.
 
-Several ways to cut the model are planned in turn; those whose bound is above the best step are left out, and what
-effort is left is for the best one again.
+Several partitions are planned in turn; those whose bound is above the best step are skipped, and the remaining effort
+is for the best one again.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")
-"""Ways to cut a model that are tried where none is asked for."""
+"""Partition methods of ``auto``."""
 WEIGHTS = {"with": (False,), "apart": (True,), "either": (False, True)}
-"""Ways to treat backward for weights: for each whether it is a task of its own."""
+"""Values of ``PlannerOptions.weights``: True for backward for weights as a task of its own."""
 _TRIAL_SHARE = 0.6
-"""Of the effort, for all ways together; the rest is for the best one again."""
+"""Share of the effort for all partitions together; the rest is for the best one again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerOptions:
-    """How a step is planned.
+    """Options of a step's planning.
 
     Raises:
-        ValueError: ``weights`` is not known.
+        ValueError: ``weights`` is unknown.
     """
 
     partition: str = AUTO
     """A name of ``PARTITION_METHODS``; ``auto``: all of ``TRIED`` that fit the model."""
     weights: str = "with"
-    """Whether backward for weights is a task of its own: ``with`` backward for inputs (as PipeWeaver has it),
-    ``apart``, or ``either``: both are tried."""
+    """Backward for weights: ``with`` backward for inputs (as in PipeWeaver), ``apart`` as a task of its own, or
+    ``either``, the better of both."""
     method: str = DEFAULT_METHOD
     """A name of ``mosaic.pipelining.order.search.METHODS``."""
     limits: OrderLimits = field(default_factory=OrderLimits)
-    """Of all searches of the step together."""
+    """Limits of all searches of the step together."""
     candidates: int = 8
-    """Combinations of strategies for each forward with its backward, at most."""
+    """Most combinations of strategies for each forward with its backward."""
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -67,33 +67,32 @@ class PlannerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """What was planned for one step."""
+    """The plan of one step."""
 
     partition: Partition
     """Chunks on ranks."""
     graph: TaskGraph
     """Tasks, with the times and bytes of the chosen strategies."""
     orders: Orders
-    """Of each row."""
     timed: Timed
     """Its simulation."""
     bound_ns: int
-    """No orders and no strategies of this partition end earlier."""
+    """Lower bound over all orders and strategies of this partition."""
     strategies: Strategies = "keep"
-    """What becomes of activations."""
+    """Activation strategies."""
     training: tuple[int, ...] = ()
     """Chunks with gradients to reduce."""
     origin: str = ""
-    """How it was found: a partition and an order, or a baseline."""
+    """Methods of the partition and the order, or a baseline."""
 
     @property
     def makespan_ns(self) -> int:
-        """When the last task ends."""
+        """End of the last task."""
         return self.timed.makespan_ns
 
     @property
     def gap(self) -> float:
-        """By how much the step may be longer than the best of this partition, as a share of the bound."""
+        """Relative distance of the makespan from the bound of this partition."""
         return self.makespan_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
     def schedule(self) -> PipelineSchedule:
@@ -113,65 +112,65 @@ def plan_step(
     """Plans one step.
 
     Args:
-        request: Model, ranks, and the microbatches that its partition is made for.
-        microbatches: The step's.
-        space: What ranks are.
-        options: How to plan.
-        partition: Where layers are already; None: it is made, as options say.
-        contenders: Of the same step; one that is shorter than what was found is taken, if it has weights as asked for.
+        request: Model, ranks, and representative microbatches for the partition.
+        microbatches: Microbatches of the step.
+        space: The ranks.
+        options: Options of the planner.
+        partition: A fixed partition; None: made by ``options``.
+        contenders: Baselines of the same step; a shorter one with fitting ``weights`` is the result.
 
     Raises:
-        InfeasibleError: Nothing that was tried fits in memory; says which rank, when, by how much, and what helps.
+        InfeasibleError: No tried plan fits in memory; the message has rank, time, shortage and remedies.
         ValueError: See ``partition_by``, ``task_graph`` and ``search_orders``.
     """
     space, options = space or RankSpace(), options or PlannerOptions()
     job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
-    runs = [(one.run, one.name) for one in contenders if one.run is not None]
-    found = [job.as_planned(run, name) for run, name in runs if options.weights != "with" or not run.weights_apart]
+    runs = [(contender.run, contender.name) for contender in contenders if contender.run is not None]
+    plans = [job.as_planned(run, name) for run, name in runs if options.weights != "with" or not run.weights_apart]
     ways = sorted(job.ways(options, partition), key=lambda way: way.natural_ns)
     misfit = None
-    best_way: _Way | None = None  # none where no way is planned that could be shorter than a contender
+    best_way: _TriedPartition | None = None  # None if no partition may be shorter than a contender
     share = 1.0 if len(ways) == 1 else _TRIAL_SHARE / len(ways)
     for way in ways:
-        if found and (job.is_over(options.limits) or way.bound_ns >= min(one.makespan_ns for one in found)):
+        if plans and (job.is_over(options.limits) or way.bound_ns >= min(plan.makespan_ns for plan in plans)):
             continue
         try:
             planned = job.plan(way, replace(options, limits=options.limits.share(share)))
         except InfeasibleError as error:
             misfit = misfit or error
             continue
-        if all(planned.makespan_ns < one.makespan_ns for one in found):
+        if all(planned.makespan_ns < plan.makespan_ns for plan in plans):
             best_way = way
-        found.append(planned)
-    if not found:
+        plans.append(planned)
+    if not plans:
         assert misfit is not None
         raise misfit
     if len(ways) > 1 and best_way is not None and not job.is_over(options.limits):
-        with suppress(InfeasibleError):  # other draws than the first time; what was found then stays
-            found.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
-    return min(found, key=lambda planned: planned.makespan_ns)
+        with suppress(InfeasibleError):  # other draws than the first time; earlier plans stay
+            plans.append(job.plan(best_way, replace(options, limits=job.left(options.limits))))
+    return min(plans, key=lambda planned: planned.makespan_ns)
 
 
 def plan_baseline(
     name: str, request: Request, microbatches: Sequence[Microbatch], *, space: RankSpace | None = None
 ) -> PlannedStep:
-    """Plans one step as a baseline of that name does.
+    """Plans one step by a baseline.
 
     Raises:
-        InfeasibleError: It cannot run the step; says why.
-        ValueError: There is none of that name.
+        InfeasibleError: It cannot run the step; has the reason.
+        ValueError: The name is unknown.
     """
     space = space or RankSpace()
-    (found,) = contend(request, microbatches, space=space, names=(name,))
-    if found.run is None:
-        raise InfeasibleError(f"{name} cannot run this step", reasons=[found.reason])
+    (contender,) = contend(request, microbatches, space=space, names=(name,))
+    if contender.run is None:
+        raise InfeasibleError(f"{name} cannot run this step", reasons=[contender.reason])
     job = _Job(request=request, microbatches=tuple(microbatches), space=space, began=time.monotonic())
-    return job.as_planned(found.run, name)
+    return job.as_planned(contender.run, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """A way to cut the model, and the tasks that come of it."""
+class _TriedPartition:
+    """A partition with its tasks."""
 
     partition: Partition
     name: str
@@ -179,7 +178,7 @@ class _Way:
     graph: TaskGraph
     bound_ns: int
     natural_ns: int
-    """What groups take as they come, memory apart."""
+    """Makespan of the natural order without memory limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,37 +198,37 @@ class _Job:
         left_s = max(0.0, limits.seconds - (time.monotonic() - self.began))
         return replace(limits.share(1 - _TRIAL_SHARE), seconds=left_s)
 
-    def ways(self, options: PlannerOptions, given: Partition | None) -> list[_Way]:
-        """All ways to look at; where time is short the first one alone.
+    def ways(self, options: PlannerOptions, fixed: Partition | None) -> list[_TriedPartition]:
+        """Returns the partitions to try; without time the first alone.
 
         Raises:
-            ValueError: None fits the model.
+            ValueError: No partition fits the model.
         """
-        names = TRIED if options.partition == AUTO and given is None else (options.partition,)
-        found: list[_Way] = []
+        names = TRIED if options.partition == AUTO and fixed is None else (options.partition,)
+        partitions: list[_TriedPartition] = []
         problem = None
         for name in names:
             try:
-                partition = given or partition_by(name, self.request)
+                partition = fixed or partition_by(name, self.request)
             except ValueError as error:  # too few layers for it
                 problem = problem or error
                 continue
             if len(names) > 1 and len({chunk.rank for chunk in partition.chunks}) < self.request.num_ranks:
                 continue  # ranks would do nothing
             for weights_apart in WEIGHTS[options.weights]:
-                if found and self.is_over(options.limits.share(_TRIAL_SHARE)):
-                    return found
-                found.append(self._way(partition, "given" if given else name, weights_apart=weights_apart))
-        if not found:
+                if partitions and self.is_over(options.limits.share(_TRIAL_SHARE)):
+                    return partitions
+                partitions.append(self._way(partition, "given" if fixed else name, weights_apart=weights_apart))
+        if not partitions:
             raise problem or ValueError(f"no partition of {', '.join(names)} uses all ranks; use fewer")
-        return found
+        return partitions
 
-    def _way(self, partition: Partition, name: str, *, weights_apart: bool) -> _Way:
+    def _way(self, partition: Partition, name: str, *, weights_apart: bool) -> _TriedPartition:
         graph = self.space.tasks(self.request, partition, self.microbatches, weights_apart=weights_apart)
         free = replace(graph, limit_bytes=())
         rolled = roll_out(free)
         assert not isinstance(rolled, Deadlock)  # without limits nothing waits for memory
-        return _Way(
+        return _TriedPartition(
             partition=partition,
             name=name,
             weights_apart=weights_apart,
@@ -238,7 +237,7 @@ class _Job:
             natural_ns=rolled[1].makespan_ns,
         )
 
-    def plan(self, way: _Way, options: PlannerOptions) -> PlannedStep:
+    def plan(self, way: _TriedPartition, options: PlannerOptions) -> PlannedStep:
         candidates = Candidates(count=options.candidates, weights_apart=way.weights_apart)
         orders, chosen, timed, strategies = plan_within_memory(
             way.graph, lambda: self._pairs(way, candidates), method=options.method, limits=options.limits
@@ -266,6 +265,6 @@ class _Job:
             origin=name,
         )
 
-    def _pairs(self, way: _Way, candidates: Candidates) -> tuple[Pair, ...]:
+    def _pairs(self, way: _TriedPartition, candidates: Candidates) -> tuple[Pair, ...]:
         layers = pair_layers(self.request.model, way.partition, self.microbatches)
         return pairs_of(way.graph, lambda task: candidates.of(layers[task.chunk, task.microbatch, task.piece]))

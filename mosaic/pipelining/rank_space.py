@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline are to its planner: devices, their memory, and what carries bytes between them."""
+"""The ranks of a pipeline for its planner: devices, memory and network."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpace:
-    """What ranks are to the planner.
+    """Ranks of the planner.
 
     Raises:
-        ValueError: There are no devices, or the limit is negative.
+        ValueError: ``devices_per_rank`` is below 1, or the limit is negative.
     """
 
     network: Link | Cluster | None = None
-    """Between them; None: what is sent takes no time."""
+    """Network between ranks; None: messages take no time."""
     devices_per_rank: int = 1
     """Devices of one rank: tensor times context parallel."""
     limit_bytes: int = 0
     """Memory of each of a rank's devices; 0: no limit."""
     host: HostTimes = NO_HOST_TIMES
-    """What tasks and messages take beside layers and the network."""
+    """Host time of tasks and messages."""
 
     def __post_init__(self) -> None:
         if self.devices_per_rank < 1 or self.limit_bytes < 0:

@@ -1,4 +1,4 @@
-"""A step that replicas of a pipeline share: which microbatches each one runs, and in which schedule."""
+"""A step on replicas of a pipeline: the microbatches and the schedule of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 Shares = tuple[tuple[int, ...], ...]
-"""For each replica the indices of its microbatches in the step, in the step's order."""
+"""Indices of each replica's microbatches in the step, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +19,15 @@ class SharedStep:
     """One step on all replicas."""
 
     shares: Shares
-    """Whose microbatches are whose."""
     schedules: tuple[PipelineSchedule | None, ...]
-    """Each replica's, of its share; None where it has no microbatches."""
+    """Schedule of each replica; None without microbatches."""
 
 
 def share_out(times: Sequence[float], num_replicas: int) -> Shares:
-    """Gives each item to the replica that has the least so far, the longest first (Graham's LPT rule).
+    """Assigns each item to the replica with the least load, the longest first (Graham's LPT rule).
 
     The longest is at most 4/3 of the shortest possible longest share (https://doi.org/10.1137/0117039). The first
-    replica has an item if there is any; others may have none.
+    replica has an item unless ``times`` is empty; others may have none.
     """
     shares: list[list[int]] = [[] for _ in range(num_replicas)]
     loads = [0.0] * num_replicas
@@ -40,15 +39,15 @@ def share_out(times: Sequence[float], num_replicas: int) -> Shares:
 
 
 def shares_of(request: Request, step: Sequence[Microbatch], num_replicas: int) -> Shares:
-    """Shares a step out by the times of its microbatches: of all phases of all layers."""
+    """Divides a step by the times of its microbatches, over all phases of all layers."""
     if num_replicas == 1:
         return (tuple(range(len(step))),)
     known: dict[Microbatch, float] = {}
-    for one in step:
-        if one not in known:
-            times = layer_times(replace(request, microbatches=(one,)))
-            known[one] = math.fsum(time for layers in times.values() for time in layers)
-    return share_out([known[one] for one in step], num_replicas)
+    for microbatch in step:
+        if microbatch not in known:
+            times = layer_times(replace(request, microbatches=(microbatch,)))
+            known[microbatch] = math.fsum(time for layers in times.values() for time in layers)
+    return share_out([known[microbatch] for microbatch in step], num_replicas)
 
 
 def plan_shares(

@@ -1,4 +1,4 @@
-"""The planning functions of steps of one partition: what ``NextStepPlanner`` runs for pipelines."""
+"""Planning functions of ``NextStepPlanner`` for steps of one partition."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlanning:
-    """Plans a step from its microbatches: the natural order first, which is there in milliseconds, then a search."""
+    """Plans a step from its microbatches: the natural order within milliseconds, then a search."""
 
     request: Request
     """Model and ranks."""
     partition: Partition
-    """Where layers are."""
+    """Layers of each rank."""
     space: RankSpace = field(default_factory=RankSpace)
-    """What ranks are."""
+    """The ranks."""
     options: PlannerOptions = field(default_factory=PlannerOptions)
-    """How to plan; its limits hold where the search has none."""
+    """Options; their limits hold if the search has none."""
 
     def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> PipelineSchedule:
-        """Returns the best schedule found by the time that the search ends.
+        """Returns the best schedule at the end of the search.
 
         Raises:
             InfeasibleError, ValueError: See ``plan_step``.
@@ -39,11 +39,11 @@ class StepPlanning:
         return self.searched(microbatches, search)
 
     def natural(self, microbatches: Sequence[Microbatch]) -> PipelineSchedule:
-        """Returns the natural order."""
+        """Returns the schedule of the natural order."""
         return self._plan(microbatches, OrderLimits(effort=0.0), "natural")
 
     def searched(self, microbatches: Sequence[Microbatch], search: Search, *, share: float = 1.0) -> PipelineSchedule:
-        """Returns the best schedule found in a share of the time that is left."""
+        """Returns the best schedule of a search over a share of the remaining time."""
         left_s = search.seconds_left
         limits = replace(
             self.options.limits,
@@ -61,15 +61,14 @@ class StepPlanning:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStepPlanning:
-    """Plans a step that replicas of a pipeline share: all in natural order first, then a search for each."""
+    """Plans a step on replicas of a pipeline: the natural order of all, then a search for each."""
 
     pipeline: StepPlanning
-    """Of one replica."""
+    """Planning of one replica."""
     num_replicas: int
-    """How many."""
 
     def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> SharedStep:
-        """Returns the best schedules found by the time that the search ends.
+        """Returns the best schedules at the end of the search.
 
         Raises:
             InfeasibleError, ValueError: See ``plan_step``.

@@ -5,9 +5,9 @@ One microbatch of two images that are two pieces for ``v``, one for ``t``, each 
     v    F0.0  F0.1              B0.1  B0.0
     t                F0.0  B0.0
 
-A module passes over what it has of a microbatch in pieces; where it has nothing it is skipped, and what it feeds waits
-for what feeds it. Every piece of a module waits for every piece of the modules that feed it, and hands each an equal
-share of its output. The loss of a piece of a module that feeds nothing is its own.
+A module processes its part of a microbatch in pieces; a module without a part is skipped, and its successors wait for
+its predecessors. Every piece of a module waits for every piece of the modules that feed it, and sends each an equal
+share of its output. A piece of a module that feeds nothing has its own loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 MAX_TASKS = 2_000_000
-"""That a step may have."""
+"""Most tasks of a step."""
 
 _Place = tuple[int, int]
 """Chunk and piece."""
@@ -52,20 +52,20 @@ def task_graph(
     """Returns the tasks of a step.
 
     Args:
-        model: What is trained.
+        model: The model.
         partition: Its chunks on ranks.
-        microbatches: The step's, in the order in which groups are numbered.
-        network: What carries bytes between ranks; None: they take no time. In a cluster, rank r is the r-th
-            ``devices_per_rank`` devices, which send to those of another rank all at once.
+        microbatches: Microbatches of the step, in the order of group numbers.
+        network: Network between ranks; None: messages take no time. In a cluster, rank r is the r-th
+            ``devices_per_rank`` devices, which send to those of another rank at the same time.
         devices_per_rank: Devices of one rank: tensor times context parallel.
-        strategies: What becomes of activations.
-        weights_apart: Whether backward for weights is a task of its own; it then frees what the forward keeps.
+        strategies: Activation strategies.
+        weights_apart: True if backward for weights is a task of its own, which then frees the kept activations.
         limit_bytes: Memory of each rank, 0 for no limit.
-        host: What tasks and messages take beside layers and the network.
+        host: Host time of tasks and messages.
 
     Raises:
-        ValueError: There are no microbatches, the partition is of another model, a time or a number of bytes is
-            negative or not finite, a strategy is not there, or there are more than ``MAX_TASKS`` tasks.
+        ValueError: ``microbatches`` is empty, the partition is of another model, a time or a number of bytes is
+            negative or not finite, a strategy does not exist, or the step has more than ``MAX_TASKS`` tasks.
     """
     if not microbatches:
         raise ValueError("no microbatches; a step has at least one")
@@ -80,7 +80,7 @@ def task_graph(
         rank_of=[rank for rank, _ in rows],
         links=_Links(network=network, devices_per_rank=devices_per_rank),
         counter=CostCounter(
-            modules={module.name: _treated(module, weights_apart=weights_apart) for module in model.modules},
+            modules={module.name: _for_weights(module, weights_apart=weights_apart) for module in model.modules},
             strategies=strategies,
             weights_apart=weights_apart,
         ),
@@ -99,16 +99,16 @@ def task_graph(
 
 
 def base_bytes(model: PipelineModel, partition: Partition) -> tuple[int, ...]:
-    """Returns what is always in use on each rank: weights, and gradients and optimizer's state of what trains."""
+    """Returns the constant bytes of each rank: weights, and gradients and optimizer state of trained layers."""
     modules = {module.name: module for module in model.modules}
-    found = [0] * partition.num_ranks
+    num_bytes = [0] * partition.num_ranks
     for chunk in partition.chunks:
-        found[chunk.rank] += sum(modules[part.module].state_bytes(part.first, part.count) for part in chunk.parts)
-    return tuple(found)
+        num_bytes[chunk.rank] += sum(modules[part.module].state_bytes(part.first, part.count) for part in chunk.parts)
+    return tuple(num_bytes)
 
 
 def training_chunks(model: PipelineModel, partition: Partition) -> tuple[int, ...]:
-    """Returns the chunks whose weights, or some of them, train: those with gradients to reduce."""
+    """Returns the chunks with trained weights, whose gradients are reduced."""
     trains = {module.name: module.trains for module in model.modules}
     return tuple(
         index
@@ -119,15 +119,15 @@ def training_chunks(model: PipelineModel, partition: Partition) -> tuple[int, ..
 
 @runtime_checkable
 class KnowsWeightsApart(Protocol):
-    """A module whose layers take other times where backward for weights is a task of its own."""
+    """A module with other layer times if backward for weights is a task of its own."""
 
     def with_weights_apart(self) -> LayeredModule:
-        """Returns the module as it is then."""
+        """Returns the module with these times."""
 
 
 @runtime_checkable
 class KnowsOutput(Protocol):
-    """A module of whose output more or less leaves a rank than passes between its layers."""
+    """A module whose output differs in size from the tensors between its layers."""
 
     def output_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes that leave one rank."""
@@ -139,13 +139,13 @@ def _output_bytes(module: LayeredModule, microbatch: Microbatch, units: int) -> 
     return module.boundary_bytes(microbatch, units)
 
 
-def _treated(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
+def _for_weights(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
     return module.with_weights_apart() if weights_apart and isinstance(module, KnowsWeightsApart) else module
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Links:
-    """Times of messages between ranks, each worked out once."""
+    """Times of messages between ranks, each computed once."""
 
     network: Link | Cluster | None
     devices_per_rank: int
@@ -166,45 +166,44 @@ class _Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flow:
-    """How microbatches that have the same modules pass through the chunks."""
+    """Dataflow through the chunks of microbatches with the same modules."""
 
     gradients: Mapping[str, Gradients]
     modules: dict[int, tuple[str, ...]]
-    """For each chunk that has something to do the modules that it has it for, in the order of chunks."""
+    """Modules that each working chunk runs, in the order of chunks."""
     feeds: Mapping[int, tuple[tuple[int, str], ...]]
-    """For each of them the chunks that feed it, each with the module whose output it is."""
+    """Chunks that feed each of them, each with the module of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """One microbatch on its way."""
+    """State of one microbatch."""
 
     index: int
     microbatch: Microbatch
     flow: _Flow
     pieces: Mapping[str, tuple[int, ...]]
-    """For each module the units of its pieces."""
+    """Units of each module's pieces."""
     groups: dict[str, int] = field(default_factory=dict)
-    """For each module its group; a chunk of several modules is of its last one's."""
+    """Group of each module; a chunk of several modules belongs to the last one's."""
     costs: dict[_Place, Costs] = field(default_factory=dict)
     forward: dict[_Place, int] = field(default_factory=dict)
-    """Tasks."""
 
     def units(self, chunk: int) -> tuple[int, ...]:
-        """Units of the chunk's pieces."""
+        """Returns the units of the chunk's pieces."""
         return self.pieces[self.flow.modules[chunk][0]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Build:
-    """A task graph as it is built, microbatch after microbatch."""
+    """A task graph under construction, microbatch after microbatch."""
 
     model: PipelineModel
     partition: Partition
     row_of: Sequence[int]
-    """Of each chunk."""
+    """Row of each chunk."""
     rank_of: Sequence[int]
-    """Of each row."""
+    """Rank of each row."""
     links: _Links
     counter: CostCounter
     weights_apart: bool
@@ -212,10 +211,10 @@ class _Build:
     tasks: list[Task] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     posts: Counter[int] = field(default_factory=Counter)
-    """For each task the messages that it sends and receives."""
+    """Number of messages of each task."""
     flows: dict[frozenset[str], _Flow] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of groups."""
+    """Numbers of groups."""
 
     def add(self, index: int, microbatch: Microbatch) -> None:
         """Adds the tasks of one microbatch: its forwards in the order of chunks, then its backwards in reverse."""
@@ -240,7 +239,7 @@ class _Build:
             )
 
     def finish(self) -> tuple[Task, ...]:
-        """Returns all tasks, with what posting their messages takes."""
+        """Returns all tasks, with the time to post their messages."""
         for task in self.posts if self.host.post_ns else ():
             time_ns = self.tasks[task].time_ns + self.posts[task] * self.host.post_ns
             self.tasks[task] = replace(self.tasks[task], time_ns=time_ns)
@@ -271,7 +270,7 @@ class _Build:
                 time_ns = cost.backward_ns + (0 if is_apart else cost.weights_ns)
                 at = chunk, piece
                 works = cost.workspace_bytes
-                left = works - cost.remade_bytes  # what is made again stays until the weights have their gradients
+                left = works - cost.remade_bytes  # recomputed activations stay until the weights have their gradients
                 frees = left if is_apart else works + cost.kept_bytes
                 task = self._task(passed, ActionKind.BACKWARD, at, time_ns, works, frees)
                 self._wait(passed.forward[at], task, 0)
@@ -286,8 +285,8 @@ class _Build:
                     self._wait(task, apart, 0)
 
     def _inputs(self, passed: _Pass, chunk: int, piece: int, names: Sequence[str]) -> Iterable[tuple[_Place, int]]:
-        """Returns for each input of a piece of a chunk where it comes from, and its bytes: of all modules there."""
-        found: dict[_Place, int] = {}
+        """Returns the source and the bytes, summed over modules, of each input of a chunk's piece."""
+        sizes: dict[_Place, int] = {}
         for source, name in passed.flow.feeds[chunk]:
             module = self.counter.modules[name]
             units = passed.pieces[name]
@@ -295,10 +294,10 @@ class _Build:
                 sent = [(piece, module.boundary_bytes(passed.microbatch, units[piece]))]
             else:
                 share = len(passed.units(chunk))
-                sent = [(at, _output_bytes(module, passed.microbatch, one) // share) for at, one in enumerate(units)]
+                sent = [(at, _output_bytes(module, passed.microbatch, own) // share) for at, own in enumerate(units)]
             for at, size in sent:
-                found[source, at] = found.get((source, at), 0) + size
-        return found.items()
+                sizes[source, at] = sizes.get((source, at), 0) + size
+        return sizes.items()
 
     def _task(self, passed: _Pass, kind: ActionKind, at: _Place, time_ns: int, takes: int, frees: int) -> int:
         chunk, piece = at
@@ -339,12 +338,12 @@ class _Build:
         feeds: dict[int, tuple[tuple[int, str], ...]] = {}
         for index, chunk in enumerate(self.partition.chunks):
             names = tuple(part.module for part in chunk.parts if part.module in present)
-            found = []
+            inputs = []
             for name in names:
                 before = (name,) if name in last else sources[name]
-                found += [(last[one], one) for one in before if last[one] != index]
+                inputs += [(last[source], source) for source in before if last[source] != index]
                 last[name] = index
             if names:
-                modules[index], feeds[index] = names, tuple(dict.fromkeys(found))
+                modules[index], feeds[index] = names, tuple(dict.fromkeys(inputs))
         self.flows[present] = _Flow(gradients=gradients_of(self.model, present), modules=modules, feeds=feeds)
         return self.flows[present]

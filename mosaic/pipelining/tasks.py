@@ -1,7 +1,7 @@
-"""Tasks of one step on ranks, with what each waits for: what simulations, searches and bounds work on.
+"""Tasks of one step on ranks with their waits: the input of simulations, searches and bounds.
 
-Times are whole nanoseconds and memory whole bytes, so that the same order gives the same times to the last digit,
-whoever computes them.
+Times are whole nanoseconds and memory whole bytes: the same order gives exactly the same times in every
+implementation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mosaic import _search
 
 Orders = tuple[tuple[int, ...], ...]
-"""For each row the indices of its tasks, in the order in which it runs them."""
+"""Indices of each row's tasks, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class Task:
     """One phase of one chunk with one piece of a microbatch."""
 
     row: int
-    """Who runs it; a row runs one task at a time."""
+    """Its row, which runs one task at a time."""
     kind: ActionKind
     """Forward, backward (for inputs, and for weights unless they are apart), or backward for weights apart."""
     parts: tuple[Part, ...]
-    """What runs, in order; several where a chunk mixes modules."""
+    """Its parts in order; several in a chunk of several modules."""
     microbatch: int
     """Index in the step."""
     piece: int = 0
@@ -37,13 +37,12 @@ class Task:
     chunk: int = 0
     """Index of its chunk in the partition."""
     time_ns: int
-    """How long it takes."""
     group: int = 0
     """Index of the group whose priority orders it: all tasks of one microbatch in one module."""
     takes_bytes: int = 0
-    """In use on its rank from its start on."""
+    """Bytes that it allocates on its rank at its start."""
     frees_bytes: int = 0
-    """No longer in use from its end on."""
+    """Bytes that it frees at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,9 @@ class Wait:
     target: int
     """Index of a task."""
     lag_ns: int = 0
-    """Time that what is sent takes."""
+    """Time of the message."""
     num_bytes: int = 0
-    """What is handed over: 0 where a task only waits for its own other phase."""
+    """Bytes of the message; 0 between phases of one chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +64,23 @@ class TaskGraph:
     """Tasks of one step.
 
     Raises:
-        ValueError: An index, a time or a number of bytes is no whole number or out of range, tasks of a rank free more
-            than they take, or tasks wait for each other in a circle.
+        ValueError: An index, a time or a number of bytes is not a whole number or out of range, tasks of a rank free
+            more than they take, or tasks wait for each other in a circle.
         BackendUnavailableError: The extension ``mosaic._search`` is not built.
     """
 
     tasks: tuple[Task, ...]
-    """All of them. Those of one group and kind that could start at one time start in this order."""
+    """All tasks. Tasks of one group and kind that could start at one time start in this order."""
     waits: tuple[Wait, ...]
-    """What they wait for, rows apart."""
+    """Their waits, beside the order of rows."""
     rank_of: tuple[int, ...]
-    """For each row its rank. Rows of one rank are lanes: they run at the same time, and share its memory."""
+    """Rank of each row. Rows of one rank are lanes: they run at the same time, and share its memory."""
     base_bytes: tuple[int, ...] = ()
-    """In use on each rank all the time; empty: nothing."""
+    """Constant bytes of each rank; empty: none."""
     limit_bytes: tuple[int, ...] = ()
-    """Memory of each rank, 0 where it has no limit; empty: none has."""
+    """Memory of each rank, 0 for no limit; empty: no limits."""
     compiled: _search.Tasks = field(init=False, repr=False, compare=False)
-    """As simulations and searches have it."""
+    """The graph for simulations and searches."""
 
     def __post_init__(self) -> None:
         compiled = compile_tasks(
@@ -95,12 +94,12 @@ class TaskGraph:
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.rank_of)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return max(self.rank_of, default=-1) + 1
 
 
@@ -109,11 +108,11 @@ class Timed:
     """A simulated step."""
 
     start_ns: Sequence[int]
-    """Of each task."""
+    """Start of each task."""
     makespan_ns: int
-    """When the last one ends."""
+    """End of the last task."""
     peak_bytes: tuple[int, ...]
-    """Most in use on each rank, what is always in use included."""
+    """Peak bytes of each rank, including the constant ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +120,8 @@ class Deadlock:
     """Orders that cannot run to the end: every row waits."""
 
     waiting: tuple[int, ...]
-    """For each row that has not ended the task that it waits to start."""
+    """Next task of each unfinished row."""
     at_ns: int
-    """When the last task before that ended."""
+    """End of the last finished task."""
     short_bytes: tuple[int, ...]
-    """For each rank by how much its memory is too small for what it waits to start; 0 where it is not in the way."""
+    """Bytes that each rank lacks for its waiting tasks; 0 if memory does not block them."""

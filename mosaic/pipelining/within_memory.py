@@ -1,8 +1,8 @@
-"""Orders of a step's tasks, with what becomes of activations, so that every rank's memory holds.
+"""Orders of a step's tasks and activation strategies within every rank's memory.
 
-As a score (PipeWeaver, section 6): order the tasks as if memory had no limit; where some rank's memory does not hold,
-choose what is kept and what is made again in that order; beside it, search for orders that hold with everything kept,
-and, with what was chosen, for better ones. The shortest that holds is taken.
+As a score (PipeWeaver, section 6): order the tasks without memory limits; if a rank's memory does not hold, choose
+strategies in that order; also search for orders that hold with everything kept, and for better ones with the chosen
+strategies. The shortest that holds is the result.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from mosaic.pipelining.tuning.shortage import MemoryShortage
 from mosaic.pipelining.tuning.tune import Tuned, tune
 
 _FIRST_SHARE = 0.4
-"""Of the effort, for the order without limits; the rest is for orders that hold."""
+"""Share of the effort for the order without limits; the rest is for orders that hold."""
 
-Found = tuple[Orders, TaskGraph, Timed, Strategies]
-"""Orders, the tasks with the times and bytes of what was chosen, their simulation, and what was chosen."""
+Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
+"""Orders, tasks with the times and bytes of the strategies, their simulation, and the strategies."""
 
 
 def plan_within_memory(
     graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], *, method: str, limits: OrderLimits
-) -> Found:
-    """Returns the shortest orders and strategies found that fit.
+) -> Fitting:
+    """Returns the shortest fitting orders and strategies.
 
     Args:
-        graph: A step's tasks, everything kept, with limits of memory.
-        pairs: Makes forwards with their backwards and the choices for them; called where memory is short.
+        graph: A step's tasks with everything kept, and memory limits.
+        pairs: Makes forwards with their backwards and candidates; called if memory is short.
         method: A name of ``mosaic.pipelining.order.search.METHODS``.
-        limits: Of all searches together.
+        limits: Limits of all searches together.
 
     Raises:
-        InfeasibleError: Nothing that was tried fits; says which rank, when, by how much, and what helps.
+        InfeasibleError: No tried plan fits; the message has rank, time, shortage and remedies.
     """
     return _Planning(graph, pairs, method, limits).run()
 
 
 class _Planning:
-    """One step under way."""
+    """State of one step's planning."""
 
     def __init__(
         self, graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], method: str, limits: OrderLimits
@@ -54,9 +54,9 @@ class _Planning:
         self.graph, self.make_pairs, self.method, self.limits = graph, pairs, method, limits
         self.free = replace(graph, limit_bytes=())
         self.began, self.effort_left = time.monotonic(), limits.effort
-        self.found: list[Found] = []
+        self.fitting: list[Fitting] = []
 
-    def run(self) -> Found:
+    def run(self) -> Fitting:
         is_limited = any(self.graph.limit_bytes)
         first = self._search(self.free, _FIRST_SHARE if is_limited else 1.0)
         assert isinstance(first, Searched)  # without limits nothing waits for memory
@@ -65,16 +65,16 @@ class _Planning:
         self._note(self.graph, self._search(self.graph, 0.3), "keep")
         pairs = self.make_pairs()
         shortage = self._tune(pairs, first.orders)
-        if shortage is not None or not self.found:  # orders of what keeps least, and then what else has room in them
+        if shortage is not None or not self.fitting:  # leanest strategies first, then faster ones that fit in the order
             leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
             lean = self._search(leanest, 0.5)
             self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
             if isinstance(lean, Searched):
                 self._tune(pairs, lean.orders)
-            elif not self.found:
+            elif not self.fitting:
                 reason = str(shortage or _stuck(lean))
                 raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
-        return min(self.found, key=lambda one: one[2].makespan_ns)
+        return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
 
     def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
         """Chooses strategies in these orders, then searches for better orders with them."""
@@ -83,13 +83,13 @@ class _Planning:
             return tuned
         assert isinstance(tuned, Tuned)  # the orders have run before
         strategies = strategies_of(self.graph, pairs, tuned.choice)
-        if self._holds(tuned.timed):  # tuning does not see what tasks that take no time use
-            self.found.append((orders, tuned.graph, tuned.timed, strategies))
+        if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
+            self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
         self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
         return None
 
     def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
-        """Searches for a share of the effort that is left."""
+        """Searches with a share of the remaining effort."""
         left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
         limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
         searched = search_orders(graph, method=self.method, limits=limits)
@@ -99,7 +99,7 @@ class _Planning:
 
     def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
         if isinstance(searched, Searched):
-            self.found.append((searched.orders, graph, searched.timed, strategies))
+            self.fitting.append((searched.orders, graph, searched.timed, strategies))
 
     def _holds(self, timed: Timed) -> bool:
         pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
@@ -115,9 +115,9 @@ def _stuck(deadlock: Deadlock) -> str:
 
 
 def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
-    """Returns for each pair the index of each of its layers' strategies."""
-    found = {}
-    for pair, chosen in zip(pairs, choice, strict=True):
+    """Returns the strategy index of each layer, by pair."""
+    strategies = {}
+    for pair, candidate in zip(pairs, choice, strict=True):
         task = graph.tasks[pair.forward]
-        found[task.chunk, task.microbatch, task.piece] = pair.candidates[chosen].strategies
-    return found
+        strategies[task.chunk, task.microbatch, task.piece] = pair.candidates[candidate].strategies
+    return strategies

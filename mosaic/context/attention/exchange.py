@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.context.plan import ContextPlan
+from mosaic.errors import unknown
 
 # The names of torch 2.13, and before it.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -146,7 +147,7 @@ def make_exchange(name: str, plan: ContextPlan, group: Any, rank: int, device: t
         ValueError: The name is unknown; lists all.
     """
     if name not in EXCHANGES:
-        raise ValueError(f"unknown exchange {name!r}; choose one of: {', '.join(EXCHANGES)}")
+        raise ValueError(unknown("exchange", name, EXCHANGES))
     if plan.ranks == 1:
         return Alone(plan)
     return GatherAll(plan, group) if name == "gather" else FetchNeeded(plan, group, rank, device)

@@ -11,6 +11,7 @@ from mosaic.context.attention.block_rows import BlockRows
 from mosaic.context.attention.exchange import Exchange
 from mosaic.context.attention.flex import FlexKernel
 from mosaic.context.plan import ContextPlan
+from mosaic.errors import unknown
 
 
 class Kernel(Protocol):
@@ -40,7 +41,7 @@ def make_kernel(name: str | None, plan: ContextPlan, rank: int, exchange: Exchan
     """
     chosen = name or ("flex" if device.type == "cuda" else "block_rows")
     if chosen not in KERNELS:
-        raise ValueError(f"unknown kernel {chosen!r}; choose one of: {', '.join(KERNELS)}")
+        raise ValueError(unknown("kernel", chosen, KERNELS))
     if chosen == "flex" and plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
             f"block={plan.blocks.block} is not a multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "

@@ -1,1 +1,1 @@
-"""In which order rows run their tasks: simulated, rolled out from a ranking of groups, and searched."""
+"""Orders of rows' tasks: simulation, roll-out from a ranking of groups, and search."""

@@ -1,4 +1,4 @@
-"""Searches for orders: any-time, on as many threads as asked for, with a bound beside what they find."""
+"""Anytime searches for orders, on several threads, with a lower bound."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from mosaic.errors import unknown
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.order.simulate import deadlock_of
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
@@ -16,39 +17,39 @@ METHODS: Mapping[str, str] = MappingProxyType(
     {
         "natural": "groups as they come, once",
         "tree": "Monte-Carlo tree search over which group comes next (PipeWeaver, Algorithm 1)",
-        "shifts": "local search: a group goes to another place of the ranking",
-        "swaps": "shifts, in turn with swaps of tasks on critical ways, which reach orders that no ranking gives",
+        "shifts": "local search: a group moves to another place of the ranking",
+        "swaps": "shifts, in turn with swaps of tasks on critical paths, which reach orders beyond rankings",
     }
 )
-"""Ways to search, and what each does. None is worse than ``natural``, which all of them try first."""
+"""Search methods with descriptions. All begin with ``natural``, so none is worse."""
 DEFAULT_METHOD = "swaps"
 _TASKS_A_SECOND = 15e6
-"""That roll-outs place on one core: 12 to 24 million were measured, for steps of 32 to 1,440 tasks."""
+"""Tasks that roll-outs place on one core: 12 to 24 million measured, for steps of 32 to 1,440 tasks."""
 _NO_LIMIT = 2**62
 _MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderLimits:
-    """What ends a search.
+    """Limits of a search.
 
     Raises:
         ValueError: A limit is out of range.
     """
 
     effort: float = 1.0
-    """Work: tasks that roll-outs place, counted in about seconds of a core for each thread, so the same on any machine
-    under any load. 0: the first ranking alone."""
+    """Work of each thread: tasks that roll-outs place, in about seconds of a core, equal on any machine under any load.
+    0: the first ranking alone."""
     rollouts: int | None = None
-    """Roll-outs of all threads together, in the place of the effort; a replay of orders counts as one."""
+    """Roll-outs of all threads together, instead of the effort; a replay of orders counts as one."""
     seconds: float = math.inf
-    """Wall clock, for the extraordinary: what it ends depends on the machine."""
+    """Wall-clock limit, for emergencies: the result then depends on the machine."""
     threads: int = 1
-    """Threads, each with numbers drawn of its own."""
+    """Threads, each with its own random numbers."""
     seed: int = 0
     """The same seed and number of threads give the same answer, unless the clock or ``should_stop`` ends the search."""
     should_stop: Callable[[], bool] | None = None
-    """Asked several times a second; once it says so, the search returns its best so far."""
+    """Called several times a second; after True the search returns its best so far."""
 
     def __post_init__(self) -> None:
         if not (self.effort >= 0 and self.seconds >= 0):
@@ -62,7 +63,7 @@ class OrderLimits:
 
     @property
     def is_counted_out(self) -> bool:
-        """Whether no effort is left."""
+        """True if no effort is left."""
         return self.rollouts is None and self.effort == 0
 
     def share(self, share: float) -> OrderLimits:
@@ -75,45 +76,44 @@ class OrderLimits:
         )
 
     def rollouts_of(self, num_tasks: int) -> int:
-        """Returns how many roll-outs of a step of so many tasks a search may make."""
+        """Returns the number of roll-outs that a search of ``num_tasks`` tasks may make."""
         if self.rollouts is not None:
             return self.rollouts
-        wanted = self.threads * self.effort * _TASKS_A_SECOND / max(1, num_tasks)
-        return max(1, round(min(wanted, _NO_LIMIT)))
+        num_rollouts = self.threads * self.effort * _TASKS_A_SECOND / max(1, num_tasks)
+        return max(1, round(min(num_rollouts, _NO_LIMIT)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The best orders that a search found, and how good they surely are."""
+    """The best orders of a search, with a lower bound."""
 
     method: str
     """A name of ``METHODS``."""
     orders: Orders
-    """Of each row."""
     timed: Timed
-    """When tasks start, the makespan, and what ranks use at most."""
+    """Starts, makespan, and peak bytes."""
     bound_ns: int
-    """No orders end earlier."""
+    """Lower bound of all orders."""
     num_rollouts: int
-    """Tried in all."""
+    """Number of roll-outs."""
     num_deadlocks: int
-    """Of these, rankings whose rows came to wait for ever."""
+    """Number of rankings that deadlocked."""
     progress: tuple[tuple[float, int], ...] = field(default=())
-    """Seconds since the search began, and the makespan that was best from then on."""
+    """Seconds since the start of the search, and the best makespan from then on."""
 
     @property
     def makespan_ns(self) -> int:
-        """When the last task ends."""
+        """End of the last task."""
         return self.timed.makespan_ns
 
     @property
     def effort(self) -> float:
-        """What of ``OrderLimits.effort`` it took, on one thread."""
+        """Spent ``OrderLimits.effort``, on one thread."""
         return self.num_rollouts * len(self.timed.start_ns) / _TASKS_A_SECOND
 
     @property
     def gap(self) -> float:
-        """By how much it may be longer than the best, as a share of the bound."""
+        """Relative distance of the makespan from the bound."""
         return self.makespan_ns / self.bound_ns - 1 if self.bound_ns > 0 else 0.0
 
 
@@ -124,23 +124,23 @@ def search_orders(
     limits: OrderLimits | None = None,
     bound_ns: int | None = None,
 ) -> Searched | Deadlock:
-    """Returns the best orders found, or how the first ranking's rows came to wait for ever where all do.
+    """Returns the best orders, or the first ranking's deadlock if all rankings deadlock.
 
     Args:
         graph: Tasks of a step.
         method: A name of ``METHODS``.
-        limits: When to stop.
-        bound_ns: What no orders are below, where it is known already.
+        limits: Limits of the search.
+        bound_ns: A known lower bound.
 
     Raises:
-        ValueError: The method is not known.
+        ValueError: The method is unknown.
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known; use one of {', '.join(METHODS)}")
+        raise ValueError(unknown("method", method, METHODS))
     limits = limits or OrderLimits()
     least = bound(graph).ns if bound_ns is None else bound_ns
     search = load_search()
-    found = search.find_orders(
+    result = search.find_orders(
         graph.compiled,
         method,
         seconds=limits.seconds,
@@ -150,17 +150,17 @@ def search_orders(
         bound_ns=least,
         should_stop=limits.should_stop,
     )
-    if not found.has_any:
-        return deadlock_of(found.deadlock)
-    starts = tuple(found.start_ns)
-    peak_bytes = tuple(search.peak(graph.compiled, found.orders, starts))
-    timed = Timed(start_ns=starts, makespan_ns=found.makespan_ns, peak_bytes=peak_bytes)
+    if not result.has_any:
+        return deadlock_of(result.deadlock)
+    starts = tuple(result.start_ns)
+    peak_bytes = tuple(search.peak(graph.compiled, result.orders, starts))
+    timed = Timed(start_ns=starts, makespan_ns=result.makespan_ns, peak_bytes=peak_bytes)
     return Searched(
         method=method,
-        orders=tuple(map(tuple, found.orders)),
+        orders=tuple(map(tuple, result.orders)),
         timed=timed,
         bound_ns=least,
-        num_rollouts=found.num_rollouts,
-        num_deadlocks=found.num_deadlocks,
-        progress=tuple(found.progress),
+        num_rollouts=result.num_rollouts,
+        num_deadlocks=result.num_deadlocks,
+        progress=tuple(result.progress),
     )

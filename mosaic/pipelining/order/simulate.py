@@ -1,8 +1,8 @@
-"""What orders take, and what a ranking of groups gives.
+"""Simulation of orders, and roll-out of a ranking of groups.
 
-A roll-out interleaves forwards and backwards as in PipeWeaver 6.2: a row that is free takes the first task by ranking
-that could start by now, and where a forward and a backward both could, the kind that it did not run last. Memory
-lets tasks in by one of two rules (``Admission``).
+A roll-out interleaves forwards and backwards as in PipeWeaver 6.2: a free row runs the first task by ranking that could
+start by now, and if a forward and a backward both could, the kind that it did not run last. Memory admits tasks by one
+of two rules (``Admission``).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Admission(StrEnum):
-    """How a rank's memory lets tasks in."""
+    """Rule by which a rank's memory admits tasks."""
 
     GATE = "gate"
-    """A task that does not fit closes its queue for now, as in the paper; rows may come to wait for ever."""
+    """A task that does not fit closes its queue for now, as in the paper; rows may deadlock."""
     RESERVE = "reserve"
-    """A microbatch comes in where all that it will hold fits on every rank; one that came in always ends."""
+    """A microbatch enters if its total memory fits on every rank; an admitted one always ends."""
 
 
 def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
-    """Plays orders: each task starts as soon as its row is free, what it waits for has come, and memory has room.
+    """Simulates orders: each task starts as soon as its row is free, its inputs have arrived, and its memory fits.
 
-    Where rows share a rank and memory has room for one of two that could start at one time, the lower row starts.
+    If two rows of a rank could start at one time and memory fits one, the lower row starts.
 
     Raises:
         ValueError: A row lacks one of its tasks, or has another one.
@@ -41,23 +41,24 @@ def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
 def roll_out(
     graph: TaskGraph, ranking: Sequence[int] | None = None, *, admission: Admission = Admission.RESERVE
 ) -> tuple[Orders, Timed] | Deadlock:
-    """Returns orders and times for a ranking of groups, the first one first; as they come where it is left out.
+    """Returns orders and times for a ranking of groups, by default their natural order.
 
     Raises:
         ValueError: The ranking lacks a group, or has one twice.
     """
     groups = graph.compiled.natural_ranking if ranking is None else ranking
-    orders, played = load_search().roll_out(graph.compiled, groups, is_gated=admission == Admission.GATE)
-    answer = _answer(played)
+    orders, replayed = load_search().roll_out(graph.compiled, groups, is_gated=admission == Admission.GATE)
+    answer = _answer(replayed)
     return answer if isinstance(answer, Deadlock) else (tuple(map(tuple, orders)), answer)
 
 
-def deadlock_of(found: _search.Deadlock) -> Deadlock:
-    """Returns what the extension says about rows that wait for ever."""
-    return Deadlock(waiting=tuple(found.waiting), at_ns=found.at_ns, short_bytes=tuple(found.short_bytes))
+def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
+    """Converts the extension's deadlock."""
+    return Deadlock(waiting=tuple(deadlock.waiting), at_ns=deadlock.at_ns, short_bytes=tuple(deadlock.short_bytes))
 
 
-def _answer(played: _search.Replayed) -> Timed | Deadlock:
-    if played.deadlock is not None:
-        return deadlock_of(played.deadlock)
-    return Timed(start_ns=tuple(played.start_ns), makespan_ns=played.makespan_ns, peak_bytes=tuple(played.peak_bytes))
+def _answer(replayed: _search.Replayed) -> Timed | Deadlock:
+    if replayed.deadlock is not None:
+        return deadlock_of(replayed.deadlock)
+    starts, peaks = tuple(replayed.start_ns), tuple(replayed.peak_bytes)
+    return Timed(start_ns=starts, makespan_ns=replayed.makespan_ns, peak_bytes=peaks)

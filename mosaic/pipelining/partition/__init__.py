@@ -1,1 +1,1 @@
-"""Which layers run on which rank, and into which pieces microbatches are cut."""
+"""Partition of layers over ranks, and sizes of sub-microbatches."""

@@ -7,7 +7,7 @@ Two encoders ``v`` and ``a`` before a text model ``t`` on two ranks, on one lane
     lane 1    v v a a    v v a a         v v v v    v v v v
     lane 2                               a a a a    a a a a
 
-While the backbone runs a microbatch, encoders run the next ones in the SMs that it leaves, and in its bubbles.
+While the backbone runs a microbatch, encoders run the next ones on the remaining SMs, and in its bubbles.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Timed
 
 TRIED_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
-"""Of a rank, for all modules beside the backbone together."""
+"""Shares of a rank for all modules beside the backbone together."""
 MAX_SIMULATED = 16
 """Microbatches of a simulated step."""
 MAX_SEGMENTS = 2
-"""Of the backbone: how often its chunks pass over all ranks."""
+"""Most passes of the backbone's chunks over all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """A way to share out the slots of each rank."""
+    """Assignment of each rank's slots to lanes."""
 
     lanes: Mapping[str, int]
-    """Of each module."""
+    """Lane of each module."""
     quotas: tuple[int, ...]
     """Slots of each lane."""
     segments: int
-    """Of the backbone."""
+    """Segments of the backbone."""
 
 
 def beside_backbone(request: Request) -> Partition:
     """Spreads the backbone over all ranks, and every other module over lanes beside it.
 
-    Of several shares, with one lane for all other modules or one for each, the one whose step is simulated to be the
-    shortest: messages take no time, groups run as they come, and lanes do not slow each other down.
+    It tries several shares, with one lane for all other modules or one for each, and returns the one with the shortest
+    simulated step, without message times and interference of lanes, in natural order.
 
     Raises:
-        ValueError: Ranks have one slot each, there is nothing beside the backbone, or it has fewer layers than there
-            are ranks.
+        ValueError: Ranks have one slot each, the backbone is the only module, or it has fewer layers than ranks.
     """
     times = layer_times(request)
     backbone = backbone_of(request.model)
@@ -65,8 +64,8 @@ def beside_backbone(request: Request) -> Partition:
             f"{backbone!r} has {len(times[backbone])} layers for {request.num_ranks} ranks; use fewer ranks, or a "
             "parallel partition"
         )
-    found = (_cut(request, times, layout, backbone) for layout in _layouts(request, times, backbone))
-    return min(found, key=lambda partition: _step_ns(request, partition))
+    partitions = (_cut(request, times, layout, backbone) for layout in _layouts(request, times, backbone))
+    return min(partitions, key=lambda partition: _step_ns(request, partition))
 
 
 def _layouts(request: Request, times: Mapping[str, tuple[float, ...]], backbone: str) -> Iterator[_Layout]:
@@ -88,7 +87,7 @@ def _layouts(request: Request, times: Mapping[str, tuple[float, ...]], backbone:
 
 
 def _in_proportion(total: int, times: tuple[float, ...]) -> tuple[int, ...]:
-    """Shares slots out, at least one each: the next one always to whoever then has the most time a slot."""
+    """Divides slots, at least one each: the next goes to the module with the most time a slot."""
     quotas = [1] * len(times)
     for _ in range(total - len(times)):
         quotas[max(range(len(times)), key=lambda at: times[at] / quotas[at])] += 1

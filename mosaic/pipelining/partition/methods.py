@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mosaic.errors import unknown
 from mosaic.pipelining.partition import colocated, mixed, parallel, separated
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
@@ -12,14 +13,13 @@ from mosaic.pipelining.partition.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionMethod:
-    """A way to cut a model into chunks on ranks."""
+    """A method to cut a model into chunks on ranks."""
 
     name: str
-    """As people give it."""
     phrase: str
-    """What it does."""
+    """Description."""
     cut: Callable[[Request], Partition]
-    """Makes the partition; raises ValueError where the model has too few layers for it."""
+    """Makes the partition; raises ValueError if the model has too few layers."""
 
 
 _ALL = (
@@ -66,8 +66,8 @@ def partition_by(name: str, request: Request) -> Partition:
     """Cuts a model by the method of that name.
 
     Raises:
-        ValueError: There is none of that name (lists all), or the model has too few layers for it.
+        ValueError: The name is unknown (lists all), or the model has too few layers.
     """
     if name not in PARTITION_METHODS:
-        raise ValueError(f"partition={name!r} is no way to partition; use one of {', '.join(PARTITION_METHODS)}")
+        raise ValueError(unknown("partition", name, PARTITION_METHODS))
     return PARTITION_METHODS[name].cut(request)

@@ -18,7 +18,7 @@ from mosaic.pipelining.partition.request import Request, backbone_of, layer_time
 
 
 def by_parameters(request: Request) -> Partition:
-    """Balances parameters, as one does for Megatron's interleaved schedule by hand."""
+    """Balances parameters, as in Megatron's interleaved schedule."""
     return in_a_loop(request, _ends_by_parameters(request))
 
 
@@ -34,10 +34,10 @@ def in_a_v(request: Request) -> Partition:
 
 
 def encoders_first(request: Request) -> Partition:
-    """Puts everything before the backbone into the first chunk, whose backbone's layers are as many as of every other.
+    """Puts everything before the backbone into the first chunk, and divides the backbone evenly over all chunks.
 
-    So does torchtitan, where a vision encoder belongs to the first part of the model
-    (https://github.com/pytorch/torchtitan). What follows the backbone is in the last chunk.
+    Torchtitan does so: a vision encoder belongs to the first part of the model
+    (https://github.com/pytorch/torchtitan). Modules behind the backbone are in the last chunk.
     """
     names = [module.name for module in request.model.modules]
     layers = [len(module.trains) for module in request.model.modules]
@@ -48,7 +48,7 @@ def encoders_first(request: Request) -> Partition:
 
 
 def in_a_loop(request: Request, ends: Sequence[int]) -> Partition:
-    """Returns the chunks that end at these layers of the chain, over all ranks again and again."""
+    """Returns the chunks that end at these layers of the chain, cycling over all ranks."""
     return _on_ranks(request, ends, [index % request.num_ranks for index in range(len(ends))])
 
 

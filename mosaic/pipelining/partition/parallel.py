@@ -1,6 +1,6 @@
-"""Modules on ranks of their own, encoders side by side (Cornstarch, 4.1), and how many each gets (its Algorithm 1).
+"""Modules on their own ranks, encoders side by side (Cornstarch, 4.1), with numbers of ranks by its Algorithm 1.
 
-Two encoders ``v`` and ``a`` before a text model ``t``, on ranks of their own, or on lanes of one, which is our own::
+Two encoders ``v`` and ``a`` before a text model ``t``, on their own ranks, or on lanes of one, which is our own::
 
     rank      0    1    2    3    4         rank      0     1    2    3    4
     parallel  v    v    a    t    t         lanes     v a   t    t    t    t
@@ -19,7 +19,7 @@ from mosaic.pipelining.partition.ranges import balanced_ends
 from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
 
 MAX_LANES = 4
-"""Of a rank: with more, each has too little of it."""
+"""Most lanes of a rank: more would be too small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,39 +27,39 @@ class _Cut:
     """A module cut into chunks."""
 
     ends: tuple[int, ...]
-    """Where they end."""
+    """End layer of each chunk."""
     chunk_ms: tuple[float, ...]
-    """The time of all phases of each."""
+    """Time of all phases of each chunk."""
 
     @classmethod
     def of(cls, times: Sequence[float], count: int) -> _Cut:
-        """Cuts so that the longest chunk is as short as it can be."""
+        """Cuts with the shortest longest chunk."""
         ends = balanced_ends(times, count)
         starts = (0, *ends[:-1])
         return cls(ends=ends, chunk_ms=tuple(math.fsum(times[a:b]) for a, b in zip(starts, ends, strict=True)))
 
 
-def on_own_ranks(request: Request, given: Mapping[str, int] = MappingProxyType({})) -> Partition:
-    """Gives each module ranks of its own: Algorithm 1.
+def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({})) -> Partition:
+    """Assigns each module its own ranks by Algorithm 1.
 
-    For each number of chunks of the backbone, every other module gets the fewest whose longest takes no longer than the
-    backbone's longest, as far as there are ranks; of all these the one with the shortest step as ``step_ms`` has it.
+    For each number of chunks of the backbone, every other module has the fewest chunks whose longest takes no longer
+    than the backbone's longest, as far as ranks allow; the result has the shortest step by ``step_ms``.
 
     Args:
         request: Model, ranks and microbatches.
-        given: Modules whose number of ranks is not chosen.
+        fixed: Numbers of ranks of modules that are not chosen.
 
     Raises:
-        ValueError: There are fewer ranks than modules, or than are given.
+        ValueError: Modules, or fixed numbers, need more ranks.
     """
     times = layer_times(request)
     backbone = backbone_of(request.model)
-    counts = {name: given.get(name, 1) for name in times}
+    counts = {name: fixed.get(name, 1) for name in times}
     _check_ranks(request, sum(counts.values()))
-    free = [name for name in times if name != backbone and name not in given]
+    free = [name for name in times if name != backbone and name not in fixed]
     most = request.num_ranks - sum(counts.values()) + counts[backbone]
-    found = []
-    last = counts[backbone] if backbone in given else min(most, len(times[backbone]))
+    trials = []
+    last = counts[backbone] if backbone in fixed else min(most, len(times[backbone]))
     for count in range(counts[backbone], last + 1):
         cuts = {name: _Cut.of(own, count if name == backbone else counts[name]) for name, own in times.items()}
         for _ in range(most - count):
@@ -71,16 +71,16 @@ def on_own_ranks(request: Request, given: Mapping[str, int] = MappingProxyType({
             if longest == backbone or max(cuts[longest].chunk_ms) <= max(cuts[backbone].chunk_ms):
                 break
             cuts[longest] = _Cut.of(times[longest], len(cuts[longest].ends) + 1)
-        found.append((step_ms(request, {name: cut.chunk_ms for name, cut in cuts.items()}), count, cuts))
-    _, _, best = min(found, key=lambda one: one[:2])
+        trials.append((step_ms(request, {name: cut.chunk_ms for name, cut in cuts.items()}), count, cuts))
+    _, _, best = min(trials, key=lambda trial: trial[:2])
     return on_given_ranks(request, {name: len(cut.ends) for name, cut in best.items()})
 
 
 def on_given_ranks(request: Request, counts: Mapping[str, int]) -> Partition:
-    """Gives each module as many ranks of its own as ``counts`` says, one module after the other.
+    """Assigns each module its own ``counts`` of ranks, one module after the other.
 
     Raises:
-        ValueError: A module has no ranks or more than layers, or there are more ranks than the request has.
+        ValueError: A module has no ranks or more than layers, or the sum exceeds the request.
     """
     times = layer_times(request)
     _check_ranks(request, sum(counts.values()))
@@ -94,10 +94,10 @@ def on_given_ranks(request: Request, counts: Mapping[str, int]) -> Partition:
 def encoders_colocated(request: Request, num_front: int) -> Partition:
     """Puts all encoders on the same ``num_front`` ranks, one after the other, and the backbone on the others.
 
-    Every encoder has as many chunks as the others: what Cornstarch's Table 2 compares with, for two encoders or more.
+    All encoders have as many chunks, as in the comparison of Cornstarch's Table 2 for two encoders or more.
 
     Raises:
-        ValueError: There are no ranks left, a module has fewer layers than ranks, or an encoder feeds another.
+        ValueError: No ranks are left, a module has fewer layers than ranks, or an encoder feeds another.
     """
     times = layer_times(request)
     backbone = backbone_of(request.model)
@@ -112,13 +112,13 @@ def encoders_colocated(request: Request, num_front: int) -> Partition:
 
 
 def on_lanes(request: Request) -> Partition:
-    """Puts the backbone on ranks of its own, and all encoders side by side on lanes of the ranks before.
+    """Puts the backbone on its own ranks, and all encoders side by side on lanes of the ranks before.
 
-    Each encoder is cut into as many chunks as there are such ranks, or as it has layers; its lane's share is its part
-    of the encoders' time. The number of ranks is chosen as in Algorithm 1, with an encoder on a share slowed by that.
+    Each encoder is cut into as many chunks as such ranks, or as it has layers; its lane's share is its part of the
+    encoders' time. The number of ranks follows Algorithm 1, with encoders slowed by their shares.
 
     Raises:
-        ValueError: There is one rank, encoders feed each other, or are more than a rank has lanes.
+        ValueError: The request has one rank, encoders feed each other, or outnumber the lanes of a rank.
     """
     times = layer_times(request)
     backbone = backbone_of(request.model)
@@ -132,14 +132,14 @@ def on_lanes(request: Request) -> Partition:
     shares = {name: whole[name] / total if total and whole[name] else 1 / len(encoders) for name in encoders}
     scale = max(1.0, math.fsum(shares.values()))
     shares = {name: share / scale for name, share in shares.items()}
-    found = []
+    trials = []
     for count in range(1, min(request.num_ranks - 1, len(times[backbone])) + 1):
         front = min(request.num_ranks - count, max(len(times[name]) for name in encoders))
         cuts = {name: _Cut.of(times[name], min(front, len(times[name]))) for name in encoders}
         cuts[backbone] = _Cut.of(times[backbone], count)
         slowed = {name: tuple(time / shares.get(name, 1.0) for time in cut.chunk_ms) for name, cut in cuts.items()}
-        found.append((step_ms(request, slowed), count, front, cuts))
-    _, _, front, best = min(found, key=lambda one: one[:2])
+        trials.append((step_ms(request, slowed), count, front, cuts))
+    _, _, front, best = min(trials, key=lambda trial: trial[:2])
     chunks = []
     for name in times:
         is_lane = name != backbone
@@ -151,7 +151,7 @@ def on_lanes(request: Request) -> Partition:
 
 
 def step_ms(request: Request, chunk_ms: Mapping[str, Sequence[float]]) -> float:
-    """Returns an estimate of a step: the longest way through all chunks, and the longest chunk again for each more.
+    """Estimates a step: the longest path through all chunks, and the longest chunk for each further microbatch.
 
     Alpa's formula (https://arxiv.org/abs/2201.12023, section 5), over a graph of modules instead of a chain.
     """

@@ -16,17 +16,16 @@ class Chunk:
     """Layers that run on one rank one after the other, as one task of each phase.
 
     Raises:
-        ValueError: It has no layers, two parts of one module, or a share that is no share.
+        ValueError: It has no layers, two parts of one module, or an invalid share.
     """
 
     parts: tuple[Part, ...]
-    """Of one module, or of several where modules are mixed."""
+    """Of one module, or of several if modules are mixed."""
     rank: int
-    """Where."""
     lane: int = 0
-    """Which of the rank's lanes; lanes run at the same time, each on its quota."""
+    """Index of its lane; lanes of a rank run at the same time, each on its quota."""
     share: float = 1.0
-    """Of the rank's SMs that the lane has."""
+    """The lane's share of the rank's SMs."""
     segment: int = 0
     """Index of its segment among those of its module: a segment passes over all ranks once (PipeWeaver, section 5)."""
 
@@ -43,7 +42,7 @@ class Chunk:
 
     @property
     def row(self) -> tuple[int, int]:
-        """Its rank and lane: what runs one task at a time."""
+        """Its rank and lane, which run one task at a time."""
         return self.rank, self.lane
 
     def __str__(self) -> str:
@@ -62,9 +61,9 @@ class Partition:
     num_ranks: int
     """Pipeline ranks."""
     chunks: tuple[Chunk, ...]
-    """In the order in which data pass through them."""
+    """In the order of the dataflow."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """For a module the most units of a sub-microbatch; whole microbatches where left out."""
+    """Most units of a sub-microbatch, by module; by default whole microbatches."""
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
@@ -122,7 +121,7 @@ class Partition:
 
     @cached_property
     def rows(self) -> tuple[tuple[int, int], ...]:
-        """Ranks and lanes that run something, in order: the rows of a task graph. A rank that has no chunk has one."""
+        """Ranks and lanes with chunks, in order: the rows of a task graph. A rank without a chunk has one row."""
         used = {chunk.row for chunk in self.chunks}
         idle = {(rank, 0) for rank in range(self.num_ranks)} - {(rank, 0) for rank, _ in used}
         return tuple(sorted(used | idle))
@@ -131,8 +130,8 @@ class Partition:
         """Checks that it is a partition of a model.
 
         Raises:
-            ValueError: A module is left out, is strange, has another number of layers, or a chunk comes before one
-                whose output it needs.
+            ValueError: A module is missing or unknown, its number of layers differs, or a chunk comes before one whose
+                output it needs.
         """
         layers = {module.name: len(module.trains) for module in model.modules}
         if strange := sorted(set(layers) ^ set(self.modules)):

@@ -1,4 +1,4 @@
-"""What is asked of a partition, and the times of layers that it balances."""
+"""The request for a partition, and the times of layers that it balances."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A model, ranks to spread it over, and microbatches that stand for those to come.
+    """A model, its ranks, and representative microbatches.
 
     Raises:
-        ValueError: There are no ranks, chunks or slots, no microbatches, or no module that any of these passes through.
+        ValueError: A number of ranks, chunks, slots or microbatches is 0, or no microbatch reaches a module.
     """
 
     model: PipelineModel
-    """What is cut."""
     num_ranks: int
     """Pipeline ranks."""
     microbatches: Sequence[Microbatch]
     """Representative ones; times are their means."""
     chunks_per_rank: int = 1
-    """Of mixed partitions: how often their chunks pass over all ranks."""
+    """Chunks of each rank, for mixed partitions."""
     frozen_aware: bool = True
-    """Whether backward counts by what trains; otherwise as twice forward everywhere."""
+    """True to count backward by the trained weights; False: as twice forward everywhere."""
     strategy: str = "keep"
-    """What is taken to become of activations; counts where a layer has a backward."""
+    """Assumed activation strategy of layers with a backward."""
     slots_per_rank: int = 1
-    """Of each rank's device, for its lanes to share out."""
+    """Slots of each rank's device, for its lanes."""
     sizes: Mapping[str, int] | None = None
     """Sizes of sub-microbatches of separated partitions; None: the smallest efficient ones."""
 
@@ -45,18 +44,18 @@ class Request:
             )
         if not self.microbatches:
             raise ValueError("no microbatches were given; a partition is made for at least one")
-        if not any(module.units(one) for module in self.model.modules for one in self.microbatches):
+        if not any(module.units(each) for module in self.model.modules for each in self.microbatches):
             raise ValueError("no microbatch passes through any module; give microbatches with some modality")
 
     def piece_sizes(self) -> Mapping[str, int]:
-        """Returns the sizes of sub-microbatches: those that were given, or the smallest efficient ones."""
+        """Returns the sizes of sub-microbatches: ``sizes``, or the smallest efficient ones."""
         return efficient_sizes(self.model, self.microbatches) if self.sizes is None else self.sizes
 
 
 def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> Mapping[str, tuple[float, ...]]:
-    """Returns each module's layers' times of all phases of a piece, in milliseconds: means over all pieces.
+    """Returns the mean times of each module's layers over all pieces, in milliseconds for all phases.
 
-    Pieces are whole microbatches where ``sizes`` is left out, and then microbatches that skip the module count as 0.
+    Without ``sizes``, pieces are whole microbatches, and those that skip the module count as 0.
     """
     sums = {module.name: [0.0] * len(module.trains) for module in request.model.modules}
     counts = dict.fromkeys(sums, 0)
@@ -77,14 +76,14 @@ def layer_times(request: Request, *, sizes: Mapping[str, int] | None = None) -> 
 
 
 def backbone_of(model: PipelineModel) -> str:
-    """Returns the module that the others feed or are fed by: an encoder is a source of data, and no backbone.
+    """Returns the module that all others feed or read; an encoder, as a source, does not count.
 
-    Of several, such as a projector, the backbone and a decoder in a row, the one with the most parameters.
+    Of several, such as a projector, the backbone and a decoder in a row, it has the most parameters.
     """
     sources = sources_of(model, {module.name for module in model.modules})
     before: dict[str, set[str]] = {}
     for name, feeding in sources.items():
-        before[name] = set(feeding).union(*(before[one] for one in feeding))
+        before[name] = set(feeding).union(*(before[source] for source in feeding))
     sizes = {module.name: module.num_parameters(0, len(module.trains)) for module in model.modules}
     joints = [
         name

@@ -20,10 +20,10 @@ from mosaic.pipelining.partition.request import Request, layer_times
 
 
 def segments_of(times_ms: Mapping[str, float], max_segments: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns the segments of each module, floor(T_i / T_1) with T_1 the shortest time of a piece that takes any.
+    """Returns the segments of each module, floor(T_i / T_1) with T_1 the shortest positive time of a piece.
 
-    Never more than ``max_segments``, which the paper does not say: a tiny module beside a large one would want more
-    segments than there are layers.
+    ``max_segments``, which the paper does not have, is the upper limit: a tiny module beside a large one would need
+    more segments than layers.
     """
     shortest = min((time for time in times_ms.values() if time > 0), default=1.0)
     return {
@@ -38,7 +38,7 @@ def separate(
     """Spreads each module over all ranks, cut by ``cut`` into chunks by the times of its layers.
 
     Raises:
-        ValueError: A module has fewer layers than there are ranks.
+        ValueError: A module has fewer layers than ranks.
     """
     sizes = request.piece_sizes()
     times = layer_times(request, sizes=sizes)
@@ -67,4 +67,4 @@ separate_evenly = partial(separate, cut=_evenly)
 """Chunks of equally many layers, as in the paper."""
 
 separate_by_time = partial(separate, cut=balanced_ends)
-"""Chunks whose longest is as short as it can be."""
+"""Chunks with the shortest longest one."""

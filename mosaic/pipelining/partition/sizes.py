@@ -9,19 +9,19 @@ from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 MIN_EFFICIENCY = 0.95
-"""Of the best efficiency, that the smallest size keeps."""
+"""Share of the best efficiency that a size must reach."""
 
 
 def even_pieces(units: int, size: int) -> tuple[int, ...]:
-    """Returns the units of each piece: as few pieces of at most ``size`` as there can be, equal but for one unit."""
+    """Returns the units of the fewest pieces of at most ``size``, equal up to one unit."""
     count = -(-units // size)
     return tuple(units // count + (index < units % count) for index in range(count)) if count else ()
 
 
 def smallest_efficient(module: LayeredModule, microbatch: Microbatch, min_efficiency: float = MIN_EFFICIENCY) -> int:
-    """Returns the fewest units a piece that keep 95 % of the best units per time of any size that the microbatch has.
+    """Returns the smallest size of a piece with 95 % of the best throughput of any size in the microbatch.
 
-    The time is that of all phases of all layers, whatever trains; the paper measures, here it is what the layers say.
+    The time covers all phases of all layers, frozen or not; the paper measures it, here it comes from the layers.
     """
     units = module.units(microbatch)
     rates = []
@@ -33,7 +33,7 @@ def smallest_efficient(module: LayeredModule, microbatch: Microbatch, min_effici
 
 
 def efficient_sizes(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Mapping[str, int]:
-    """Returns the size for each module that cuts any microbatch, by the microbatch in which it has the most units."""
+    """Returns the size for each module with several units in a microbatch, by its largest microbatch."""
     sizes: dict[str, int] = {}
     for module in model.modules:
         largest = max(microbatches, key=module.units)

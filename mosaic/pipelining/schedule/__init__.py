@@ -1,1 +1,1 @@
-"""Schedules that ranks execute: their actions as data, made from orders, and checked."""
+"""Schedules that ranks execute: actions as data, made from orders, and checked."""

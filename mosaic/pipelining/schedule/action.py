@@ -2,7 +2,7 @@
 
 ``2F0.1`` is chunk 2's forward of microbatch 0, piece 1; the first piece is left out, ``2F0``. Messages go from one task
 to another: ``SEND(2F0.1>5F0)`` and ``RECV(2F0.1>5F0)`` post one on both sides, ``SENT(2F0.1>5F0)`` waits until its
-buffer is free again, and ``GOT(2F0.1>5F0)`` until it is there. ``FREE(2F0.1)`` lets go of what a forward kept, and
+buffer is free again, and ``GOT(2F0.1>5F0)`` until it arrives. ``FREE(2F0.1)`` frees the activations of a forward, and
 ``REDUCE(2)`` sums a chunk's gradients over its data-parallel ranks.
 """
 
@@ -18,7 +18,7 @@ from mosaic.pipelining.tasks import Task
 
 
 class Verb(StrEnum):
-    """What a row does beside computing."""
+    """Actions of a row beside computation."""
 
     SEND = "SEND"
     RECEIVE = "RECV"
@@ -36,7 +36,7 @@ _CELL = re.compile(rf"{_ONE}|(?:SEND|RECV|SENT|GOT)\({_ONE}>{_ONE}\)|FREE\({_ONE
 
 @dataclass(frozen=True, slots=True)
 class TaskName:
-    """Which task of a step; ``str`` gives ``2F0.1``."""
+    """Name of a task of a step; ``str`` gives ``2F0.1``."""
 
     chunk: int
     """Index in the partition."""
@@ -54,15 +54,15 @@ class TaskName:
 
     @classmethod
     def parse(cls, text: str) -> TaskName:
-        """Reads what ``str`` wrote.
+        """Reads the text of ``str``.
 
         Raises:
-            InvalidScheduleError: It names no task.
+            InvalidScheduleError: It is not the name of a task.
         """
-        found = _TASK.fullmatch(text)
-        if found is None:
+        match = _TASK.fullmatch(text)
+        if match is None:
             raise _no_action(text)
-        chunk, kind, microbatch, piece = found.groups()
+        chunk, kind, microbatch, piece = match.groups()
         return cls(int(chunk), ActionKind(kind), int(microbatch), int(piece or 0))
 
     def __str__(self) -> str:
@@ -72,16 +72,16 @@ class TaskName:
 
 @dataclass(frozen=True, slots=True)
 class PipelineAction:
-    """What one row does at one place; ``str`` and ``parse`` are its text both ways."""
+    """One action of a row; ``str`` and ``parse`` convert it to text and back."""
 
     verb: Verb | None = None
-    """None: it computes ``task``."""
+    """None: computes ``task``."""
     task: TaskName | None = None
-    """What is computed, what sends, or whose kept bytes are freed."""
+    """The computed task, the sender, or the forward whose activations are freed."""
     target: TaskName | None = None
-    """What a message is for."""
+    """The receiver of a message."""
     chunk: int | None = None
-    """Whose gradients are reduced."""
+    """The chunk whose gradients are reduced."""
 
     def __str__(self) -> str:
         if self.verb is None:
@@ -92,10 +92,10 @@ class PipelineAction:
 
     @classmethod
     def parse(cls, text: str) -> PipelineAction:
-        """Reads what ``str`` wrote.
+        """Reads the text of ``str``.
 
         Raises:
-            InvalidScheduleError: It is no action.
+            InvalidScheduleError: It is not an action.
         """
         check_cell(text)
         verb, parenthesis, inner = text.rstrip(")").partition("(")
@@ -108,11 +108,7 @@ class PipelineAction:
 
 
 def check_cell(text: str) -> None:
-    """Checks that a text is an action's, in the one way in which it is written.
-
-    Raises:
-        InvalidScheduleError: It is none.
-    """
+    """Raises InvalidScheduleError unless a text is an action in its canonical form."""
     if _CELL.fullmatch(text) is None:
         raise _no_action(text)
 

@@ -1,8 +1,8 @@
-"""Checks that a schedule does the work of a step, once, with the right data, in the memory that there is, to the end.
+"""Checks that a schedule runs each task of a step once, with the right data, within memory, and to the end.
 
-Nothing here is shared with what searches or lowers: it reads the actions one by one, first each row by itself, then the
-two ends of every channel, then all rows together with a clock (``replay``). A cell has one way to be written, so that
-its text names the action.
+The check shares no code with the search or the lowering: it reads the actions one by one, first each row by itself,
+then the two ends of every channel, then all rows together with a clock (``replay``). A cell has one canonical form: its
+text names the action.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _Place = tuple[int, int]
 def check_pipeline_schedule(
     schedule: PipelineSchedule, graph: TaskGraph, *, training: Collection[int] | None = None
 ) -> Timed:
-    """Checks a schedule against the tasks of its step; returns when each starts, messages in their channels' order.
+    """Checks a schedule against the tasks of its step; returns their times, with messages in their channels' order.
 
     Args:
-        schedule: Checked.
-        graph: The tasks that it should run, with times and memory.
-        training: Chunks whose gradients have to be reduced; None: those that the schedule reduces.
+        schedule: The schedule.
+        graph: The expected tasks, with times and memory.
+        training: Chunks whose gradients must be reduced; None: those that the schedule reduces.
 
     Raises:
         InvalidScheduleError: It is of another plan, an action is missing, twice, in a wrong row or at a wrong place,
@@ -55,12 +55,12 @@ def check_pipeline_schedule(
 
 def _check_sizes(schedule: PipelineSchedule, step: Step) -> None:
     edges = {message: step.graph.waits[at].num_bytes for message, at in step.edges.items()}
-    for what, own, right in (("edges", schedule.edges, edges), ("kept", schedule.kept, step.kept)):
-        wrong = next((name for name in right.keys() | own.keys() if own.get(name) != right.get(name)), None)
-        if wrong is not None:
+    for field, own, expected in (("edges", schedule.edges, edges), ("kept", schedule.kept, step.kept)):
+        mismatch = next((name for name in expected.keys() | own.keys() if own.get(name) != expected.get(name)), None)
+        if mismatch is not None:
             raise InvalidScheduleError(
-                f"{what}: {wrong} has {own.get(wrong)} bytes, and the step's tasks say {right.get(wrong)}; make the "
-                "schedule again"
+                f"{field}: {mismatch} has {own.get(mismatch)} bytes, and the step's tasks say "
+                f"{expected.get(mismatch)}; make the schedule again"
             )
 
 
@@ -78,15 +78,15 @@ def _find(schedule: PipelineSchedule) -> dict[str, _Place]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """What holds of each row by itself."""
+    """Checks of each row by itself."""
 
     schedule: PipelineSchedule
     step: Step
     where: dict[str, _Place]
-    """Where each action is."""
+    """Place of each action."""
 
     def check_tasks(self) -> None:
-        """Every task once in its row, and after what it needs of its row."""
+        """Checks that every task is once in its row, after its inputs of the row."""
         for cell, (row, place) in self.where.items():
             if split(cell)[0] is None and self.step.row.get(cell) != row:
                 raise wrong_cell(self.schedule, row, place, "the step has no such task in this row")
@@ -100,7 +100,7 @@ class _Checks:
                 raise wrong_cell(self.schedule, *self.where[target], problem)
 
     def check_messages(self) -> None:
-        """Every edge between ranks is sent after its source, received before its target, and both ends are awaited."""
+        """Checks that every message is sent after its source, received before its target, and awaited at both ends."""
         for cell, (row, place) in self.where.items():
             verb, message = split(cell)
             source, arrow, target = message.partition(">")
@@ -117,7 +117,7 @@ class _Checks:
             self._check_in_turn((f"RECV({message})", f"GOT({message})", target), receiver)
 
     def check_frees(self) -> None:
-        """What a forward keeps is freed after the last phase of its chunk with the same piece."""
+        """Checks that activations are freed after the last phase of their chunk with the same piece."""
         last: dict[tuple[int, int, int], str] = {}
         for text in self.step.row:
             name = TaskName.parse(text)
@@ -134,7 +134,7 @@ class _Checks:
                 raise wrong_cell(self.schedule, row, place, "nothing of that name is kept in this row")
 
     def check_reduces(self, training: Collection[int] | None) -> None:
-        """Gradients are reduced after the last backward of their chunk."""
+        """Checks that gradients are reduced after the last backward of their chunk."""
         last: dict[int, str] = {}
         for text in self.step.row:
             name = TaskName.parse(text)
@@ -149,7 +149,7 @@ class _Checks:
             self._check_in_turn((last[chunk], f"REDUCE({chunk})"), self.step.row[last[chunk]])
 
     def _check_in_turn(self, cells: Sequence[str], row: int) -> None:
-        """Checks that actions are in one row, one after the other."""
+        """Checks that actions are in one row, in this order."""
         for before, cell in zip(("", *cells), cells, strict=False):
             if cell not in self.where:
                 raise self._missing(row, cell)
@@ -161,7 +161,7 @@ class _Checks:
 
 
 def _check_channels(schedule: PipelineSchedule, step: Step, rows: Rows) -> None:
-    """Both ends of a channel name the same messages in the same order."""
+    """Checks that both ends of a channel name the same messages in the same order."""
     sent: dict[object, list[str]] = defaultdict(list)
     for row in rows:
         for verb, message in row:

@@ -1,4 +1,4 @@
-"""The forwards of a schedule by themselves, for evaluation: who runs what stays, backward and its messages go."""
+"""The forwards of a schedule alone, for evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
     """Returns a schedule's forwards and the messages between them, in the same order.
 
-    Both ends of each message keep their places among those that stay, so nothing waits for ever that did not before.
+    Both ends of each remaining message keep their order, so no new deadlock arises.
     """
     return replace(
         schedule,
@@ -25,7 +25,7 @@ def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
 
 
 def _is_forward(cell: str) -> bool:
-    """Returns whether a cell or an edge is of forwards alone: ``2F0``, ``SEND(2F0>3F0)``, ``2F0>3F0``."""
+    """Returns True for a cell or an edge of forwards alone: ``2F0``, ``SEND(2F0>3F0)``, ``2F0>3F0``."""
     verb, parenthesis, inner = cell.rstrip(")").partition("(")
     names = (inner if parenthesis else cell).split(">")
     return verb not in ("FREE", "REDUCE") and all("F" in name for name in names)

@@ -1,10 +1,10 @@
-"""From orders of tasks to actions of rows: messages, what waits for them, and what is freed.
+"""Lowering of orders of tasks to actions of rows: messages, waits and frees.
 
-One walk runs all rows in an order in which causes come before effects, by the tasks' times. Where a task is run that
-sends, the sender's ``SEND`` and the receiver's ``RECV`` are written at the same point of the walk. So both ends of each
-pair of rows see one order of messages, and an action that waits comes after what it waits for in the walk: with a
-first-in first-out channel a pair and direction nothing can wait for ever. The idea is DynaPipe's (instruction lists of
-both ends planned together, https://arxiv.org/abs/2311.10418); the walk is by causes.
+One walk runs all rows in causal order, by the tasks' times. At a task that sends, it writes the sender's ``SEND`` and
+the receiver's ``RECV`` at the same point. So both ends of each pair of rows see one order of messages, and a waiting
+action comes after its cause in the walk: with a first-in first-out channel for each pair and direction a deadlock is
+impossible. The idea is DynaPipe's (instruction lists of both ends planned together,
+https://arxiv.org/abs/2311.10418); the walk is by causes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def lower(
     """Returns the schedule that runs a step's tasks in these orders.
 
     Args:
-        partition: Whose tasks they are.
+        partition: The partition of the tasks.
         graph: The step's tasks.
-        orders: For each row its tasks.
-        strategies: Those that the graph was made with.
-        training: Chunks whose gradients are reduced after their last backward, as ``training_chunks`` gives them.
+        orders: Tasks of each row, in order.
+        strategies: Strategies of the graph.
+        training: Chunks whose gradients are reduced after their last backward; see ``training_chunks``.
 
     Raises:
-        InvalidScheduleError: A task is not in its row once, or the rows wait for each other for ever.
+        InvalidScheduleError: A task is not in its row once, or the rows deadlock.
     """
     chunks = tuple(map(str, partition.chunks))
     walk = _Walk(graph, orders, set(training))
@@ -64,7 +64,7 @@ def lower(
 
 
 class _Walk:
-    """All rows, run one task after the other."""
+    """Walk over all rows, one task at a time."""
 
     def __init__(self, graph: TaskGraph, orders: Orders, training: set[int]) -> None:
         self.graph, self.orders = graph, orders
@@ -84,12 +84,12 @@ class _Walk:
         self._reduced_by: dict[int, int] = {}
         self._find_last(training)
         self._unsent: dict[str, list[str]] = defaultdict(list)
-        """Messages of a forward, whose buffers its last backward waits for."""
+        """Messages of a forward, whose buffers its last phase awaits."""
         self._open: dict[tuple[int, int, bool], tuple[int, list[str]]] = {}
-        """For each channel the last task that sent, and its messages, whose buffers the next task to send waits for."""
+        """Last sender of each channel, and its messages, whose buffers the next sender awaits."""
 
     def run(self) -> None:
-        """Runs every task; the one that can start first goes first."""
+        """Runs every task, the earliest start first."""
         at = [0] * len(self.orders)
         free = [0] * len(self.orders)
         ready: list[tuple[int, int]] = []
@@ -138,7 +138,7 @@ class _Walk:
                 self._send(wait, lives_on=self._last[key] != index and task.kind is ActionKind.FORWARD)
 
     def _send(self, wait: int, *, lives_on: bool) -> None:
-        """Writes both ends of a message; its own backward awaits its buffer, or the channel's next task does."""
+        """Writes both ends of a message; its own backward, or the channel's next task, awaits its buffer."""
         ends = self.graph.waits[wait]
         source, target = self.graph.tasks[ends.source], self.graph.tasks[ends.target]
         message = self._message(wait)
@@ -148,7 +148,7 @@ class _Walk:
             channel = source.row, target.row, source.kind is ActionKind.FORWARD
             sender, messages = self._open.get(channel, (ends.source, []))
             if sender != ends.source:
-                self.rows[source.row] += (f"SENT({one})" for one in messages)
+                self.rows[source.row] += (f"SENT({earlier})" for earlier in messages)
                 messages = []
             self._open[channel] = ends.source, [*messages, message]
         self.rows[source.row].append(f"SEND({message})")
@@ -163,7 +163,7 @@ class _Walk:
         return ranks[tasks[source].row] != ranks[tasks[target].row]
 
     def _find_last(self, training: set[int]) -> None:
-        """Finds the last phase of each pair, what forwards keep, and the each chunk's last backward that trains."""
+        """Finds the last phase of each pair, kept bytes of forwards, and each chunk's last training backward."""
         for order in self.orders:
             for index in order:
                 task = self.graph.tasks[index]
@@ -199,7 +199,7 @@ class _Walk:
             return
         task = self.orders[stuck][at[stuck]]
         todo = {index for row, order in enumerate(self.orders) for index in order[at[row] :]}
-        source = next(end for end in (self.graph.waits[one].source for one in self._inputs[task]) if end in todo)
+        source = next(end for end in (self.graph.waits[wait].source for wait in self._inputs[task]) if end in todo)
         other = self.graph.tasks[source].row
         now = self.names[self.orders[other][at[other]]]
         raise InvalidScheduleError(

@@ -1,4 +1,4 @@
-"""The partition that a schedule was made for, read from its chunks and rows."""
+"""The partition of a schedule, from its chunks and rows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 
 
 def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Partition:
-    """Returns where a schedule has layers.
+    """Returns the partition of a schedule.
 
-    A schedule does not say how many units a sub-microbatch has: modules that it cuts get the sizes of the request.
+    A schedule has no sizes of sub-microbatches: modules that it cuts have the sizes of the request.
 
     Raises:
         InvalidScheduleError: It is of another model (names both), a chunk has no task and so no rank, or a rank has
-            lanes, whose shares no schedule has.
+            lanes, whose shares a schedule does not have.
     """
     parts = [tuple(Part.parse(text) for text in chunk.split("+")) for chunk in schedule.chunks]
     own = {part.module: part.total for chunk in parts for part in chunk}
-    asked = {module.name: len(module.trains) for module in request.model.modules}
-    if own != asked:
+    expected = {module.name: len(module.trains) for module in request.model.modules}
+    if own != expected:
         raise InvalidScheduleError(
-            f"the schedule is of {_named(own)}, and the model is {_named(asked)}; plan for this model"
+            f"the schedule is of {_named(own)}, and the model is {_named(expected)}; plan for this model"
         )
     if len(set(schedule.rank_of)) < len(schedule.rank_of):
         raise InvalidScheduleError("the schedule has lanes, and does not say how large; give its Partition")
@@ -43,7 +43,7 @@ def partition_of_schedule(schedule: PipelineSchedule, request: Request) -> Parti
     sizes = request.piece_sizes() if cut else {}
     return Partition(
         num_ranks=1 + max(schedule.rank_of),
-        chunks=tuple(Chunk(parts=one, rank=rank[index]) for index, one in enumerate(parts)),
+        chunks=tuple(Chunk(parts=own_parts, rank=rank[index]) for index, own_parts in enumerate(parts)),
         sizes={name: size for name, size in sizes.items() if name in cut},
     )
 

@@ -1,7 +1,7 @@
-"""Runs a schedule's rows with a clock each, to see that they come to their end and what memory they take meanwhile.
+"""Replay of a schedule with a clock for each row, which checks for deadlocks and memory.
 
-A channel is a pair of rows and a direction, forward or backward. Its messages arrive one after the other, each no
-earlier than its time on the way after it was sent. To await either end of one needs both ends posted.
+A channel is a pair of rows and a direction, forward or backward. Its messages arrive one after the other, each at least
+its lag after its send. Waiting for either end of a message needs both ends posted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule, wrong_cell
 from mosaic.pipelining.tasks import TaskGraph, Timed
 
 Rows = Sequence[Sequence[tuple[str | None, str]]]
-"""For each row its actions: a verb, or None for computing, and what it is about."""
+"""Actions of each row: a verb, or None for computation, and its object."""
 
 
 def split(cell: str) -> tuple[str | None, str]:
-    """Returns a cell's verb, None where it computes, and what it is about: a task, a message, or a chunk."""
+    """Returns a cell's verb, None for computation, and its object: a task, a message, or a chunk."""
     verb, parenthesis, inner = cell.partition("(")
     return (verb, inner[:-1]) if parenthesis else (None, cell)
 
@@ -32,23 +32,23 @@ class Step:
     graph: TaskGraph
     """The tasks."""
     index: dict[str, int]
-    """Of each task."""
+    """Index of each task."""
     row: dict[str, int]
-    """Of each task."""
+    """Row of each task."""
     edges: dict[str, int]
-    """For each edge, ``2F0>5F0``, its wait's index."""
+    """Index of the wait of each edge, ``2F0>5F0``."""
     channels: dict[str, tuple[int, int, bool]]
-    """For each edge between ranks the channel of its message: its rows, and whether it goes forward."""
+    """Channel of each edge between ranks: its rows, and True for the forward direction."""
     kept: dict[str, int]
     """Bytes that forwards keep."""
     handed: dict[str, int]
-    """Bytes that a backward for inputs leaves to the one for weights, which frees them."""
+    """Bytes that a backward for inputs leaves for the backward for weights to free."""
     local: dict[str, list[str]]
-    """For each task what it waits for on its own rank."""
+    """Inputs of each task on its own rank."""
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Step:
-        """Names the tasks of a graph."""
+        """Makes the step of a graph."""
         names = [str(TaskName.of(task)) for task in graph.tasks]
         left = {
             name: task.takes_bytes - task.frees_bytes
@@ -78,10 +78,10 @@ class Step:
 
 
 def replay(schedule: PipelineSchedule, step: Step, rows: Rows) -> Timed:
-    """Returns when each task starts.
+    """Returns the times of tasks.
 
     Raises:
-        InvalidScheduleError: Rows wait for each other for ever, or memory does not suffice; has the cell.
+        InvalidScheduleError: Rows deadlock, or memory does not suffice; has the cell.
     """
     run = _Run(step, rows)
     run.go()
@@ -113,11 +113,11 @@ def replay(schedule: PipelineSchedule, step: Step, rows: Rows) -> Timed:
 
 
 _Change = tuple[int, int, int, int, int, tuple[int, int]]
-"""When, what comes first then, place in its row, number, bytes, and the cell."""
+"""Time, order at that time, place in the row, number, bytes, and the cell."""
 
 
 class _Run:
-    """All rows under way."""
+    """State of all rows."""
 
     def __init__(self, step: Step, rows: Rows) -> None:
         self.step, self.rows = step, rows
@@ -132,35 +132,35 @@ class _Run:
         self.memory: list[list[_Change]] = [[] for _ in range(step.graph.num_ranks)]
 
     def go(self) -> None:
-        """Lets each row do what it can, until none can do anything."""
+        """Advances the rows until none can move."""
         has_moved = True
         while has_moved:
             has_moved = False
             for row, actions in enumerate(self.rows):
-                while self.at[row] < len(actions) and self._did(row, *actions[self.at[row]]):
+                while self.at[row] < len(actions) and self._advance(row, *actions[self.at[row]]):
                     self.at[row] += 1
                     has_moved = True
 
-    def _did(self, row: int, verb: str | None, what: str) -> bool:
-        """Does an action, or returns False if what it waits for has not happened."""
+    def _advance(self, row: int, verb: str | None, subject: str) -> bool:
+        """Runs an action, or returns False if it has to wait."""
         if verb is None:
-            return self._computed(row, what)
+            return self._compute(row, subject)
         if verb == "SEND":
-            channel = self.step.channels[what]
-            there = self.clock[row] + self.step.graph.waits[self.step.edges[what]].lag_ns
-            self.arrival[what] = self.busy[channel] = max(self.busy[channel], there)
+            channel = self.step.channels[subject]
+            there = self.clock[row] + self.step.graph.waits[self.step.edges[subject]].lag_ns
+            self.arrival[subject] = self.busy[channel] = max(self.busy[channel], there)
         elif verb == "RECV":
-            self.posted.add(what)
+            self.posted.add(subject)
         elif verb == "FREE":
-            self._note(row, -self.step.kept[what], self.clock[row])
+            self._note(row, -self.step.kept[subject], self.clock[row])
         elif verb in ("SENT", "GOT"):
-            if what not in self.arrival or what not in self.posted:
+            if subject not in self.arrival or subject not in self.posted:
                 return False
             if verb == "GOT":
-                self.clock[row] = max(self.clock[row], self.arrival[what])
+                self.clock[row] = max(self.clock[row], self.arrival[subject])
         return True
 
-    def _computed(self, row: int, name: str) -> bool:
+    def _compute(self, row: int, name: str) -> bool:
         inputs = self.step.local.get(name, ())
         if any(source not in self.end for source in inputs):
             return False
@@ -174,7 +174,7 @@ class _Run:
         return True
 
     def _note(self, row: int, change: int, at_ns: int) -> None:
-        """Notes memory: at one instant ends come before starts, and what a row starts then comes in the row's order."""
+        """Records a change of memory: at one instant ends come before starts, and starts in the row's order."""
         order = int(change > 0 or self.began[row] == at_ns)
         noted = self.memory[self.step.graph.rank_of[row]]
         noted.append((at_ns, order, self.at[row], len(noted), change, (row, self.at[row])))

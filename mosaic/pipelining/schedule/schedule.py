@@ -1,7 +1,7 @@
-"""A schedule that ranks of a pipeline execute: for each row its actions, with all that they need beside the model.
+"""A schedule that ranks of a pipeline execute: the actions of each row, and their data beside the model.
 
-Every message is an action, because with pieces, skipped modules and any order no rank could tell otherwise what the
-others send next.
+Every message is an action, because with pieces, skipped modules and any order a rank cannot infer the next message of
+others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mosaic.pipelining.schedule.action import PipelineAction, TaskName, check_ce
 from mosaic.pipelining.tasks import TaskGraph
 
 MAX_ACTIONS = 5_000_000
-"""Of a schedule: about 200 MB of text."""
+"""Most actions of a schedule: about 200 MB of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class PipelineSchedule:
     """Actions of all rows of a pipeline.
 
     Raises:
-        InvalidScheduleError: A cell is no action, there are too many or other rows than ranks, or the file was changed
-            after its hash was made.
+        InvalidScheduleError: A cell is not an action, the schedule has too many, rows and ranks differ in number, or
+            the file was changed after its hash was made.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -35,25 +35,25 @@ class PipelineSchedule:
     schema_version: int = 1
     """Version of this file's layout."""
     plan: str
-    """Fingerprint of the tasks that it runs, as ``plan_of`` gives it."""
+    """Fingerprint of its tasks; see ``plan_of``."""
     num_microbatches: Annotated[int, Ge(1)]
     """Microbatches of the step."""
     rank_of: tuple[int, ...]
-    """For each row its rank; rows of one rank are its lanes."""
+    """Rank of each row; rows of one rank are its lanes."""
     chunks: tuple[str, ...]
-    """For each chunk its parts, such as ``vision[6:8/8]+text[0:1/8]``."""
+    """Parts of each chunk, such as ``vision[6:8/8]+text[0:1/8]``."""
     rows: tuple[tuple[str, ...], ...]
-    """For each row its actions, in order."""
+    """Actions of each row, in order."""
     edges: dict[str, int] = field(default_factory=dict)
-    """Bytes of what each task hands to another, ``2F0.1>5F0``; of one target in the order of its arguments."""
+    """Bytes between tasks, ``2F0.1>5F0``; edges of one target are in the order of its arguments."""
     kept: dict[str, int] = field(default_factory=dict)
-    """Bytes that a forward keeps until they are freed."""
+    """Bytes that a forward keeps until its FREE."""
     strategy: str = "keep"
-    """What becomes of activations where ``strategies`` does not say."""
+    """Default activation strategy."""
     strategies: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """For a forward the index of each of its layers' strategies."""
+    """Strategy index of each layer, by forward."""
     hash: str = ""
-    """Names the content, so that all ranks can tell that they have the same one; made where it is left out."""
+    """Hash of the content, by which ranks compare schedules; computed if empty."""
 
     def __post_init__(self) -> None:
         if self.num_actions > MAX_ACTIONS:
@@ -72,14 +72,14 @@ class PipelineSchedule:
                 except InvalidScheduleError as error:
                     raise wrong_cell(self, row, place, str(error)) from None
         sizes = (_listed(self.edges), _listed(self.kept), self.strategy, _listed(self.strategies))
-        made = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
-        if self.hash not in ("", made):
+        content_hash = fingerprint((self.plan, self.num_microbatches, self.rank_of, self.chunks, self.text, *sizes))
+        if self.hash not in ("", content_hash):
             raise InvalidScheduleError(
-                f"the schedule's hash is {self.hash}, and its content has {made}; leave the hash out if it was "
+                f"the schedule's hash is {self.hash}, and its content has {content_hash}; leave the hash out if it was "
                 "changed on purpose",
                 grid=self.text,
             )
-        object.__setattr__(self, "hash", made)
+        object.__setattr__(self, "hash", content_hash)
 
     @property
     def num_actions(self) -> int:
@@ -87,17 +87,17 @@ class PipelineSchedule:
         return sum(map(len, self.rows))
 
     def actions(self, row: int) -> Iterable[PipelineAction]:
-        """Gives what a row does, in order."""
+        """Returns the actions of a row, in order."""
         return map(PipelineAction.parse, self.rows[row])
 
     @property
     def text(self) -> str:
-        """All rows, a line for each, as ``rows_of`` reads them."""
+        """All rows, one line each, for ``rows_of``."""
         return "\n".join(f"rank {rank}: {' '.join(row)}" for rank, row in zip(self.rank_of, self.rows, strict=True))
 
 
 def rows_of(text: str) -> tuple[tuple[str, ...], ...]:
-    """Reads rows that ``text`` wrote, or a person.
+    """Reads rows in the form of ``text``.
 
     Raises:
         InvalidScheduleError: A line does not begin with its rank.
@@ -112,19 +112,19 @@ def rows_of(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def plan_of(graph: TaskGraph, chunks: Sequence[str]) -> str:
-    """Returns the fingerprint of what a step's tasks are and hand to each other, whatever their times."""
+    """Returns the fingerprint of a step's tasks and messages, without times."""
     tasks = [f"{task.row}:{TaskName.of(task)}" for task in graph.tasks]
     waits = [f"{wait.source}>{wait.target}:{wait.num_bytes}" for wait in graph.waits]
     return fingerprint((graph.rank_of, tuple(chunks), " ".join(tasks), " ".join(waits)))
 
 
 def _listed(values: Mapping[str, object]) -> str:
-    """Returns one text of all items, which is quicker to take a fingerprint of than they are."""
+    """Returns one text of all items, whose fingerprint is faster to compute."""
     return " ".join(f"{name}:{value}" for name, value in values.items())
 
 
 def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -> InvalidScheduleError:
-    """Returns the error that names one cell of a schedule and what is wrong with it."""
+    """Returns the error of one cell of a schedule."""
     cell = schedule.rows[row][place] if place < len(schedule.rows[row]) else "its end"
     where = f"rank {schedule.rank_of[row]}"
     if schedule.rank_of.count(schedule.rank_of[row]) > 1:

@@ -1,8 +1,8 @@
-"""Operators and tensors on devices, grouped into subgraphs that are used again and again (PipeWeaver, section 4).
+"""Operators and tensors on devices, grouped into reusable subgraphs (PipeWeaver, section 4).
 
-Devices in a subgraph are roles, such as ``compute`` and ``tensor link``; whoever uses it says which device has which
-role. A subgraph starts when all it waits for has ended and all of its devices are free, and holds them until it ends.
-So nothing within it depends on what is outside, and its times are simulated once and moved as a whole.
+Devices in a subgraph are roles, such as ``compute`` and ``tensor link``; each use maps roles to devices. A subgraph
+starts when all its waits have ended and all of its devices are free, and holds them until it ends. So its times do not
+depend on its context, and are simulated once and shifted as a whole.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ class TensorNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorNode:
-    """A kernel or a transfer. It waits for the writers of what it reads."""
+    """A kernel or a transfer. It waits for the writers of its inputs."""
 
     name: str
     """In its subgraph."""
     device: str = "compute"
     """Role of the device that runs it."""
     time_ns: int
-    """How long it takes."""
     reads: tuple[str, ...] = ()
     """Tensors."""
     writes: tuple[str, ...] = ()
     """Tensors."""
     after: tuple[str, ...] = ()
-    """Nodes that it waits for beside those."""
+    """Further nodes that it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,50 +49,47 @@ class SubgraphUse:
     name: str
     """In the outer subgraph."""
     subgraph: Subgraph
-    """What runs."""
     devices: tuple[tuple[tuple[str, str], ...], ...]
-    """For each copy the outer role of each inner one. Copies do the same at the same time, as tensor-parallel peers do:
-    times are simulated once for all of them, which all hold their devices."""
+    """Pairs of inner and outer roles, for each copy. Copies run at the same time, like tensor-parallel peers: one
+    simulation covers all of them, and each holds its devices."""
     tensors: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """For each inner input or output the outer tensor of each copy."""
+    """Outer tensor of each copy, by inner input or output."""
     after: tuple[str, ...] = ()
-    """Nodes that it waits for beside the writers of what it reads."""
+    """Further nodes that it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subgraph:
-    """Nodes in an order in which each waits for earlier ones only; nodes of one device run in this order.
+    """Nodes in topological order, in which nodes of one device run.
 
-    Two are equal if they are one object.
+    Subgraphs compare by identity.
 
     Raises:
-        ValueError: A name is missing or there twice, a size or time is negative or not whole, a tensor is written twice
-            or read before it is written, or a node waits for one that is not before it.
+        ValueError: A name is missing or repeated, a size or time is negative or not whole, a tensor is written twice or
+            read before it is written, or a node waits for a later one.
     """
 
     name: str
     """For messages."""
     nodes: tuple[OperatorNode | SubgraphUse, ...]
-    """What runs."""
     tensors: tuple[TensorNode, ...] = ()
-    """What is read and written."""
     inputs: frozenset[str] = frozenset()
-    """Tensors that are there before it starts."""
+    """Tensors that exist before it starts."""
     outputs: frozenset[str] = frozenset()
-    """Tensors that are there after it has ended."""
+    """Tensors that exist after it has ended."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError(f"{self.name}: a subgraph has at least one node; this one has none")
-        for what in (self.nodes, self.tensors):
-            twice = [name for name, count in Counter(one.name for one in what).items() if count > 1]
+        for named in (self.nodes, self.tensors):
+            twice = [name for name, count in Counter(each.name for each in named).items() if count > 1]
             if twice:
                 raise ValueError(f"{self.name}: {twice[0]!r} is there twice; give each a name of its own")
         for tensor in self.tensors:
             _check_whole(f"{self.name}: num_bytes of {tensor.name!r}", tensor.num_bytes)
         known = {tensor.name for tensor in self.tensors}
-        if strange := sorted((self.inputs | self.outputs) - known):
-            raise ValueError(f"{self.name}: input or output {strange[0]!r} is none of its tensors")
+        if unknown := sorted((self.inputs | self.outputs) - known):
+            raise ValueError(f"{self.name}: input or output {unknown[0]!r} is none of its tensors")
         written, before = set(self.inputs), set[str]()
         for node in self.nodes:
             if isinstance(node, OperatorNode):
@@ -132,7 +128,7 @@ class Subgraph:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Devices that it runs on, in the order of first use."""
+        """Its devices, in the order of first use."""
         return tuple(dict.fromkeys(role for node in self.nodes for role in devices_of(node)))
 
 
@@ -154,7 +150,7 @@ def touched(node: OperatorNode | SubgraphUse) -> tuple[tuple[str, ...], tuple[st
 
 
 def operators(subgraph: Subgraph) -> Iterable[OperatorNode]:
-    """Yields all operators, those of subgraphs within as often as they are used, copies once."""
+    """Yields all operators, those of inner subgraphs once for each use, copies once."""
     for node in subgraph.nodes:
         if isinstance(node, OperatorNode):
             yield node

@@ -1,8 +1,8 @@
 """Latencies of operators, collectives and messages on one rank of a cluster, in whole nanoseconds.
 
 Kernels: ``mosaic.cost.roofline``. Collectives: ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter sends
-half of what an all-reduce of the same tensor does (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and is
-taken to need half of its time.
+half the bytes of an all-reduce of the same tensor (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and takes
+half of its time in this model.
 
 Ranks are numbered as in Megatron: tensor first, then context, data, pipeline. Tensor peers are neighbours; context
 peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together, and pipeline
@@ -20,28 +20,28 @@ from mosaic.cost.roofline import operator_ms
 from mosaic.hardware import Cluster, Message
 
 MAX_KNOWN = 20_000
-"""Times that a machine remembers at once."""
+"""Most cached times of a machine."""
 
 Axis = Literal["tensor", "context", "data"]
-"""Along which peers of a collective lie; ``data`` are all that sum gradients, the context ranks too."""
+"""Axis of a collective's peers; ``data`` has all that sum gradients, including context ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """How many ranks share the work along each axis.
+    """Degrees of parallelism along each axis.
 
     Raises:
-        ValueError: One is below 1.
+        ValueError: A degree is below 1.
     """
 
     tensor: int = 1
-    """Share each matrix; with Megatron's sequence parallelism."""
+    """Ranks that share each matrix, with Megatron's sequence parallelism."""
     pipeline: int = 1
-    """Have different layers."""
+    """Ranks with different layers."""
     data: int = 1
-    """Have different microbatches, and sum their gradients."""
+    """Replicas with different microbatches, which sum their gradients."""
     context: int = 1
-    """Share each sequence."""
+    """Ranks that share each sequence."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "data", "context"):
@@ -62,11 +62,10 @@ class Collective:
     name: str
     """Such as ``gather qkv``."""
     num_bytes: int
-    """Of the whole tensor, gathered."""
+    """Bytes of the whole, gathered tensor."""
     axis: Axis
-    """Who takes part."""
     is_reduce: bool = False
-    """Whether it is a whole all-reduce."""
+    """True for a whole all-reduce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +75,8 @@ class Exchange:
     name: str
     """Such as ``attention keys``."""
     sent_bytes: tuple[tuple[int, ...], ...]
-    """From each peer to each."""
+    """Bytes from each peer (row) to each peer (column)."""
     axis: Literal["context"] = "context"
-    """Who takes part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +84,13 @@ class RankHardware:
     """One rank of a job, and the links to its peers.
 
     Raises:
-        ValueError: The share is not above 0 and at most 1, or the job needs more devices than there are.
+        ValueError: The share is not above 0 and at most 1, or the job needs more devices than the cluster has.
     """
 
     cluster: Cluster
-    """Where it runs."""
     degrees: Degrees = Degrees()
-    """How it is spread."""
     share: float = 1.0
-    """Of the device's SMs that kernels have; lanes of one rank have less than all."""
+    """Share of the device's SMs for kernels; below 1 for lanes."""
     _known: dict[Operator | Collective | Exchange, int] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -109,11 +105,11 @@ class RankHardware:
 
     @property
     def num_sms(self) -> int:
-        """SMs that kernels have, at least one."""
+        """SMs for kernels, at least one."""
         return max(1, round(self.cluster.hardware.num_sms * self.share))
 
     def time_ns(self, work: Operator | Collective | Exchange) -> int:
-        """Returns the device's time of all calls of a kernel, or of what peers tell each other; worked out once."""
+        """Returns the time of all calls of a kernel, or of a collective or exchange; cached."""
         known = self._known.get(work)
         if known is None:
             if len(self._known) >= MAX_KNOWN:
@@ -122,11 +118,11 @@ class RankHardware:
         return known
 
     def launch_ns(self, kernels: int) -> int:
-        """Returns the time in which one thread launches so many kernels."""
+        """Returns the time in which one thread launches ``kernels`` kernels."""
         return round(kernels * self.cluster.hardware.launch_us * 1e3)
 
     def collective_ns(self, collective: Collective) -> int:
-        """Returns the time of a collective among this rank's peers; 0 where it has none."""
+        """Returns the time of a collective among this rank's peers; 0 without peers."""
         degree = self._degree(collective.axis)
         whole = self._peers(degree, collective.axis).all_reduce_ms(collective.num_bytes, degree)
         return round(whole * 1e6 * (1.0 if collective.is_reduce else 0.5))
@@ -135,7 +131,7 @@ class RankHardware:
         """Returns the time of messages among this rank's peers.
 
         Raises:
-            ValueError: There are more or fewer senders than peers.
+            ValueError: Senders and peers differ in number.
         """
         degree = self._degree(exchange.axis)
         if len(exchange.sent_bytes) != degree:
@@ -148,10 +144,10 @@ class RankHardware:
         return round(self._peers(degree, exchange.axis).exchange_ms(messages) * 1e6)
 
     def send_ns(self, num_bytes: int, source: int, target: int) -> int:
-        """Returns the time in which all peers of one pipeline rank send as much to those of another, each to its own.
+        """Returns the time in which each peer of one pipeline rank sends ``num_bytes`` to its peer of another.
 
-        Devices of a node share its NICs where there are fewer; the nearest copy of the pipeline along the data axis is
-        taken to send at the same time.
+        Devices of a node share its NICs if it has fewer; the nearest copy of the pipeline along the data axis sends at
+        the same time.
         """
         if source == target or num_bytes <= 0:
             return 0
@@ -177,7 +173,7 @@ class RankHardware:
         return {"tensor": degrees.tensor, "context": degrees.context, "data": degrees.data * degrees.context}[axis]
 
     def _peers(self, degree: int, axis: Axis) -> Cluster:
-        """The cluster as one peer sees it: only every ``stride``-th device, and this one's part of the NICs."""
+        """Returns the cluster of one peer: every ``stride``-th device, and its part of the NICs."""
         stride = 1 if axis == "tensor" else self.degrees.tensor
         cluster = self.cluster
         inside = max(1, cluster.gpus_per_node // stride)

@@ -1,8 +1,8 @@
-"""When operators of a subgraph run, and how long its tensors live.
+"""Simulation of a subgraph: times of operators and lifetimes of tensors.
 
-Each node starts when what it waits for has ended and its devices are free, in the order of the subgraph. With reuse a
-subgraph is simulated once, from time 0, and each use moves the result; without, every use is simulated where it
-stands. Both give the same times to the last nanosecond, since a subgraph holds its devices while it runs.
+Each node starts when its waits have ended and its devices are free, in the order of the subgraph. With reuse a subgraph
+is simulated once, from time 0, and each use shifts the result; without, every use is simulated in place. Both give
+exactly the same times, because a subgraph holds its devices while it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mosaic.pipelining.semu.timeline import Lifetime, MemoryTimeline, changes_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpan:
-    """When a node ran."""
+    """Start and end of a node."""
 
     name: str
     """In its subgraph."""
@@ -31,22 +31,21 @@ class Simulated:
     """A subgraph's times, from its start."""
 
     length_ns: int
-    """To the end of its last node."""
+    """End of its last node."""
     spans: tuple[NodeSpan, ...]
-    """Of its nodes, in their order."""
+    """Times of its nodes, in order."""
     written_ns: Mapping[str, int]
-    """For each tensor that it writes the start of the writer."""
+    """Start of the writer of each written tensor."""
     read_ns: Mapping[str, int]
-    """For each tensor the end of its last reader, or where nobody reads it of its writer; inputs that are not read are
-    left out."""
+    """End of the last reader of each tensor, or of its writer if it is never read, without unread inputs."""
     lifetimes: tuple[Lifetime, ...]
-    """Of the tensors that are neither inputs nor outputs, those within the subgraphs that it uses too."""
+    """Lifetimes of internal tensors, including those of inner subgraphs."""
 
     def timelines(self, subgraph: Subgraph, kept: frozenset[str] = frozenset()) -> dict[str, MemoryTimeline]:
-        """Returns for each role the memory in use while it runs, inputs and outputs too.
+        """Returns the memory in use by role, including inputs and outputs.
 
-        An input is there from the start to its last reader, an output from its writer to the end; inputs named in
-        ``kept`` stay to the end.
+        An input lives from the start to its last reader, an output from its writer to the end; inputs in ``kept`` live
+        to the end.
         """
         lifetimes = list(self.lifetimes)
         for tensor in subgraph.tensors:
@@ -65,10 +64,10 @@ class Simulated:
 
 
 class Simulator:
-    """Simulates subgraphs, and remembers what it has simulated for as long as it lives."""
+    """Simulates subgraphs, and caches the results."""
 
     def __init__(self, *, with_reuse: bool = True) -> None:
-        """Takes whether results are reused; without, only for comparison."""
+        """Begins; ``with_reuse=False`` is for comparison only."""
         self._with_reuse = with_reuse
         self._known: dict[Subgraph, Simulated] = {}
 
@@ -82,7 +81,7 @@ class Simulator:
         return known
 
     def at(self, subgraph: Subgraph, start_ns: int) -> Simulated:
-        """Returns times that count from ``start_ns``, moved or simulated there."""
+        """Returns the times of a subgraph that starts at ``start_ns``, shifted or simulated there."""
         return self.run(subgraph) if self._with_reuse else _Run(self, start_ns).of(subgraph)
 
 
@@ -126,7 +125,7 @@ class _Run:
         return end
 
     def _use(self, node: SubgraphUse, start: int) -> int:
-        """Within it, tensors are written and read at their own times; who waits for them waits for all of it."""
+        """Runs a subgraph: tensors keep their inner times, but waits are for its end."""
         inner = self._simulator.at(node.subgraph, start)
         end = start + inner.length_ns
         for name, outers in node.tensors:
@@ -139,13 +138,13 @@ class _Run:
                     self._read_ns[outer] = max(read, self._read_ns.get(outer, read))
         for copy in node.devices:
             roles = dict(copy)
-            for one in inner.lifetimes:
+            for lifetime in inner.lifetimes:
                 self._lifetimes.append(
                     Lifetime(
-                        device=roles.get(one.device, one.device),
-                        num_bytes=one.num_bytes,
-                        start_ns=one.start_ns + start,
-                        end_ns=one.end_ns + start,
+                        device=roles.get(lifetime.device, lifetime.device),
+                        num_bytes=lifetime.num_bytes,
+                        start_ns=lifetime.start_ns + start,
+                        end_ns=lifetime.end_ns + start,
                     )
                 )
         return end
@@ -170,11 +169,11 @@ class _Run:
             read_ns={name: at - origin for name, at in self._read_ns.items()},
             lifetimes=tuple(
                 Lifetime(
-                    device=one.device,
-                    num_bytes=one.num_bytes,
-                    start_ns=one.start_ns - origin,
-                    end_ns=one.end_ns - origin,
+                    device=lifetime.device,
+                    num_bytes=lifetime.num_bytes,
+                    start_ns=lifetime.start_ns - origin,
+                    end_ns=lifetime.end_ns - origin,
                 )
-                for one in self._lifetimes
+                for lifetime in self._lifetimes
             ),
         )

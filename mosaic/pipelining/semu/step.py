@@ -1,4 +1,4 @@
-"""Memory of ranks over a step, and the sums of their gradients over data-parallel ranks."""
+"""Memory of ranks over a step, and time of their gradient sums over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mosaic.pipelining.workload.layers import PipelineModel
 
 
 def rank_timelines(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline, ...]:
-    """Returns the memory of each rank over time: a task's bytes from its start on, less those freed at its end."""
+    """Returns the memory of each rank over time, from the bytes that tasks take and free."""
     changes: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ranks)]
     for task, start in zip(graph.tasks, start_ns, strict=True):
         own = changes[graph.rank_of[task.row]]
@@ -21,11 +21,11 @@ def rank_timelines(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTim
         if task.frees_bytes:
             own.append((start + task.time_ns, -task.frees_bytes))
     bases = graph.base_bytes or (0,) * graph.num_ranks
-    return tuple(timeline_of(one, base) for one, base in zip(changes, bases, strict=True))
+    return tuple(timeline_of(own, base) for own, base in zip(changes, bases, strict=True))
 
 
 def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
-    """Returns for each rank how long its gradients' sum takes, as Megatron's distributed optimizer does it.
+    """Returns the time of each rank's gradient sum, as in Megatron's distributed optimizer.
 
     Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
     """
@@ -36,10 +36,10 @@ def gradient_sums_ns(machine: RankHardware, model: PipelineModel, partition: Par
             module = modules[part.module]
             own = (at for at in range(part.first, part.end) if module.trains[at])
             trained[chunk.rank] += sum(module.num_parameters(at, 1) for at in own)
-    found = []
+    times_ns = []
     for count in trained:
         own_count = count // machine.degrees.tensor
         scattered = Collective(name="gradients", num_bytes=4 * own_count, axis="data")
         gathered = Collective(name="weights", num_bytes=2 * own_count, axis="data")
-        found.append(machine.time_ns(scattered) + machine.time_ns(gathered))
-    return tuple(found)
+        times_ns.append(machine.time_ns(scattered) + machine.time_ns(gathered))
+    return tuple(times_ns)

@@ -13,7 +13,6 @@ class Lifetime:
     """A tensor's time in memory: from ``start_ns`` up to ``end_ns``."""
 
     device: str
-    """Whose memory."""
     num_bytes: int
     """Its size."""
     start_ns: int
@@ -27,30 +26,30 @@ class MemoryTimeline:
     """Bytes in use on one device."""
 
     at_ns: tuple[int, ...]
-    """When it changes, ascending; the first is 0."""
+    """Times of changes, ascending; the first is 0."""
     in_use_bytes: tuple[int, ...]
-    """From each of these times on, up to the next."""
+    """Bytes from each of these times up to the next."""
 
     @property
     def peak_bytes(self) -> int:
-        """Most in use at any time."""
+        """Peak bytes."""
         return max(self.in_use_bytes)
 
     @property
     def peak_ns(self) -> int:
-        """When that is first reached."""
+        """First time of the peak."""
         return self.at_ns[self.in_use_bytes.index(self.peak_bytes)]
 
     def bytes_at(self, time_ns: int) -> int:
-        """Returns the bytes in use from ``time_ns`` on; before 0 nothing is."""
+        """Returns the bytes in use at ``time_ns``; 0 before 0."""
         place = bisect.bisect_right(self.at_ns, time_ns)
         return self.in_use_bytes[place - 1] if place else 0
 
 
 def timeline_of(changes: Iterable[tuple[int, int]], base_bytes: int = 0) -> MemoryTimeline:
-    """Returns a timeline from pairs of a time and the bytes by which memory grows then.
+    """Returns a timeline from pairs of a time and a change of bytes.
 
-    Changes at one time count together: what ends as another thing starts makes room for it.
+    Changes at one time count together.
     """
     at_ns, in_use_bytes = [0], [base_bytes]
     for time_ns, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
@@ -64,9 +63,10 @@ def timeline_of(changes: Iterable[tuple[int, int]], base_bytes: int = 0) -> Memo
 
 
 def changes_of(lifetimes: Iterable[Lifetime]) -> dict[str, list[tuple[int, int]]]:
-    """Returns for each device what ``timeline_of`` takes."""
+    """Returns the changes of each device, for ``timeline_of``."""
     changes: dict[str, list[tuple[int, int]]] = {}
-    for one in lifetimes:
-        if one.start_ns < one.end_ns and one.num_bytes:
-            changes.setdefault(one.device, []).extend(((one.start_ns, one.num_bytes), (one.end_ns, -one.num_bytes)))
+    for lifetime in lifetimes:
+        if lifetime.start_ns < lifetime.end_ns and lifetime.num_bytes:
+            own = changes.setdefault(lifetime.device, [])
+            own += ((lifetime.start_ns, lifetime.num_bytes), (lifetime.end_ns, -lifetime.num_bytes))
     return changes

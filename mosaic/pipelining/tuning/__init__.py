@@ -1,1 +1,1 @@
-"""Layer tuning: what becomes of each layer's activations, so that memory holds and a step loses least (section 6.3)."""
+"""Layer tuning: activation strategies within memory at the least cost (PipeWeaver, section 6.3)."""

@@ -1,4 +1,4 @@
-"""Ways to treat the layers of a chunk between forward and backward that are worth a look."""
+"""Candidate strategies for the layers of a chunk."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A strategy for each layer of a chunk, and what they come to."""
+    """A strategy for each layer of a chunk, with their costs."""
 
     strategies: tuple[int, ...]
-    """For each layer an index into its strategies."""
+    """Strategy index of each layer."""
     forward_ns: int
-    """What they add to forward."""
+    """Added time of forward."""
     backward_ns: int
-    """What they add to backward."""
+    """Added time of backward."""
     kept_bytes: int
-    """In use from the start of forward to the end of backward."""
+    """Bytes from the start of forward to the end of backward."""
     workspace_bytes: int
-    """In use above that while forward or backward runs: layers' own workspace, and what is not kept of a layer."""
+    """Further bytes while forward or backward runs: layers' workspace, and activations that are not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Finds candidates of chunks; equal layers are worked out once (PipeWeaver, section 6.3).
+    """Finds candidates of chunks, equal ones once (PipeWeaver, section 6.3).
 
     Raises:
         ValueError: ``count`` is under 2.
     """
 
     count: int = 8
-    """The most for one chunk: the fastest, the leanest, and the fastest of each bucket of memory between them."""
+    """Most candidates of a chunk: the fastest, the leanest, and the fastest of each memory bucket between them."""
     weights_apart: bool = False
-    """Whether backward for weights is a task of its own: what backward made anew is then in use until it has run."""
+    """True if backward for weights is a task of its own, until whose end recomputed activations stay."""
     _known: dict[tuple[Layer, ...], tuple[Candidate, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,8 +63,8 @@ class Candidates:
         rows = [
             (
                 [
-                    (_ns(one.extra_forward_ms, one.name), _ns(one.extra_backward_ms, one.name), one.kept_bytes)
-                    for one in layer.strategies
+                    (_ns(each.extra_forward_ms, each.name), _ns(each.extra_backward_ms, each.name), each.kept_bytes)
+                    for each in layer.strategies
                 ],
                 layer.workspace_bytes,
             )

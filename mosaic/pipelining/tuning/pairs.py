@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from mosaic import _search
 
 Choice = tuple[int, ...]
-"""For each pair an index into its candidates."""
+"""Candidate index of each pair."""
 _NOTHING = Candidate(strategies=(), forward_ns=0, backward_ns=0, kept_bytes=0, workspace_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A forward with its backward, whose activations are in use in between.
+    """A forward with its backward, between which activations are in use.
 
     Raises:
-        ValueError: There are no candidates.
+        ValueError: ``candidates`` is empty.
     """
 
     forward: int
@@ -32,31 +32,30 @@ class Pair:
     backward: int
     """Index of a task on the same rank."""
     candidates: tuple[Candidate, ...]
-    """What may be chosen."""
     weights: int | None = None
-    """Index of backward for weights where it is apart; it then frees what is kept, and not ``backward``."""
+    """Index of backward for weights if it is apart; it then frees the activations instead of ``backward``."""
     counted: Candidate | None = None
-    """What the graph's times and bytes have of it already; None: nothing."""
+    """Candidate that the graph's times and bytes include; None: none."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError(
-                f"the pair of tasks {self.forward} and {self.backward} has no candidates; give one at least"
+                f"the pair of tasks {self.forward} and {self.backward} has no candidates; add at least one"
             )
 
     @property
     def last(self) -> int:
-        """The task that frees what is kept."""
+        """The task that frees the activations."""
         return self.backward if self.weights is None else self.weights
 
     @property
     def fastest(self) -> int:
-        """Index of the candidate that adds least."""
+        """Index of the candidate with the least added time."""
         return min(range(len(self.candidates)), key=lambda i: _added(self.candidates[i]))
 
     @property
     def leanest(self) -> int:
-        """Index of the candidate that keeps least, and of such the fastest."""
+        """Index of the candidate that keeps least; of equals the fastest."""
         return min(
             range(len(self.candidates)), key=lambda i: (self.candidates[i].kept_bytes, _added(self.candidates[i]))
         )
@@ -69,20 +68,20 @@ def _added(candidate: Candidate) -> int:
 def pairs_of(graph: TaskGraph, candidates: Callable[[Task], tuple[Candidate, ...]]) -> tuple[Pair, ...]:
     """Returns all forwards with their backwards of a graph in which everything is kept.
 
-    What a forward takes and does not free is counted as kept, and what it frees as workspace.
+    Bytes that a forward takes and does not free are kept; those that it frees are workspace.
 
     Args:
         graph: Tasks whose bytes are those of their chunk's activations and workspace alone.
-        candidates: Gives the candidates of a forward's chunk with its piece.
+        candidates: Returns the candidates of a forward's chunk with its piece.
     """
     phases: dict[object, dict[ActionKind, int]] = {}
     for index, task in enumerate(graph.tasks):
         phases.setdefault((task.row, task.parts, task.microbatch, task.piece), {})[task.kind] = index
-    found = []
+    pairs = []
     for own in phases.values():
         if ActionKind.FORWARD in own and ActionKind.BACKWARD in own:
             forward = graph.tasks[own[ActionKind.FORWARD]]
-            found.append(
+            pairs.append(
                 Pair(
                     forward=own[ActionKind.FORWARD],
                     backward=own[ActionKind.BACKWARD],
@@ -95,14 +94,14 @@ def pairs_of(graph: TaskGraph, candidates: Callable[[Task], tuple[Candidate, ...
                     ),
                 )
             )
-    return tuple(found)
+    return tuple(pairs)
 
 
 def check_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> None:
     """Checks that pairs are of a graph.
 
     Raises:
-        ValueError: A task is not there, is in two pairs, or not on one rank with its pair's other tasks.
+        ValueError: A task does not exist, is in two pairs, or is on another rank than its pair's other tasks.
     """
     seen: dict[int, int] = {}
     for index, pair in enumerate(pairs):
@@ -121,7 +120,7 @@ def with_candidates(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[in
     """Returns the graph with the times and bytes of one candidate for each pair.
 
     Raises:
-        ValueError: What is counted already is more than what the graph has.
+        ValueError: A pair counts more than the graph has.
     """
     tasks = list(graph.tasks)
     for pair, index in zip(pairs, choice, strict=True):
@@ -143,23 +142,22 @@ def _alter(tasks: list[Task], index: int, time_ns: int, *, takes: int = 0, frees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPairs:
-    """The pairs of one rank, and all else that uses its memory."""
+    """The pairs of one rank, and all other uses of its memory."""
 
     indices: tuple[int, ...]
-    """Of the pairs."""
+    """Indices of the pairs."""
     pairs: tuple[Pair, ...]
-    """They themselves."""
     tasks: Mapping[int, tuple[int, int]]
-    """For each task of the rank the bytes that it takes and frees whatever is chosen."""
+    """Bytes that each task of the rank takes and frees under any choice."""
     base_bytes: int
-    """In use all the time."""
+    """Constant bytes."""
     limit_bytes: int
-    """Memory."""
+    """Memory of the rank."""
 
     def snapshot(
         self, graph: TaskGraph, start_ns: Sequence[int]
     ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]:
-        """Returns when pairs are in use, and how all else changes, in a simulation with the times of ``graph``."""
+        """Returns the spans of pairs and all other memory changes, in a simulation with the times of ``graph``."""
         tasks = graph.tasks
         spans = [
             (
@@ -180,7 +178,7 @@ class RankPairs:
 
 
 def rank_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> dict[int, RankPairs]:
-    """Returns the pairs of each rank that has a limit."""
+    """Returns the pairs of each rank with a limit."""
     fixed = {index: [task.takes_bytes, task.frees_bytes] for index, task in enumerate(graph.tasks)}
     for pair in pairs:
         old = pair.counted or _NOTHING
@@ -189,27 +187,27 @@ def rank_pairs(graph: TaskGraph, pairs: Sequence[Pair]) -> dict[int, RankPairs]:
         fixed[pair.backward][0] -= old.workspace_bytes
         fixed[pair.last][1] -= old.kept_bytes + old.workspace_bytes
     rank_of = [graph.rank_of[task.row] for task in graph.tasks]
-    found = {}
+    by_rank = {}
     for rank, limit in enumerate(graph.limit_bytes):
         if not limit:
             continue
         own = tuple(index for index, pair in enumerate(pairs) if rank_of[pair.forward] == rank)
-        found[rank] = RankPairs(
+        by_rank[rank] = RankPairs(
             indices=own,
             pairs=tuple(pairs[index] for index in own),
             tasks={index: (takes, frees) for index, (takes, frees) in fixed.items() if rank_of[index] == rank},
             base_bytes=graph.base_bytes[rank] if graph.base_bytes else 0,
             limit_bytes=limit,
         )
-    return found
+    return by_rank
 
 
 def pair_table(own: RankPairs) -> _search.PairTable:
-    """Returns the choices of a rank's pairs, as the extension has them."""
+    """Returns the candidates of a rank's pairs for the extension."""
     table: _search.PairTable = load_search().PairTable(
         [
             tuple(
-                [getattr(one, name) for one in pair.candidates]
+                [getattr(candidate, name) for candidate in pair.candidates]
                 for name in ("forward_ns", "backward_ns", "kept_bytes", "workspace_bytes")
             )
             for pair in own.pairs

@@ -1,4 +1,4 @@
-"""Memory that no choice of candidates fits: where, when, by how much, and what would help."""
+"""A memory shortage under every choice of candidates, with remedies."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShortage:
-    """Orders that do not fit whatever becomes of activations; ``str`` says what would help.
+    """Orders that do not fit under any strategies; ``str`` has the remedies.
 
-    The figures are of the leanest candidates; the rank is the one that is short of most.
+    The figures are for the leanest candidates, on the rank with the largest shortage.
     """
 
     rank: int
-    """Where."""
     at_ns: int
-    """When it is short of most."""
+    """Time of the largest shortage."""
     short_bytes: int
-    """By how much."""
+    """The shortage."""
     limit_bytes: int
     """Memory of the rank."""
     base_bytes: int
-    """Always in use there: weights, gradients, optimizer's state."""
+    """Constant bytes of the rank: weights, gradients, optimizer state."""
     microbatches: tuple[int, ...]
-    """Those whose activations are in use there then."""
+    """Microbatches whose activations are in use then."""
     held_bytes: int
-    """What their pairs have in use then."""
+    """Bytes of their pairs then."""
     num_pairs: int
-    """Pairs in use there then."""
+    """Number of pairs in use then."""
     num_fitting: int
-    """Of those pairs so many fit, the leanest first."""
+    """Number of these pairs that fit, the leanest first."""
     is_proven: bool
-    """Whether one instant alone shows that nothing fits in this order; else only nothing was found."""
+    """True if this instant proves that no choice fits in this order; False: the search found none."""
 
     @property
     def helps(self) -> tuple[str, ...]:
-        """What would help, one sentence each."""
+        """Remedies, a sentence each."""
         if self.base_bytes > self.limit_bytes:
             over = (self.base_bytes - self.limit_bytes) / _GB
             return (
@@ -72,13 +71,13 @@ class MemoryShortage:
 def shortage_of(
     graph: TaskGraph, start_ns: Sequence[int], ranks: dict[int, RankPairs], pairs: Sequence[Pair]
 ) -> MemoryShortage | None:
-    """Returns what is short of memory when each pair has its leanest candidate; None if all fits.
+    """Returns the shortage with the leanest candidate of each pair; None if all fits.
 
     Args:
-        graph: With the leanest candidates in it.
-        start_ns: Of its tasks.
-        ranks: Pairs of each rank that has a limit.
-        pairs: All of them.
+        graph: The graph with the leanest candidates.
+        start_ns: Starts of its tasks.
+        ranks: Pairs of each rank with a limit.
+        pairs: All pairs.
     """
     worst = None
     for rank, line in enumerate(rank_timelines(graph, start_ns)):
@@ -103,7 +102,7 @@ def shortage_of(
         left -= size
         fitting += left >= 0
     least = sum(
-        min(one.kept_bytes + works * one.workspace_bytes for one in pair.candidates) for _, pair, works in using
+        min(each.kept_bytes + works * each.workspace_bytes for each in pair.candidates) for _, pair, works in using
     )
     return MemoryShortage(
         rank=rank,

@@ -1,4 +1,4 @@
-"""How much later each task of a simulated step could end without the step ending later."""
+"""Slack of each task in a simulated step: its possible delay without a longer step."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from mosaic.pipelining.tasks import TaskGraph, Timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followers:
-    """What waits for each task of a graph; times do not matter."""
+    """Successors of each task of a graph, independent of times."""
 
     waits: tuple[tuple[tuple[int, int], ...], ...]
-    """For each task those that wait for it, each with its lag."""
+    """Successors of each task, with lags."""
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Followers:
-        """Returns those of a graph."""
-        found: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]
+        """Returns the successors in a graph."""
+        followers: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]
         for wait in graph.waits:
-            found[wait.source].append((wait.target, wait.lag_ns))
-        return cls(waits=tuple(map(tuple, found)))
+            followers[wait.source].append((wait.target, wait.lag_ns))
+        return cls(waits=tuple(map(tuple, followers)))
 
     def slack_ns(self, graph: TaskGraph, timed: Timed) -> list[int]:
-        """Returns the slack of each task with its row's order held; 0: the step waits for it."""
+        """Returns the slack of each task in the order of its row; 0 on a critical path."""
         start = timed.start_ns
         order = sorted(range(len(start)), key=lambda i: (start[i], start[i] + graph.tasks[i].time_ns, i))
         next_of_row: list[int | None] = [None] * graph.num_rows

@@ -1,8 +1,8 @@
-"""Chooses what becomes of all layers' activations, so that each rank's memory holds and the step ends early.
+"""Chooses activation strategies of all layers, within each rank's memory, for a short step.
 
-As a score: simulate with what is fastest; where memory does not hold, weigh each pair by how much the step waits for
-it, choose for each rank the least weighted time added that its memory has room for, simulate again; a few times, and
-keep the best that holds (PipeWeaver, section 6.3; the weights are ours, since added times do not add up to a step).
+As a score: simulate the fastest strategies; if memory does not hold, weight each pair by its slack, choose for each
+rank the least weighted added time within its memory, and simulate again; repeat a few times, and return the best that
+holds (PipeWeaver, section 6.3; the weights are ours, because added times do not add up to a step).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mosaic.pipelining.tuning.shortage import MemoryShortage, shortage_of
 from mosaic.pipelining.tuning.slack import Followers
 
 Simulate = Callable[[TaskGraph], Timed | Deadlock]
-"""Runs tasks in the orders that are to be tuned. Limits of memory are left out of the graph that it gets."""
+"""Runs tasks of a graph without memory limits in fixed orders."""
 
 _MIN_WEIGHT = 0.02
-"""Of a pair that the step does not wait for at all."""
+"""Weight of a pair with large slack."""
 _KEPT_WEIGHT = 0.5
+"""Share of a weight that stays from one simulation to the next."""
 _SCALE = 0.3
-"""Slack at which a weight falls to 1/e, as a share of a task's mean time. With these three the time that is added to a
-step was 62 to 96 % less than with equal weights (1F1B of 4 and 8 ranks with 8 and 16 ragged microbatches)."""
-"""Share of a weight that is kept from one simulation to the next."""
+"""Slack at which a weight falls to 1/e, as a share of a task's mean time. With these three the added time of a step was
+62 to 96 % less than with equal weights (1F1B of 4 and 8 ranks with 8 and 16 ragged microbatches)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +35,19 @@ class Tuned:
     """A choice that fits on every rank at all times."""
 
     choice: Choice
-    """For each pair the index of its candidate."""
+    """Candidate index of each pair."""
     graph: TaskGraph
-    """With the chosen times and bytes, and the limits."""
+    """The graph with the chosen times and bytes, and the limits."""
     timed: Timed
     """Its simulation."""
     bound_ns: int
-    """No choice ends earlier in this order."""
+    """Lower bound of all choices in this order."""
     num_choices: int
-    """Choices that were simulated, keeping everything apart."""
+    """Number of simulated choices, without the first, which keeps everything."""
     gaps: Mapping[int, float]
-    """For each rank that was short of memory by how much of the weighted time added its choice may be too dear.
+    """Relative gap of the weighted added time of each rank with a shortage.
 
-    Where few pairs are in flight most of that is the bound's: choices were within 2 % of the optimum where it said 5 to
-    15 %.
+    With few pairs in flight most of it is the bound's: choices were within 2 % of the optimum at gaps of 5 to 15 %.
     """
 
 
@@ -63,28 +62,28 @@ def tune(
     """Chooses a candidate for each pair.
 
     Args:
-        graph: Tasks, with limits of memory.
-        pairs: Forwards with their backwards; tasks in no pair stay as they are.
-        simulate: Gives starts of tasks for a graph without limits, in an order that is not altered by times.
-        rounds: How often at most a choice is simulated.
-        gap: Of the time added, at which a rank's choice is good enough.
+        graph: Tasks, with memory limits.
+        pairs: Forwards with their backwards; other tasks stay unchanged.
+        simulate: Returns starts of tasks for a graph without limits, in an order independent of times.
+        rounds: Most simulated choices.
+        gap: Relative gap of the added time at which a rank's choice is good enough.
 
     Returns:
-        The best choice that fits; or by how much the leanest one does not fit; or where the order cannot run at all,
-        memory apart.
+        The best fitting choice; or the shortage of the leanest one; or the deadlock of an order that cannot run without
+        memory limits.
 
     Raises:
-        ValueError: Pairs are not of this graph, ``rounds`` is under 1, or ``gap`` is negative.
+        ValueError: Pairs are of another graph, ``rounds`` is under 1, or ``gap`` is negative.
         BackendUnavailableError: The extension is not built.
     """
     if rounds < 1 or not 0 <= gap < math.inf:
-        raise ValueError(f"rounds={rounds}, gap={gap}; use one round at least, and a gap of 0 or more")
+        raise ValueError(f"rounds={rounds}, gap={gap}; use at least one round, and a gap of 0 or more")
     check_pairs(graph, pairs)
     return _Tuning(graph=graph, pairs=tuple(pairs), simulate=simulate, gap=gap).run(rounds)
 
 
 class _Tuning:
-    """What is known while tuning."""
+    """State of a tuning."""
 
     def __init__(self, *, graph: TaskGraph, pairs: tuple[Pair, ...], simulate: Simulate, gap: float) -> None:
         self.graph = graph
@@ -114,11 +113,11 @@ class _Tuning:
             choice = self._chosen(tables)
             if choice is None:
                 break
-            if choice in seen:  # the weights go on to where the last simulation points
+            if choice in seen:  # the weights keep moving towards the last simulation
                 continue
             seen.add(choice)
             altered, timed = self._simulated(choice)
-            assert not isinstance(timed, Deadlock)  # times do not alter what waits for what
+            assert not isinstance(timed, Deadlock)  # times do not change the waits
             short = self._short(altered, timed)
             if not short and (best is None or timed.makespan_ns < best[2].makespan_ns):
                 best = choice, altered, timed
@@ -133,12 +132,12 @@ class _Tuning:
         return altered, self.simulate(altered)
 
     def _short(self, altered: TaskGraph, timed: Timed) -> list[int]:
-        """Ranks whose memory does not hold."""
+        """Returns the ranks whose memory does not hold."""
         lines = rank_timelines(altered, timed.start_ns)
         return [rank for rank, own in self.ranks.items() if lines[rank].peak_bytes > own.limit_bytes]
 
     def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[int]) -> None:
-        """Takes in a simulation: what uses memory together, and what the step waits for."""
+        """Updates memory snapshots and weights from a simulation."""
         for rank in self.ranks:
             if rank in short or not self.snapshots[rank]:
                 self.snapshots[rank].append(self.ranks[rank].snapshot(altered, timed.start_ns))
@@ -150,21 +149,21 @@ class _Tuning:
             self.weights[task] = _KEPT_WEIGHT * before + (1 - _KEPT_WEIGHT) * now
 
     def _chosen(self, tables: Mapping[int, Any]) -> Choice | None:
-        """The best choice of each rank with these weights; None if nothing fits at all instants noted."""
+        """Returns the best choice of each rank with these weights; None if none fits all snapshots."""
         choice = [pair.fastest for pair in self.pairs]
         for rank, table in tables.items():
             own = self.ranks[rank]
-            found = table.select(
+            selection = table.select(
                 self.snapshots[rank],
                 limit_bytes=own.limit_bytes,
                 forward_weights=[self.weights[pair.forward] for pair in own.pairs],
                 backward_weights=[self.weights[pair.backward] for pair in own.pairs],
                 gap=self.gap,
             )
-            if not found.fits:
+            if not selection.fits:
                 return None
-            self.gaps[rank] = found.cost_ns / found.bound_ns - 1 if found.bound_ns > 0 else 0.0
-            for index, chosen in zip(own.indices, found.chosen, strict=True):
+            self.gaps[rank] = selection.cost_ns / selection.bound_ns - 1 if selection.bound_ns > 0 else 0.0
+            for index, chosen in zip(own.indices, selection.chosen, strict=True):
                 choice[index] = chosen
         return tuple(choice)
 

@@ -1,9 +1,8 @@
 """Fused attention itself, on one rank or shared by context ranks.
 
 Context ranks share it as ``mosaic.context.attention.attend`` does (Llama 3, arXiv 2407.21783, section 3.3.2;
-Cornstarch, section 5.3): queries stay, keys and values of other ranks are fetched, those of one group of heads while
-another group is computed. Backward fetches them again and gives their gradients back, in 32 bits. The rank with most
-pairs counts.
+Cornstarch, section 5.3): queries stay, keys and values of other ranks are fetched, one group of heads while another
+group is computed. Backward fetches them again and returns their gradients in 32 bits. The rank with most pairs counts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mosaic.pipelining.workload.layer_steps import ITEM_BYTES, Fetched, LayerSte
 from mosaic.pipelining.workload.sequence_share import SequenceShare
 
 GRADIENT_BYTES = 4
-"""Of a number that is summed over ranks."""
+"""Bytes of a number that is summed over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +22,22 @@ class Core:
     """An attention on one rank."""
 
     flops: int
-    """Forward, of all heads."""
+    """Operations of forward, over all heads."""
     sequences: int
-    """Products that are apart for each head."""
+    """Separate products for each head."""
     rows: int
     """Queries."""
     keys: int
-    """Tokens whose keys and values are read."""
+    """Tokens with keys and values."""
     heads: int
-    """Of queries."""
+    """Heads of queries."""
     head_dim: int
     """Width of a head."""
     key_heads: int
-    """Of keys; and as many of values."""
+    """Heads of keys, and as many of values."""
 
     def step(self, name: str, sources: tuple[str, ...], fetched: Fetched | None = None) -> LayerStep:
-        """Returns it as a step; beside its output it keeps 4 bytes for each head and token."""
+        """Returns its step; beside its output it keeps 4 bytes for each head and token."""
         groups = 1 if fetched is None else fetched.groups
         width = self.heads * self.head_dim
         read = (self.rows * width + 2 * self.key_heads * self.head_dim * self.keys) * ITEM_BYTES // groups
@@ -58,17 +57,17 @@ class Core:
 
 
 def fetched_keys(name: str, share: SequenceShare, *, key_heads: int, head_dim: int, heads: int) -> Fetched:
-    """Returns what an attention needs of other context ranks.
+    """Returns the keys and values that an attention fetches from other context ranks.
 
     Args:
-        name: Of the attention.
-        share: What ranks have.
-        key_heads: Of keys and of values, on this tensor-parallel rank.
+        name: Name of the attention.
+        share: Share of the ranks.
+        key_heads: Heads of keys and of values on this tensor-parallel rank.
         head_dim: Width of a head.
-        heads: Fetched together.
+        heads: Heads fetched together.
 
     Raises:
-        ValueError: They do not divide the heads of keys.
+        ValueError: ``heads`` does not divide the heads of keys.
     """
     if key_heads % heads:
         fit = [count for count in range(1, key_heads + 1) if key_heads % count == 0]

@@ -1,7 +1,7 @@
-"""Modules of the user's own model: a microbatch brings its layers' times and bytes, counted for its shapes.
+"""Modules of the user's own model: a microbatch carries its layers' times and bytes, counted for its shapes.
 
-Shapes of one model are too many for a table made beforehand; what a step's microbatches need is counted when their
-shapes are seen, and goes with them to wherever the step is planned.
+A table of all shapes would be too large; the counts of a step's microbatches are made for their shapes, and travel with
+them to the planner.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
 IN_PROPORTION = 1.0
-"""Of a module whose speed is its share's, which is how lanes are planned before they are measured."""
+"""Exponent of a module whose speed is proportional to its share, the default before lanes are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedLayers:
-    """What a microbatch is to one module."""
+    """Counts of a microbatch in one module."""
 
     units: int
-    """Pieces at most."""
+    """Most pieces."""
     layers: tuple[Layer, ...]
-    """With all units."""
+    """Layers with all units."""
     boundary_bytes: int
     """Between two layers and of the output, with all units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CountedMicrobatch(Microbatch):
-    """A microbatch with what was counted for its shapes; two of one key are the same to planning."""
+    """A microbatch with the counts of its shapes; equal keys are equal to the planner."""
 
     key: str
     """Its shapes, as text."""
     counted: Mapping[str, CountedLayers] = field(repr=False)
-    """By module; those that it skips are left out."""
+    """By module, without skipped ones."""
     draws: bool = False
-    """Whether it draws random numbers: encoders then have one piece of it."""
+    """True if it draws random numbers: encoders then have one piece."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CountedMicrobatch) and self.key == other.key
@@ -56,20 +56,20 @@ class CountedModule:
     """
 
     name: str
-    """In the split."""
+    """Name in the split."""
     trains: tuple[bool, ...]
-    """For each layer whether its weights, or some of them, train."""
+    """True for each layer with trained weights."""
     parameters: tuple[int, ...]
-    """Of each layer, prologue and epilogue with the first and the last."""
+    """Number of each layer, including prologue and epilogue in the first and the last."""
     resident_bytes: tuple[int, ...]
-    """Of each layer: weights, and gradients and optimizer's state of what trains."""
+    """Bytes of each layer: weights, and gradients and optimizer state if trained."""
     fit: ModuleFit = AS_COUNTED
-    """What measured steps say about counted times, where backward is one task."""
+    """Correction of counted times by measured steps, if backward is one task."""
     fit_apart: ModuleFit | None = None
-    """The same where backward for weights is a task of its own; None: as ``fit``."""
+    """Correction if backward for weights is a task of its own; None: as ``fit``."""
     share_exponent: float = IN_PROPORTION
-    """On a share s of its rank, beside what runs there, it takes ``s ** -share_exponent`` times as long: 0 if the rest
-    of the rank is of no use to it, above 1 where others disturb it, too."""
+    """On a share s of its rank, beside other lanes, its time is ``s ** -share_exponent`` times as long: 0 if it cannot
+    use more of the rank, above 1 if others interfere."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -80,35 +80,35 @@ class CountedModule:
         return sum(self.parameters[first : first + count])
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns what stays on a rank for these layers."""
+        """Returns the constant bytes of these layers on a rank."""
         return sum(self.resident_bytes[first : first + count])
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns how many pieces at most a microbatch has here; 0: it is skipped."""
-        found = self._of(microbatch)
-        return 0 if found is None else found.units
+        """Returns the most pieces of a microbatch here; 0: it is skipped."""
+        counts = self._of(microbatch)
+        return 0 if counts is None else counts.units
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
-        """Returns all layers with some of a microbatch's units: in proportion to them."""
-        found = self._of(microbatch)
-        assert found is not None  # there are units
-        share = units / found.units
-        return self.fit.layers(tuple(scaled_layer(one, share) for one in found.layers))
+        """Returns all layers with some of a microbatch's units, in proportion to them."""
+        counts = self._of(microbatch)
+        assert counts is not None  # it has units
+        share = units / counts.units
+        return self.fit.layers(tuple(scaled_layer(layer, share) for layer in counts.layers))
 
     def on_share(self, share: float) -> CountedModule:
-        """Returns the module as it is on a share of its rank."""
+        """Returns the module on a share of its rank."""
         slower = share**-self.share_exponent
         apart = None if self.fit_apart is None else self.fit_apart.slower(slower)
         return replace(self, fit=self.fit.slower(slower), fit_apart=apart)
 
     def with_weights_apart(self) -> CountedModule:
-        """Returns the module as it is where backward for weights is a task of its own."""
+        """Returns the module for backward for weights as a task of its own."""
         return self if self.fit_apart is None else replace(self, fit=self.fit_apart)
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two layers."""
-        found = self._of(microbatch)
-        return 0 if found is None else found.boundary_bytes * units // found.units
+        counts = self._of(microbatch)
+        return 0 if counts is None else counts.boundary_bytes * units // counts.units
 
     def _of(self, microbatch: Microbatch) -> CountedLayers | None:
         if not isinstance(microbatch, CountedMicrobatch):
@@ -128,11 +128,11 @@ def scaled_layer(layer: Layer, share: float) -> Layer:
         workspace_bytes=round(layer.workspace_bytes * share),
         strategies=tuple(
             replace(
-                one,
-                kept_bytes=round(one.kept_bytes * share),
-                extra_forward_ms=one.extra_forward_ms * share,
-                extra_backward_ms=one.extra_backward_ms * share,
+                strategy,
+                kept_bytes=round(strategy.kept_bytes * share),
+                extra_forward_ms=strategy.extra_forward_ms * share,
+                extra_backward_ms=strategy.extra_backward_ms * share,
             )
-            for one in layer.strategies
+            for strategy in layer.strategies
         ),
     )

@@ -43,17 +43,15 @@ class StepWriter:
     shape: TransformerShape
     """The layer."""
     degrees: Degrees
-    """Peers."""
     load: ModuleLoad
-    """Data."""
     sharing: ContextSharing = PLAIN_SHARING
-    """How context peers share it."""
+    """Sharing of context peers."""
     steps: list[LayerStep] = field(default_factory=list)
-    """So far."""
+    """Steps so far."""
 
     @property
     def share(self) -> SequenceShare | None:
-        """What context ranks have, or one rank of a mask that was asked for; None: one rank sees all or the past."""
+        """Share of context ranks, or of one rank with a mask; None: one rank with full or causal attention."""
         is_causal = self.shape.causal
         if self.degrees.context == 1 and not (is_causal and self.sharing.mask):
             return None
@@ -70,7 +68,7 @@ class StepWriter:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens on one rank where they are split over the tensor peers too."""
+        """Tokens on one rank if they are split over the tensor peers too."""
         return -(-self.context_tokens // self.degrees.tensor)
 
     @property
@@ -80,7 +78,7 @@ class StepWriter:
 
     @property
     def output_rows(self) -> int:
-        """Tokens of these that leave the module."""
+        """Those of these tokens that leave the module."""
         load, degrees = self.load, self.degrees
         tokens = load.sequences * (load.outputs or load.tokens)
         return max(1, -(-tokens // (degrees.tensor * degrees.context)))
@@ -91,7 +89,7 @@ class StepWriter:
         return max(1, self.shape.groups // self.degrees.tensor)
 
     def layer(self, source: str) -> str:
-        """Writes one layer, and returns the name of its output as all others do."""
+        """Writes one layer, and returns the name of its output."""
         at = self.attention(source, "attention", crosses=False)
         if self.shape.cross:
             at = self.attention(at, "cross", crosses=True)
@@ -189,9 +187,9 @@ class StepWriter:
     def product(
         self, name: str, source: str | Gathered, k: int, n: int, *, rows: int = 0, is_first: bool = False
     ) -> str:
-        """Writes a matrix product of tokens with weights; its input is kept as it was before it was gathered.
+        """Writes a matrix product of tokens with weights; it keeps its input before the gathering.
 
-        The first one of a model takes no gradient of its input.
+        The first product of a model needs no gradient of its input.
         """
         m = rows or self.context_tokens
         if isinstance(source, str):
@@ -254,7 +252,7 @@ class StepWriter:
 
 
 def write_first(writer: StepWriter) -> str:
-    """Writes what is before the first layer: the projection of patches, or the lookup of tokens."""
+    """Writes the steps before the first layer: the projection of patches, or the lookup of tokens."""
     shape = writer.shape
     if shape.patch:
         return writer.product("patches", "raw", shape.patch, shape.hidden, rows=writer.own_tokens, is_first=True)
@@ -297,7 +295,7 @@ def write_head(writer: StepWriter, source: str) -> str:
 
 
 def write_projector(writer: StepWriter, source: str, width: int) -> str:
-    """Writes one product to the width of who reads the output; where tokens are merged, of so many side by side."""
+    """Writes one product to the width of the output's reader, over merged tokens side by side."""
     return writer.product(
         "projector", source, projected_width(writer.shape, writer.load), width, rows=writer.output_rows
     )

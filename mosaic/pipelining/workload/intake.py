@@ -1,4 +1,4 @@
-"""How much of a microbatch a module reads."""
+"""The part of a microbatch that a module reads."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from mosaic.pipelining.workload.layer_steps import ModuleLoad
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 WINDOW_S = 30.0
-"""Seconds of audio that an encoder reads at once; shorter ones are padded, as Whisper's are."""
+"""Seconds of audio in a window; shorter windows are padded, as in Whisper."""
 
 Unit = Literal["text", "image", "audio", "video"]
-"""What a module's pieces are cut between: packed text is one, then images, windows of audio, clips."""
+"""Unit of a module's pieces: packed text as one, images, windows of audio, or clips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """What a module reads of each modality, in tokens."""
+    """Tokens that a module reads of each modality."""
 
     unit: Unit
-    """What a microbatch is cut into; of ``text`` all modalities are one sequence."""
+    """Unit of pieces; with ``text`` all modalities are one sequence."""
     text: bool = False
-    """Whether it reads the text: as tokens, or across where its unit is another."""
+    """True if it reads the text: as tokens, or by cross attention with another unit."""
     image_tokens: int = 0
-    """Of an image."""
+    """Tokens of an image."""
     window_tokens: int = 0
-    """Of a window of audio."""
+    """Tokens of a window of audio."""
     video_tokens_per_s: float = 0.0
-    """Of a second of video."""
+    """Tokens of a second of video."""
     merges: int = 1
-    """Tokens that leave it as one."""
+    """Number of tokens merged into one output."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns into how many pieces at most a microbatch is cut here."""
+        """Returns the most pieces of a microbatch here."""
         if self.unit == "image":
             return microbatch.images
         if self.unit == "audio":
@@ -44,10 +44,10 @@ class Intake:
         return 1 if self._packed(microbatch) else 0
 
     def load(self, microbatch: Microbatch, units: int) -> ModuleLoad:
-        """Returns ``units`` of a microbatch's units.
+        """Returns the load of ``units`` of a microbatch's units.
 
         Raises:
-            ValueError: There are not so many.
+            ValueError: The microbatch has fewer.
         """
         most = self.units(microbatch)
         if not 1 <= units <= most:

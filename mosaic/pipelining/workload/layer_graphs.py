@@ -1,8 +1,8 @@
-"""A layer's steps as SEMU's subgraphs of forward and backward, and from them its times and bytes.
+"""A layer's times and bytes, by SEMU's subgraphs of forward and backward from its steps.
 
 Kernels run on ``compute`` one after the other, collectives on the link of their axis, and one thread launches all of
-them on ``launcher``. In backward the input of a product is gathered again while the gradient of its input is computed,
-and that is reduce-scattered while the weights' gradients are, as Megatron does.
+them on ``launcher``. As in Megatron, backward gathers the input of a product again during the computation of its
+gradient, and reduce-scatters this gradient during the computation of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from mosaic.pipelining.workload.layers import Layer, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSteps:
-    """A layer, ready to be simulated."""
+    """A layer for simulation."""
 
     steps: tuple[LayerStep, ...]
-    """In order."""
     sources: Mapping[str, int]
-    """Bytes of what may come from outside."""
+    """Bytes of possible inputs."""
     output: str
-    """What leaves it."""
+    """Name of its output."""
     trains: bool
-    """Whether its weights train."""
+    """True if its weights train."""
 
     @property
     def read(self) -> tuple[str, ...]:
-        """What comes from outside."""
+        """Names of its inputs."""
         written = {step.writes for step in self.steps}
         return tuple(dict.fromkeys(name for step in self.steps for name in step.reads if name not in written))
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """What backward reads; inputs of products only where weights train."""
-        found = (name for step in self.steps if self.trains or not step.weights for name in step.saved)
-        return tuple(dict.fromkeys(found))
+        """Tensors that backward reads; inputs of products only if weights train."""
+        names = (name for step in self.steps if self.trains or not step.weights for name in step.saved)
+        return tuple(dict.fromkeys(names))
 
     def bytes_of(self, names: Sequence[str]) -> int:
         """Returns the bytes of tensors, without those of another module."""
@@ -50,7 +49,7 @@ class LayerSteps:
 
 
 def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
-    """Returns forward: it reads what comes from outside, and leaves the output and what is saved."""
+    """Returns forward, from the inputs to the output and the saved tensors."""
     draft = _Draft(machine=machine)
     for name in layer.read:
         draft.tensors[name] = layer.sources[name]
@@ -60,19 +59,19 @@ def forward_graph(layer: LayerSteps, machine: RankHardware) -> Subgraph:
             _add_fetching(draft, step, step.forward, reads=step.reads, writes=(step.writes,))
         else:
             draft.add(step.name, step.forward, reads=step.reads, writes=(step.writes,))
-    kept = {layer.output, *layer.saved} - set(layer.read)
-    return draft.subgraph("forward", inputs=layer.read, outputs=kept)
+    outputs = {layer.output, *layer.saved} - set(layer.read)
+    return draft.subgraph("forward", inputs=layer.read, outputs=outputs)
 
 
 def backward_graph(layer: LayerSteps, machine: RankHardware, *, with_weights: bool) -> Subgraph:
-    """Returns backward: it reads what is saved and the output's gradient, and leaves the gradient of ``x``."""
+    """Returns backward, from the saved tensors and the output's gradient to the gradient of ``x``."""
     sizes = {step.writes: step.num_bytes for step in layer.steps} | dict(layer.sources)
     draft = _Draft(machine=machine)
     for name in layer.saved:
         draft.tensors[f"saved {name}"] = sizes[name]
     inputs = [f"saved {name}" for name in layer.saved]
     gradient: dict[str, str] = {layer.output: f"d {layer.output}"}
-    if layer.steps[-1].writes != "softmax":  # a loss begins by itself
+    if layer.steps[-1].writes != "softmax":  # a loss has no gradient as input
         draft.tensors[gradient[layer.output]] = sizes[layer.output]
         inputs.append(gradient[layer.output])
     else:
@@ -91,7 +90,7 @@ def _add_backward(
     *,
     with_weights: bool,
 ) -> None:
-    """The gradient of a sum is that of both its terms; any other step reads its result's, and adds to its inputs'."""
+    """Adds a step's backward; a sum passes its gradient to both terms without computation."""
     own = tuple(gradient[name] for name in (step.writes,) if name in gradient)
     if not step.backward and len(step.reads) > 1:
         gradient.update(dict.fromkeys(step.reads, gradient[step.writes]))
@@ -104,10 +103,10 @@ def _add_backward(
     before = tuple(gradient[name] for name in step.reads if name in gradient)
     after = []
     for name in step.reads if step.backward else ():
-        made = f"d {name} by {step.name}"
-        draft.tensors[made] = sizes[name]
-        gradient[name] = made
-        after.append(made)
+        result = f"d {name} by {step.name}"
+        draft.tensors[result] = sizes[name]
+        gradient[name] = result
+        after.append(result)
     at = len(step.backward) - 1
     for place, work in enumerate(step.backward):
         reads = (*own, *before, *(() if step.weights else saved))
@@ -130,9 +129,9 @@ def _add_fetching(
     writes: Sequence[str],
     is_backward: bool = False,
 ) -> None:
-    """Computes one group of heads after the other, the next one's keys on their way meanwhile, as ``Attend`` does.
+    """Computes one group of heads after the other while it fetches the next one's keys, as ``Attend`` does.
 
-    Two fetched groups are in memory; in backward also the gradients of one, and those of another on their way::
+    Two fetched groups are in memory; in backward also the gradients of one, and those of another in transit::
 
         context link   [ fetch 0 ][ fetch 1 ][give back 0][ fetch 2 ][give back 1]
         compute                   [    0    ]             [    1    ][    2      ]     giving back is backward's
@@ -150,23 +149,23 @@ def _add_fetching(
             draft.add(f"{name} fetch {at}", fetched.fetch, reads=(f"{name} keys {at}",))
         if at == 0:
             continue
-        own, made = at - 1, list(writes) if at == 1 else []
+        own, results = at - 1, list(writes) if at == 1 else []
         if is_backward:
-            made.append(f"d {name} keys {own}")
-            draft.tensors[made[-1]] = fetched.gradient_bytes
+            results.append(f"d {name} keys {own}")
+            draft.tensors[results[-1]] = fetched.gradient_bytes
         keys, arrived = f"{name} keys {own}", (f"{name} fetch {own}",)
-        draft.add(f"{name} {own}", once, reads=(*reads, keys), writes=made, after=arrived)
+        draft.add(f"{name} {own}", once, reads=(*reads, keys), writes=results, after=arrived)
         if is_backward:
-            draft.add(f"{name} give back {own}", fetched.give_back, reads=(made[-1],))
+            draft.add(f"{name} give back {own}", fetched.give_back, reads=(results[-1],))
     if is_backward:
         draft.wait(f"{name} given back", device="compute", after=(f"{name} give back {groups - 1}",))
 
 
 def timed_layer(layer: LayerSteps, machine: RankHardware) -> Layer:
-    """Returns a layer's times and bytes, simulated.
+    """Returns a layer's simulated times and bytes.
 
-    Backward of a layer that trains is simulated with the weights' gradients, which hide collectives; what these take by
-    themselves is ``weights_ms``, and the rest ``backward_ms``.
+    Backward of a trained layer is simulated with the weights' gradients, which hide collectives; their own time is
+    ``weights_ms``, and the rest ``backward_ms``.
 
     Strategies: ``keep`` everything; ``recompute`` all of forward from the input.
     """
@@ -198,7 +197,7 @@ def timed_layer(layer: LayerSteps, machine: RankHardware) -> Layer:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A subgraph as it is written."""
+    """A subgraph under construction."""
 
     machine: RankHardware
     tensors: dict[str, int] = field(default_factory=dict)
@@ -234,19 +233,19 @@ class _Draft:
         reads: Sequence[str] = (),
         writes: tuple[str, ...] = (),
     ) -> None:
-        """Takes no time: holds a device up until others are done, or begins a tensor before who fills it."""
+        """Adds a node without time: it delays a device, or begins a tensor before its writer."""
         self.nodes.append(
             OperatorNode(name=name, device=device, time_ns=0, reads=tuple(reads), writes=writes, after=after)
         )
 
     def subgraph(self, name: str, *, inputs: Sequence[str], outputs: set[str] | list[str]) -> Subgraph:
-        """With the thread that launches all kernels."""
+        """Returns the subgraph, with the thread that launches all kernels."""
         launch_ns = self.machine.launch_ns(sum(node.device != "room" for node in self.nodes))
         launcher = OperatorNode(name="launch", device="launcher", time_ns=launch_ns)
         return Subgraph(
             name=name,
             nodes=(launcher, *self.nodes),
-            tensors=tuple(TensorNode(name=one, num_bytes=size) for one, size in self.tensors.items()),
+            tensors=tuple(TensorNode(name=tensor, num_bytes=size) for tensor, size in self.tensors.items()),
             inputs=frozenset(inputs),
             outputs=frozenset(outputs),
         )

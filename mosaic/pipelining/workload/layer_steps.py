@@ -12,21 +12,21 @@ ITEM_BYTES = 2
 _DTYPE = "bfloat16"
 
 LayerWork = Operator | Collective | Exchange
-"""What a step does: a kernel, or what travels between peers."""
+"""Work of a step: a kernel, or messages between peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLoad:
-    """What a module is called with."""
+    """Input sizes of a module."""
 
     sequences: int
-    """Equally long ones; attention stays within each."""
+    """Number of equally long sequences; attention stays within each."""
     tokens: int
-    """Of each sequence."""
+    """Tokens of each sequence."""
     context: int = 0
-    """Tokens of the other module that each sequence reads across."""
+    """Tokens of another module that each sequence attends to."""
     outputs: int = 0
-    """Tokens of each sequence that leave the module, where its own are merged before a projector; 0: as many."""
+    """Output tokens of each sequence if they are merged before a projector; 0: as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Fetched:
     groups: int
     """Groups of heads; the step's operators have a call for each."""
     fetch: Collective | Exchange
-    """Brings those of one group, in forward and again in backward."""
+    """Fetches one group, in forward and again in backward."""
     give_back: Collective | Exchange
     """Sums the gradients of one group at their owners, in 32 bits."""
     num_bytes: int
-    """Of a group's keys and values, in memory."""
+    """Bytes of a group's keys and values in memory."""
     received_bytes: int
-    """Those of them that come from other ranks, to the rank that receives most."""
+    """Bytes of them from other ranks, for the rank that receives most."""
     gradient_bytes: int
-    """Of a group's gradients."""
+    """Bytes of a group's gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +52,24 @@ class LayerStep:
     """One operation of a layer, in all phases."""
 
     name: str
-    """In its layer."""
+    """Name in its layer."""
     forward: LayerWork
-    """Forward."""
     reads: tuple[str, ...]
-    """Tensors."""
+    """Input tensors."""
     writes: str
-    """Tensor."""
+    """Output tensor."""
     num_bytes: int
-    """Of what it writes, on this rank."""
+    """Bytes of the output on this rank."""
     backward: tuple[LayerWork, ...]
     """Backward for its inputs."""
     weights: tuple[Operator, ...] = ()
     """Backward for its weights."""
     again: Collective | None = None
-    """Gathers its input once more for the weights' gradients."""
+    """Second gather of its input, for the weights' gradients."""
     saved: tuple[str, ...] = ()
-    """Tensors that its backward reads; of a step with weights, that their gradients read."""
+    """Tensors that its backward, or with weights their gradients, read."""
     fetched: Fetched | None = None
-    """What an attention needs of other ranks, beside what it reads."""
+    """Keys and values that an attention fetches from other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +77,11 @@ class Gathered:
     """The input of a product."""
 
     tensor: str
-    """What the product reads."""
+    """Input of the product."""
     kept: str
-    """What its weights' gradients are computed from: the same, or what it was gathered from."""
+    """Input of its weights' gradients: the same, or its part before the gather."""
     again: Collective | None = None
-    """Gathers it once more for them."""
+    """Second gather, for the weights' gradients."""
 
 
 def product_of(m: int, n: int, k: int) -> Operator:

@@ -1,4 +1,4 @@
-"""Modules of a pipeline as lists of layers, each with its times and bytes for so much data."""
+"""Modules of a pipeline as lists of layers, with times and bytes by amount of data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Strategy:
     """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
 
     name: str
-    """``keep`` or ``recompute``: what ranks do (``mosaic.parts.strategies``)."""
+    """``keep`` or ``recompute``; see ``mosaic.parts.strategies``."""
     kept_bytes: int
-    """On the device from the end of forward to the end of backward."""
+    """Bytes from the end of forward to the end of backward."""
     extra_forward_ms: float = 0.0
-    """What it adds to forward."""
+    """Added time of forward."""
     extra_backward_ms: float = 0.0
-    """What it adds to backward."""
+    """Added time of backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +27,15 @@ class Layer:
     """One layer with a piece of a microbatch, on one rank of each axis."""
 
     forward_ms: float
-    """Forward, its collectives included."""
+    """Forward, including its collectives."""
     backward_ms: float
     """Backward for its inputs."""
     weights_ms: float
-    """Backward for its weights; counts only where it trains."""
+    """Backward for its weights; counts only if they train."""
     strategies: tuple[Strategy, ...]
-    """What may become of its activations; the first is ``keep``."""
+    """Activation strategies; the first is ``keep``."""
     workspace_bytes: int = 0
-    """In use while it runs, above what it keeps."""
+    """Bytes while it runs, above the kept ones."""
 
 
 class LayeredModule(Protocol):
@@ -47,16 +47,16 @@ class LayeredModule(Protocol):
 
     @property
     def trains(self) -> tuple[bool, ...]:
-        """For each layer whether its weights train."""
+        """True for each layer whose weights train."""
 
     def num_parameters(self, first: int, count: int) -> int:
         """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns what stays on a rank: weights, and gradients and optimizer's state where they train."""
+        """Returns the constant bytes on a rank: weights, and gradients and optimizer state if they train."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns how many pieces a microbatch has at most: images, clips, 1 of packed text; 0: it is skipped."""
+        """Returns the most pieces of a microbatch: images, clips, 1 of packed text; 0: it is skipped."""
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
         """Returns all layers with ``units`` of a microbatch's units."""
@@ -77,7 +77,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineModel:
-    """Modules and which feeds which, in an order in which none feeds an earlier one."""
+    """Modules in topological order, with their edges."""
 
     modules: tuple[LayeredModule, ...]
     """Encoders before the backbone, the backbone before decoders."""

@@ -1,4 +1,4 @@
-"""Metadata of a microbatch: how much of each modality it has. All that planning a step needs to know of its data."""
+"""Metadata of a microbatch for planning: its amount of each modality."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """What one microbatch holds.
+    """Content of one microbatch.
 
     Raises:
-        ValueError: A figure is negative or not finite, a count is not whole, or there is nothing of any modality.
+        ValueError: A figure is negative or not finite, a count is not whole, or all are 0.
     """
 
     text_tokens: int = 0
@@ -23,7 +23,7 @@ class Microbatch:
     video_s: float = 0.0
     """Seconds of video."""
     clips: int = 0
-    """Clips that the video is made of, taken to be equally long; 0: one, if there is video."""
+    """Equally long clips of the video; 0: one, if it has video."""
 
     def __post_init__(self) -> None:
         for name in ("text_tokens", "images", "clips"):
@@ -41,5 +41,5 @@ class Microbatch:
 
     @property
     def num_clips(self) -> int:
-        """Clips, 0 where there is no video."""
+        """Clips, 0 without video."""
         return self.clips or (1 if self.video_s else 0)

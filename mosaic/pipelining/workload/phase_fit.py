@@ -1,7 +1,7 @@
-"""What layers of one module take, as a line through measured times: counted times alone say little on a given machine.
+"""Times of a module's layers, as a line through measured times: counted times alone are inaccurate on a given machine.
 
-Small pieces cost more than their share: operators are launched, and gradients are added to those of whole weights,
-however few rows there are. So a layer takes a part of its own beside what grows with its data.
+Small pieces cost more than their share: launches, and the addition of gradients to those of whole weights, do not
+depend on the number of rows. So a layer has a constant time beside the part that grows with its data.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class PhaseFit:
     scale: float = 1.0
     """Measured over counted time."""
     layer_ms: float = 0.0
-    """Of each layer, whatever its data."""
+    """Constant time of each layer."""
     first_ms: float = 0.0
-    """Of the first layer beside that: what comes before the layers."""
+    """Further time of the first layer, for the steps before the layers."""
     last_ms: float = 0.0
-    """Of the last layer beside that: what comes behind them, such as a loss."""
+    """Further time of the last layer, for the steps behind them, such as a loss."""
 
     def slower(self, by: float) -> PhaseFit:
         """Returns the line of a module that takes ``by`` times as long."""
@@ -57,7 +57,7 @@ class ModuleFit:
         )
 
     def layers(self, counted: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """Returns all layers of the module with fitted times; what is computed again takes a forward's."""
+        """Returns all layers of the module with fitted times; recomputation scales as forward."""
         if self == AS_COUNTED:
             return counted
         return tuple(self._layer(layer, at, len(counted)) for at, layer in enumerate(counted))
@@ -72,14 +72,14 @@ class ModuleFit:
             weights_ms=self.weights.ms(layer.weights_ms, at, count),
             strategies=tuple(
                 replace(
-                    one,
-                    extra_forward_ms=one.extra_forward_ms * again,
-                    extra_backward_ms=one.extra_backward_ms * again,
+                    strategy,
+                    extra_forward_ms=strategy.extra_forward_ms * again,
+                    extra_backward_ms=strategy.extra_backward_ms * again,
                 )
-                for one in layer.strategies
+                for strategy in layer.strategies
             ),
         )
 
 
 AS_COUNTED = ModuleFit()
-"""Nothing was measured."""
+"""No measurement."""

@@ -1,6 +1,6 @@
-"""How context ranks share the sequences of a module, and what ``mosaic.context``'s plan says of the rank with most.
+"""Shares of context ranks in the sequences of a module, by ``mosaic.context``'s plan.
 
-All ranks of a group wait for each other in every layer, so the one whose attention takes longest counts.
+All ranks of a group wait for each other in every layer, so the rank with the longest attention counts.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import numpy as np
 from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, packed, plan_context, token_words
 
 MAX_SHARES = 2000
-"""That are remembered at once."""
+"""Most cached shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSharing:
-    """How the ranks along the context axis share what a module is called with.
+    """Sharing of a module's inputs along the context axis.
 
     Raises:
-        ValueError: A name is in no table, or a number is below 1.
+        ValueError: A name is unknown, or a number is below 1.
     """
 
     mask: Callable[[int, int], MaskWords] | None = None
-    """Of sequences whose tokens see earlier ones only, from a number of tokens and a seed; None: causal."""
+    """Mask of causal modules, from a number of tokens and a seed; None: causal."""
     method: str = "lpt"
-    """Who gets which blocks, one of ``mosaic.context``'s."""
+    """Load balancer, one of ``mosaic.context``'s."""
     exchange: Literal["gather", "needed"] = "gather"
-    """Whether all keys and values travel, or to each rank those that it reads."""
+    """All keys and values, or those that each rank reads (``needed``)."""
     heads: int = 1
-    """Heads of keys and values that are fetched together."""
+    """Heads of keys and values fetched together."""
     items: Literal["share", "repeat", "split"] = "share"
-    """Images and other sequences of modules that feed another: whole ones shared out by ``share_items`` where there are
-    as many as ranks, as ``mosaic.pipeline`` does; all on every rank; or each split."""
+    """Images and other sequences of modules that feed another: whole ones by ``share_items`` if they are at least as
+    many as ranks, as in ``mosaic.pipeline``; all on every rank; or each split."""
     block: int = 128
-    """Tokens given out together at least."""
+    """Tokens of a block."""
     seed: int = 0
-    """Of the first mask."""
+    """Seed of the first mask."""
 
     def __post_init__(self) -> None:
         tables = {
@@ -56,37 +56,37 @@ class ContextSharing:
 
 
 PLAIN_SHARING = ContextSharing()
-"""Where nobody says how."""
+"""Default sharing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceShare:
-    """What context ranks do with equally long sequences, by the rank that has most of each."""
+    """Shares of context ranks in equally long sequences; each figure is of the rank with most."""
 
     ranks: int
     """Context ranks."""
     local_tokens: int
     """Places of each rank; some may be empty."""
     pairs: int
-    """Of queries and keys, visible or in tiles with a visible one: what its attention takes time by."""
+    """Pairs of queries and keys, visible or in tiles with a visible one: the load of its attention."""
     imbalance: float
-    """These over the mean of the ranks."""
+    """Pairs over the mean of the ranks."""
     fetched_tokens: int
-    """Whose keys and values are in memory, its own among them."""
+    """Tokens whose keys and values are in memory, including its own."""
     received_tokens: int
-    """Of them those of other ranks."""
+    """Those of other ranks among them."""
     sent_tokens: tuple[tuple[int, ...], ...] = ()
-    """From each rank to each; empty: from all to all."""
+    """Tokens from each rank (row) to each rank (column); empty: all to all."""
 
 
 @functools.lru_cache(maxsize=MAX_SHARES)
 def share_sequences(
     sharing: ContextSharing, *, sequences: int, tokens: int, ranks: int, is_causal: bool
 ) -> SequenceShare:
-    """Returns how ranks share sequences of ``tokens`` tokens each, packed one after the other.
+    """Returns the shares in packed sequences of ``tokens`` tokens each.
 
     Raises:
-        ValueError: There are fewer blocks than ranks.
+        ValueError: Ranks outnumber blocks.
     """
     masks = [_mask(sharing, tokens, sharing.seed + at, is_causal=is_causal) for at in range(sequences)]
     plan = plan_context(packed(masks), ranks, block=sharing.block, method=sharing.method, seed=sharing.seed)
@@ -94,7 +94,7 @@ def share_sequences(
 
 
 def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
-    """Returns what ranks do under a plan, whose keys and values are all gathered or, with ``needed``, those read."""
+    """Returns the shares of a plan whose keys and values are all gathered or, with ``needed``, only those read."""
     ranks, block = plan.ranks, plan.blocks.block
     places = plan.layout.local_tokens if ranks > 1 else plan.layout.num_tokens
     needed = plan.needed() if exchange == "needed" and ranks > 1 else None

@@ -27,24 +27,24 @@ class TransformerShape:
     groups: int
     """Heads of keys and values; as many as ``heads`` without grouping."""
     gated: bool = False
-    """Whether an MLP has a gate, as SwiGLU: three matrices instead of two."""
+    """True for an MLP with a gate, as SwiGLU: three matrices instead of two."""
     causal: bool = False
-    """Whether a token sees earlier ones only."""
+    """True for causal attention."""
     cross: bool = False
-    """Whether a second attention in each layer reads another module's output, of this width."""
+    """True for a second attention in each layer to another module's output, of this width."""
     vocabulary: int = 0
-    """Rows of the table of tokens that is before the first layer; 0: it has none."""
+    """Rows of the token embedding before the first layer; 0: none."""
     tied: bool = False
-    """Whether the head shares this table."""
+    """True if the head shares this table."""
     patch: int = 0
-    """Numbers in a patch, frame or latent that is projected before the first layer; 0: it has none."""
+    """Numbers in a patch, frame or latent for a projection before the first layer; 0: none."""
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            least = 0 if one.name in ("vocabulary", "patch") else 1
-            if one.type == "int" and (not isinstance(value, int) or value < least):
-                raise ValueError(f"shape: {one.name}={value!r}; use a whole number, {least} or more")
+        for size in dataclasses.fields(self):
+            value = getattr(self, size.name)
+            least = 0 if size.name in ("vocabulary", "patch") else 1
+            if size.type == "int" and (not isinstance(value, int) or value < least):
+                raise ValueError(f"shape: {size.name}={value!r}; use a whole number, {least} or more")
         if self.heads % self.groups:
             raise ValueError(f"shape: {self.heads} heads do not divide by {self.groups} groups")
 
@@ -76,10 +76,10 @@ class TransformerShape:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of a head with a vocabulary, if it has one of its own."""
+        """Parameters of its own head; 0 if it is tied."""
         return 0 if self.tied else self.vocabulary * self.hidden
 
     def parameters(self, *, with_head: bool = False) -> int:
-        """Returns the parameters of all layers and of what is before the first, and of a head."""
+        """Returns the parameters of all layers, of the steps before the first, and of a head."""
         head = self.head_parameters if with_head else 0
         return self.layers * self.layer_parameters + self.first_parameters + head

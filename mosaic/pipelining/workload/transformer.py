@@ -1,4 +1,4 @@
-"""Transformers as pipelines see them: tables of layers, timed by SEMU from closed formulas."""
+"""Transformers in pipelines: tables of layers, timed by SEMU from closed formulas."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextShar
 from mosaic.pipelining.workload.shapes import TransformerShape
 
 MAX_LOADS = 2000
-"""Of which a module remembers its layers at once."""
+"""Most loads whose layers a module caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerModule:
     """A transformer on the ranks of a machine; a ``LayeredModule``.
 
-    What is before the first layer belongs to it, and a head with its loss to the last one. So does a projector, but
-    where the layers are frozen: it trains, and is a last layer of its own.
+    The first layer includes the steps before it, and the last one a head with its loss. The last layer also includes a
+    projector, except behind frozen layers: there it trains, and is a last layer of its own.
 
     Raises:
-        ValueError: The tensor degree is no divisor of the heads, or there is a head without a vocabulary.
+        ValueError: The tensor degree does not divide the heads, or a head has no vocabulary.
     """
 
     name: str
-    """In the graph."""
+    """Name in the graph."""
     shape: TransformerShape
     """Its layers."""
     machine: RankHardware
     """One of its ranks."""
     intake: Intake
-    """What it reads."""
     is_frozen: bool = False
-    """Whether its weights, but for a projector, do not train."""
+    """True if its weights except a projector do not train."""
     has_head: bool = False
-    """Whether it ends in a head over its vocabulary and a loss."""
+    """True if it ends in a head over its vocabulary and a loss."""
     projects_to: int = 0
-    """Width of who reads its output, behind a projector; 0: it has none."""
+    """Output width of its projector; 0: none."""
     sharing: ContextSharing = PLAIN_SHARING
-    """How the context ranks of the machine share what it is called with."""
+    """Sharing of its inputs over the context ranks."""
     _known: dict[ModuleLoad, tuple[Layer, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +67,7 @@ class TransformerModule:
 
     @property
     def trains(self) -> tuple[bool, ...]:
-        """For each layer whether its weights train."""
+        """True for each layer whose weights train."""
         own = (not self.is_frozen,) * self.shape.layers
         return (*own, True) if self._projects_apart else own
 
@@ -77,9 +76,9 @@ class TransformerModule:
         return sum(self._parameters(layer) for layer in range(first, first + count))
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns what stays on a rank for these layers.
+        """Returns the constant bytes of these layers on a rank.
 
-        Weights in bfloat16, 2 bytes each; where they train also a gradient in float32, 4, and the distributed
+        Weights in bfloat16, 2 bytes each; if they train also a gradient in float32, 4, and the distributed
         optimizer's share of float32 weights and AdamW's moments, 12 over the data and context ranks (Megatron-LM,
         docs "distributed optimizer": 6 + 12 / d bytes).
         """
@@ -91,7 +90,7 @@ class TransformerModule:
         return round(total)
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns how many pieces at most a microbatch has here."""
+        """Returns the most pieces of a microbatch here."""
         return self.intake.units(microbatch)
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
@@ -109,29 +108,29 @@ class TransformerModule:
         return self.writer(microbatch, units).own_bytes
 
     def output_bytes(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the bytes that leave one rank; each context rank sends what was gathered."""
+        """Returns the bytes that leave one rank; each context rank sends the gathered output."""
         load = self.intake.load(microbatch, units)
         writer = self._writer(load)
         return self._gathered_bytes(writer) if self._is_gathered(load) else writer.own_bytes
 
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the operations of forward, each once whatever ranks repeat; a step has three times it."""
+        """Returns the operations of forward without repetition over ranks; a step has three times as many."""
         degrees = dataclasses.replace(self.machine.degrees, context=1)
         whole = dataclasses.replace(self, machine=dataclasses.replace(self.machine, degrees=degrees))
         steps = (step for layer in whole._layer_steps(self.intake.load(microbatch, units)) for step in layer.steps)
         return sum(step.forward.flops for step in steps if isinstance(step.forward, Operator)) * degrees.tensor
 
     def writer(self, microbatch: Microbatch, units: int) -> StepWriter:
-        """Returns what one rank has of a microbatch, before any step is written."""
+        """Returns the writer of one rank's steps, without any step."""
         return self._writer(self.intake.load(microbatch, units))
 
     def fetched(self, microbatch: Microbatch, units: int) -> Fetched | None:
-        """Returns what the attention of one layer needs of other context ranks; None: nothing."""
+        """Returns the keys and values that one layer's attention fetches from other ranks, if any."""
         steps = self._layer_steps(self.intake.load(microbatch, units))[0].steps
         return next((step.fetched for step in steps if step.fetched is not None), None)
 
     def on_share(self, share: float) -> TransformerModule:
-        """Returns the module on a share of its ranks' SMs, as one lane of several has."""
+        """Returns the module on a share of its ranks' SMs."""
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, share=share))
 
     @property
@@ -142,13 +141,13 @@ class TransformerModule:
         shape, last = self.shape, self.shape.layers - 1
         if layer > last:
             return self._projector_parameters
-        found = shape.layer_parameters + (shape.first_parameters if layer == 0 else 0)
+        count = shape.layer_parameters + (shape.first_parameters if layer == 0 else 0)
         if layer == last:
-            found += 0 if self._projects_apart else self._projector_parameters
+            count += 0 if self._projects_apart else self._projector_parameters
             if self.has_head:
                 copied = with_copies and layer > 0
-                found += shape.vocabulary * shape.hidden if copied else shape.head_parameters
-        return found
+                count += shape.vocabulary * shape.hidden if copied else shape.head_parameters
+        return count
 
     @property
     def _projector_parameters(self) -> int:
@@ -164,7 +163,7 @@ class TransformerModule:
         return StepWriter(shape=self.shape, degrees=degrees, load=load, sharing=self.sharing)
 
     def _is_gathered(self, load: ModuleLoad) -> bool:
-        """Whether its output is in parts on the context ranks; who reads it needs all."""
+        """Returns True if its output is split over the context ranks, and its reader needs all."""
         if self.machine.degrees.context == 1 or not self.projects_to:
             return False
         writer = self._writer(load)
@@ -194,15 +193,15 @@ class TransformerModule:
         return LayerSteps(steps=tuple(writer.steps), sources=source_bytes(writer), output=output, trains=trains)
 
     def _layer_steps(self, load: ModuleLoad) -> tuple[LayerSteps, ...]:
-        """All layers; those in the middle are one object."""
+        """Returns all layers; those in the middle are one object."""
         count = self.shape.layers
         if count == 1:
-            found: tuple[LayerSteps, ...] = (self._steps(load, first=True, last=True),)
+            layers: tuple[LayerSteps, ...] = (self._steps(load, first=True, last=True),)
         else:
             middle = self._steps(load, first=False, last=False)
             ends = self._steps(load, first=True, last=False), self._steps(load, first=False, last=True)
-            found = (ends[0], *(middle,) * (count - 2), ends[1])
-        return (*found, self._projector(load)) if self._projects_apart else found
+            layers = (ends[0], *(middle,) * (count - 2), ends[1])
+        return (*layers, self._projector(load)) if self._projects_apart else layers
 
     def _timed(self, load: ModuleLoad) -> tuple[Layer, ...]:
         timed: dict[int, Layer] = {}

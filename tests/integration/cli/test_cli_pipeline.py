@@ -92,7 +92,7 @@ def test_a_model_of_the_zoo_is_counted_and_planned(tmp_path: Path, capsys: pytes
     ("options", "says"),
     [
         (("--model", "zoo:vlm-s", "--tensor", "1"), "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
-        (("--partition", "diagonal"), "is no way to partition; use one of separated"),
+        (("--partition", "diagonal"), "unknown partition 'diagonal'; choose one of: separated"),
         (("--baselines", "zigzag"), "unknown baseline 'zigzag'; choose one of: gpipe"),
         (("--method", "luck"), "unknown method 'luck'; choose one of: natural"),
         (("--microbatches", "0"), "microbatches=0; a step has at least one"),

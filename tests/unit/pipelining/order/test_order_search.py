@@ -83,5 +83,5 @@ def test_limits_that_end_no_search_are_refused(given: dict):
 
 
 def test_an_unknown_method_is_refused_with_those_that_there_are():
-    with pytest.raises(ValueError, match="'magic' is not known; use one of natural, tree"):
+    with pytest.raises(ValueError, match="unknown method 'magic'; choose one of: natural, tree"):
         search_orders(random_step(1), method="magic")

@@ -269,7 +269,7 @@ def test_algorithm_1_takes_the_best_numbers_of_ranks():
         ("mixed-time", chain(3), 4, "3 layers for 4 chunks"),
         ("parallel", two_encoders(), 2, "modules on ranks of their own need 3"),
         ("lanes", chain(4), 2, "0 modules beside the backbone"),
-        ("sideways", chain(4), 2, "use one of separated"),
+        ("sideways", chain(4), 2, "choose one of: separated"),
     ],
 )
 def test_too_few_layers_or_ranks_are_refused(name: str, model: PipelineModel, num_ranks: int, message: str):
