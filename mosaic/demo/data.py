@@ -1,11 +1,11 @@
 """The set "spoken digit triples": handwriting, a caption and speech of the same three digits.
 
-What is real and what is made: the digits are scikit-learn's bundled scans of handwriting (UCI "Optical Recognition
+Sources: the digits are scikit-learn's bundled scans of handwriting (UCI "Optical Recognition
 of Handwritten Digits", CC BY 4.0), the words are spoken by espeak-ng on first use (GPL-3: no audio of it is shipped),
 and the captions come from four templates. Nothing is downloaded.
 
 The 1000 strings are divided 800 to 200. Testing uses strings, voices and scans that training never sees. Scikit-learn
-keeps the scans in the order in which they were collected, so testing takes the last ones and not a random choice.
+keeps the scans in the order of collection, so testing uses the last ones, not random ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEMPLATES = (
     "someone wrote {} {} {}",
 )
 ALPHABET = " ,abcdefghijklmnopqrstuvwxyz"
-"""A character's token is its place here plus one; token 0 is padding."""
+"""A character's token is its index here plus one; token 0 is padding."""
 
 Batch: TypeAlias = dict[str, Tensor]
 """``image`` (B, 1, 8, 24) and ``audio`` (B, 40, 96) float, ``text`` (B, length) int64; a row's digits are the same."""
@@ -41,7 +41,7 @@ Batch: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One side of the set: what its samples are recombined from."""
+    """One side of the set: the material of its samples."""
 
     strings: Tensor
     """(num_strings, 3) int64, digits 0 to 9; no two rows are equal."""
@@ -56,7 +56,7 @@ class Split:
     captions: Tensor
     """(num_templates, num_strings, length) int64 tokens, padded with 0."""
     scan_ids: Tensor
-    """(num_scans,) int64: which of scikit-learn's scans they are."""
+    """(num_scans,) int64: indices of scikit-learn's scans."""
     voices: tuple[str, ...]
     """espeak-ng's names of the voices."""
 
@@ -75,12 +75,12 @@ class DigitTriples:
 
 
 def load(cache: Path, *, seed: int = 0, progress: FrameCallback | None = None) -> DigitTriples:
-    """Opens the set, making it on first use (seconds) in a folder of the caller's.
+    """Opens the set; creates it on first use (seconds) in the caller's folder.
 
     Args:
-        cache: Folder for the one file that is kept (under 2 MB); made where it is missing.
-        seed: Decides which strings and which voices are held out; the file does not depend on it.
-        progress: Called with words spoken and words in all while the set is made.
+        cache: Folder of the one file (under 2 MB); created if missing.
+        seed: Selects the held-out strings and voices; the file does not depend on it.
+        progress: Called with the spoken words and all words during the creation.
 
     Raises:
         MosaicError: If the extra ``demo`` is not installed, or the folder cannot be written.
@@ -159,12 +159,12 @@ def draw(split: Split, rows: Tensor, random: torch.Generator) -> Batch:
 
     Args:
         split: Side of the set to draw from.
-        rows: (B,) places in ``split.strings``.
-        random: Decides scans, voices, speeds and captions.
+        rows: (B,) indices into ``split.strings``.
+        random: Draws scans, voices, speeds and captions.
     """
     digits = split.strings[rows]
     starts, ends = split.scan_starts[digits], split.scan_starts[digits + 1]
-    # In double precision, so that rounding never reaches the first scan of the next digit.
+    # In double precision, because rounding must not reach the first scan of the next digit.
     scans = starts + (torch.rand(digits.shape, generator=random, dtype=torch.float64) * (ends - starts)).long()
     image = split.scans[scans].transpose(1, 2).reshape(len(rows), 1, 8, 24)
     template = torch.randint(len(split.captions), (len(rows),), generator=random)

@@ -1,4 +1,4 @@
-"""The proof that colocated training computes what plain training computes, with lanes that overlap."""
+"""The check that colocated training equals plain training, with overlapping lanes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Equality:
     overlap: float
     """Share of lane time with another lane busy, in the colocated training."""
     is_of_timed_plan: bool
-    """Whether the colocated training ran by the plan of the handle."""
+    """True if the colocated training ran by the handle's plan."""
 
 
 def compare(
@@ -54,9 +54,9 @@ def compare(
 ) -> Equality:
     """Trains twice from the same seed, plain and colocated, and compares.
 
-    The colocated training has the handle's own plan. If that plan runs no modules side by side, a comparison proves
-    nothing: then each module has one slot. On the host every lane has one thread, whatever its quota, since other
-    thread counts add up the same sums in another order.
+    The colocated training uses the handle's plan. If that plan runs no modules side by side, a comparison proves
+    nothing: then each module gets one slot. On the host every lane has one thread, because other thread counts add
+    the same sums in another order.
     """
     plan = handle.plan
     is_of_timed_plan = handle.active and plan.is_colocated
@@ -81,7 +81,10 @@ def compare(
         if ours is not None:
             overlap = ours.metrics()["overlap"]
             ours.remove()
-        return [torch.tensor(losses, dtype=torch.float64), *(each.detach() for each in model.parameters())], overlap
+        return [
+            torch.tensor(losses, dtype=torch.float64),
+            *(parameter.detach() for parameter in model.parameters()),
+        ], overlap
 
     with _reproducible():
         expected, _ = values(colocated=False)

@@ -1,4 +1,4 @@
-"""An ordinary training loop and evaluation; nothing here knows of Mosaic."""
+"""An ordinary training loop and evaluation, without Mosaic."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def train(model: nn.Module, batches: Iterable[dict[str, Tensor]], optimizer: Opt
 
 
 def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
-    """Measures how often the nearest sample of another modality is the right one (R@1).
+    """Measures the share of samples whose nearest sample of another modality is the right one (R@1).
 
     Returns:
         A share for each of ``image->text``, ``text->image``, ``image->audio``, ``audio->image`` and ``audio->text``
-        (which no loss ever compared), and ``chance``, what guessing would reach.
+        (which no loss ever compared), and ``chance``, the share by guessing.
     """
     was_training = model.training
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -41,8 +41,8 @@ def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
         features = model(**{name: tensor.to(device) for name, tensor in whole(split).items()})
     model.train(was_training)
     right = torch.arange(len(split.strings), device=device)
-    found = {}
+    recall = {}
     for query, answer in _DIRECTIONS:
         nearest = (features[query] @ features[answer].T).argmax(dim=1)
-        found[f"{query}->{answer}"] = (nearest == right).double().mean().item()
-    return {**found, "chance": 1 / len(right)}
+        recall[f"{query}->{answer}"] = (nearest == right).double().mean().item()
+    return {**recall, "chance": 1 / len(right)}

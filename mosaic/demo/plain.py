@@ -27,12 +27,12 @@ from mosaic.timeline import Span, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """The settings that both loops share."""
+    """Settings of both loops."""
 
     cache: Path
     """Folder of the data set."""
     seed: int
-    """Of model, batches and dropout."""
+    """Seed of model, batches and dropout."""
     kind: str
     """Kind of the device, a key of ``SIZES``."""
     batch_size: int
@@ -46,7 +46,7 @@ class LoopSettings:
         return SIZES[self.kind]
 
     def make_model(self, device: torch.device) -> TriModal:
-        """Returns the model that both loops start from."""
+        """Returns the initial model of both loops."""
         torch.manual_seed(self.seed)
         return TriModal(self.size).to(device)
 
@@ -57,7 +57,7 @@ class LoopSettings:
 
 
 class Loop:
-    """A model, its optimizer and its batches; every step is timed, and ends when its loss has been read."""
+    """A model, its optimizer and its batches; every step is timed, up to the read of its loss."""
 
     def __init__(
         self, model: nn.Module, data: DigitTriples, settings: LoopSettings, recorder: Recorder | None = None
@@ -94,7 +94,7 @@ class Loop:
 
 
 class PlainProcess(Child):
-    """A ``Loop`` in a process of its own; see ``Child`` for how its threads wait."""
+    """A ``Loop`` in a process of its own; ``Child`` sets its threads' waiting."""
 
     def __init__(self, settings: LoopSettings, *, passive: bool) -> None:
         super().__init__("mosaic.demo.plain", json.dumps(asdict(settings), default=str), passive=passive)
@@ -119,10 +119,10 @@ class PlainProcess(Child):
 
 
 class Recorder:
-    """Start and end of every forward and backward of some modules; made by ``recorded``.
+    """Start and end of every forward and backward of some modules; see ``recorded``.
 
     A backward lasts from the gradient of the module's output to the last gradient of its parameters. Times are the
-    device's where ``api`` is given, and the process's otherwise.
+    device's with ``api``, else the process's.
     """
 
     def __init__(self, num_slots: int, title: str, api: StreamApi | None) -> None:
@@ -157,7 +157,7 @@ class Recorder:
             (start, _), (end, last) = times[0], times[-1]
             self._spans.append((name, "backward", self._step, start, end))
             for parameter, hook in self._ends.pop(name, ()):
-                if parameter is not last:  # one parameter is enough from now on, and costs the loop less
+                if parameter is not last:  # one parameter suffices from now on, and costs less
                     hook.remove()
         self._backward.clear()
         self._step += 1
@@ -165,11 +165,11 @@ class Recorder:
             self._clock.start_step()
 
     def clear(self) -> None:
-        """Drops what was recorded."""
+        """Drops the recorded steps."""
         self._spans.clear()
 
     def timeline(self) -> Timeline:
-        """Returns what was recorded, in milliseconds since the first start."""
+        """Returns the recorded spans, in milliseconds since the first start."""
         times = [(*span[:3], _at_ms(span[3]), _at_ms(span[4])) for span in self._spans]
         origin = min((start for *_, start, _ in times), default=0.0)
         spans = (

@@ -1,4 +1,4 @@
-"""The demo's record: one JSON file with everything that it measured and where, and the table of it."""
+"""The demo's record: one JSON file with all measurements and the machine, and its table."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class RunRecord:
     driver: str = ""
     """The GPU's driver; empty on the host."""
     machine: Device
-    """Where it ran."""
+    """Device of the run."""
     seed: int
-    """Of model, batches and dropout."""
+    """Seed of model, batches and dropout."""
     bitwise_equal: bool
-    """Whether plain and colocated training had equal losses and equal parameters, bit for bit; on the host at one
-    thread each."""
+    """True if plain and colocated training had bitwise equal losses and parameters; on the host at one thread each."""
     max_abs_difference: float
     """Largest difference between their losses or parameters; relative for values above 1."""
     equality_tolerance: float = 0.0
@@ -53,20 +52,20 @@ class RunRecord:
     equality_overlap: float
     """Overlap of the colocated run in that comparison; above 0, or the comparison would prove nothing."""
     equality_of_timed_plan: bool | None = None
-    """Whether that run had the plan whose steps were timed; False where that one has no modules side by side."""
+    """True if that run had the timed plan; False if the timed plan has no modules side by side."""
     retrieval: dict[str, float]
     """R@1 by direction on held-out strings, voices and handwriting, after training colocated."""
     retrieval_plain: dict[str, float]
-    """The same for the plain loop, which trained as many steps on the same batches with other thread counts."""
+    """The same for the plain loop, with equal steps and batches and other thread counts."""
     chance: float
     """R@1 of guessing."""
     train_steps: int
-    """Steps that each of the two took."""
+    """Steps of each loop."""
     step_ms_plain: float
     """Median step of the plain loop at its best: on the host in a process of its own, with all cores and torch's own
     threads, which wait in the faster way."""
     plain_waiting: str = ""
-    """How they wait; empty on a GPU."""
+    """Way of waiting of its threads; empty on a GPU."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float
@@ -84,17 +83,17 @@ class RunRecord:
     predicted_speedup: float
     """Predicted: the first of these over the second."""
     colocated: bool
-    """Whether the solved plan ran on lanes; False where its predicted gain was too small and the loop ran as it was."""
+    """True if the solved plan ran on lanes; False if its predicted gain was too small and the plain loop ran."""
     overlap: float
     """Share of lane time with another lane busy, while training."""
     foreign_cpu_share: float | None
-    """Share of the machine's CPU time that other processes took while steps were timed; None where unknown."""
+    """Share of the CPU time of other processes during timed steps; None if unknown."""
     notes: tuple[str, ...]
-    """What to know when reading the numbers."""
+    """Remarks about the numbers."""
 
 
 def summary_table(record: RunRecord) -> Table:
-    """Returns what a person wants to know of a run."""
+    """Returns the summary of a run."""
     notes = "".join(f"\nnote: {note}" for note in record.notes)
     caption = f"predicted: {PREDICTED}\nmeasured: {MEASURED}{notes}"
     table = Table("", "predicted", "measured", box=None, padding=(0, 2), caption=caption, caption_justify="left")
@@ -104,7 +103,7 @@ def summary_table(record: RunRecord) -> Table:
 
 
 def summary_rows(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yields rows of a name, what was predicted, and what was measured."""
+    """Yields rows of a name, a prediction, and a measurement."""
     equal = agreement(record.max_abs_difference, record.equality_tolerance)
     by = {None: "", True: " by the same plan", False: " by a plan of one slot a module"}[record.equality_of_timed_plan]
     rounds = sorted(record.round_speedups)
@@ -114,8 +113,8 @@ def summary_rows(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     measured = f"{record.speedup:.2f}×, median of rounds ({rounds[0]:.2f} to {rounds[-1]:.2f})"
     yield "speed-up", f"{record.predicted_speedup:.2f}×", measured
     yield "lane time with another lane busy", "", f"{record.overlap:.0%}"
-    found = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
-    yield f"R@1 after {record.train_steps} steps (chance {record.chance:.3f})", "", found
+    recall = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
+    yield f"R@1 after {record.train_steps} steps (chance {record.chance:.3f})", "", recall
     if record.foreign_cpu_share is not None:
         yield "CPU taken by other processes meanwhile", "", f"{record.foreign_cpu_share:.0%}"
 

@@ -38,14 +38,14 @@ _WINDOW_MS = 32
 _RANGE_DB = 80.0
 
 FrameCallback: TypeAlias = Callable[[int, int], None]
-"""Called with what is done and what there is in all."""
+"""Called with the finished and the total number of words."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """Scans and words as they are kept."""
+    """Scans and words as in the file."""
 
     scans: NDArray[np.uint8]
     """(num_scans, 8, 8), 0 (paper) to 16 (ink), in scikit-learn's order."""
@@ -60,7 +60,7 @@ class Recordings:
 
 
 def load_recordings(cache: Path, progress: FrameCallback | None = None) -> Recordings:
-    """Reads the recordings from a folder; makes them where they are missing, damaged or of another version.
+    """Reads the recordings from a folder; creates them if missing, damaged or of another version.
 
     Raises:
         MosaicError: If the extra ``demo`` is not installed, or the folder cannot be written.
@@ -101,7 +101,7 @@ def _read(path: Path) -> Recordings:
 
 
 def _write(path: Path, recordings: Recordings) -> None:
-    """Writes aside and renames, so that no reader ever meets half a file."""
+    """Writes a temporary file and renames it, so a reader never sees a partial file."""
     arrays = _arrays(recordings)
     marked: dict[str, Any] = {**arrays, "version": np.asarray(_VERSION), "checksum": np.asarray(_checksum(arrays))}
     aside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.npz")
@@ -129,13 +129,13 @@ def _make(progress: FrameCallback | None) -> Recordings:
     speech = np.zeros((*shape, MAX_FRAMES, NUM_MELS), dtype=np.uint8)
     frames = np.zeros(shape, dtype=np.int64)
     with Synthesiser() as synthesiser:
-        for done, place in enumerate(np.ndindex(shape), start=1):
+        for count, place in enumerate(np.ndindex(shape), start=1):
             voice, speed, digit = place
             spectrum = speak_spectrum(synthesiser, WORDS[digit], VOICES[voice], WORDS_PER_MINUTE[speed])
             frames[place] = len(spectrum)
             speech[place][: len(spectrum)] = spectrum
             if progress is not None:
-                progress(done, frames.size)
+                progress(count, frames.size)
     return Recordings(
         scans=digits.images.astype(np.uint8),
         scan_digits=digits.target.astype(np.int64),
@@ -177,7 +177,7 @@ def _log_mel(samples: NDArray[np.int16], mels: NDArray[np.float64], sample_rate:
 
 
 def _trim(spectrum: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Cuts the silence around a word, leaves one frame of it at the end, and cuts what is longer than a slot."""
+    """Trims the silence around a word to one frame at the end, and the word to ``MAX_FRAMES``."""
     loud = np.flatnonzero(spectrum.max(axis=1) > 255 * 0.4)
     word = spectrum[loud[0] : loud[-1] + 1][: MAX_FRAMES - 1]
     return np.concatenate([word, np.zeros((1, NUM_MELS), dtype=np.uint8)])

@@ -38,28 +38,28 @@ _MAX_ROUNDS_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """How much the demo does.
+    """Settings of the demo.
 
     Raises:
         ValueError: A count is below one.
     """
 
     output: Path
-    """Folder for what it leaves."""
+    """Folder for the results."""
     cache: Path
     """Folder of the data set."""
     seed: int = 0
-    """Of model, batches and dropout."""
+    """Seed of model, batches and dropout."""
     rounds: int = 12
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
     """Steps of each in a round."""
     strict: bool = False
-    """Whether to end with an error where others used the CPU, instead of marking what was measured."""
+    """Fail if other processes used the CPU, instead of marking the results."""
     equality_steps: int = 8
     """Steps of the comparison of losses and parameters."""
     batch_size: int | None = None
-    """Samples in a batch; by default those of the device's size (``SIZES``)."""
+    """Samples in a batch; by default of the device's size (``SIZES``)."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps_per_round", "equality_steps"):
@@ -91,7 +91,7 @@ class _Training:
 
 
 def run_demo(settings: DemoSettings, backend: Backend, progress: Progress, console: Console) -> RunRecord:
-    """Runs the main job and leaves its files in ``settings.output``.
+    """Runs the main job and writes its files to ``settings.output``.
 
     Raises:
         MosaicError: An extra is missing, or the folder cannot be written.
@@ -124,7 +124,7 @@ def run_demo(settings: DemoSettings, backend: Backend, progress: Progress, conso
 
 
 def save_probe(folder: Path) -> None:
-    """Makes the output folder and tries to write to it, before minutes are spent on what could not be kept."""
+    """Creates the output folder and tests a write before the long run."""
     probe = folder / ".probe"
     write_text("", probe)
     probe.unlink()
@@ -138,14 +138,14 @@ def colocate_and_show(
     progress: Progress,
     console: Console,
 ) -> Handle:
-    """Adds the one line, prints what it found, and keeps profile and plan."""
+    """Adds the one line, prints its results, and saves profile and plan."""
     handle = mosaic.colocate(
         model,
         sample=batch,
         backend=backend,
         options=mosaic.Options(
-            cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
-            trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
+            cache=None,  # the demo shows the measurement, and leaves nothing in the user's cache
+            trial=None,  # the demo times the solved plan in many more rounds, against the plain loop at its best
             profiling=ProfileSettings(sample_seconds=0.6, strict=settings.strict),
             progress=progress.follow("profiling the modules"),
         ),
@@ -207,7 +207,7 @@ def _train_in_turn(
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
         plain_ms: list[list[list[float]]] = [[] for _ in plains]
         for round_number in range(settings.rounds):
-            if round_number >= _FEWEST_ROUNDS and time.monotonic() > ends_s:  # a busy machine gets a result, too
+            if round_number >= _FEWEST_ROUNDS and time.monotonic() > ends_s:  # a busy machine gets a result too
                 break
             for plain, times in zip(plains, plain_ms, strict=True):
                 times.append(plain.train(settings.steps_per_round))

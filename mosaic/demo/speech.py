@@ -44,7 +44,7 @@ def _find_library() -> tuple[Path, Path]:
 
 
 def _load_copy(path: Path, folder: Path) -> ctypes.CDLL:
-    """Loads the library by another name, so that it shares no state with what was loaded before."""
+    """Loads the library by another name, so it shares no state with earlier copies."""
     try:
         library = ctypes.CDLL(str(shutil.copy(path, folder)))
     except OSError as error:
@@ -69,10 +69,10 @@ class Synthesiser:
     The library's state (pitch flutter, breath) outlives its own termination, so each synthesiser loads a fresh copy.
 
     Attributes:
-        sample_rate: Samples a second of all that it speaks.
+        sample_rate: Samples a second.
 
     Raises:
-        MosaicError: If espeak-ng is missing or broken; the message says how to get it.
+        MosaicError: If espeak-ng is missing or broken.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Synthesiser:
         """Speaks one word.
 
         Args:
-            word: What to say, in the voice's language.
+            word: The word, in the voice's language.
             voice: espeak-ng's name, a language and perhaps a variant: ``en-us+f2``.
             words_per_minute: Speed, 80 to 450.
 
@@ -115,8 +115,8 @@ class Synthesiser:
             Samples, shape ``(num_samples,)``, with the silence that espeak-ng leaves around a word.
 
         Raises:
-            ValueError: If there is no such voice, or the speed is out of range.
-            MosaicError: If espeak-ng fails or says nothing.
+            ValueError: If the voice is unknown, or the speed is out of range.
+            MosaicError: If espeak-ng fails or is silent.
         """
         if not 80 <= words_per_minute <= 450:
             raise ValueError(f"words_per_minute={words_per_minute} is outside what espeak-ng can do; use 80 to 450")

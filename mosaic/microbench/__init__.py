@@ -1,7 +1,7 @@
-"""Measurements of SM partitioning: one file a question, on any backend.
+"""Measurements of SM partitioning on any backend, one file per question.
 
-Each question is a function ``measure_...(backend, settings, budget)`` whose result is a frozen dataclass that goes to
-JSON, to a table and to a picture. What cannot be had on a machine is a row with the reason.
+Each question is a function ``measure_...(backend, settings, budget)``. Its result is a frozen dataclass for JSON, a
+table and a picture. Unavailable measurements are rows with a reason.
 """
 
 from __future__ import annotations

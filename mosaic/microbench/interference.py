@@ -1,4 +1,4 @@
-"""``interference``: what do two kernels on disjoint partitions cost each other, over quotas?
+"""``interference``: the slowdown of two kernels on disjoint partitions, over quotas.
 
 SMs are divided; caches and memory bandwidth are not. Paper section 3.3 and Fig. 8.
 """
@@ -22,7 +22,7 @@ from mosaic.microbench.sharing.variants import parts_of
 from mosaic.microbench.timing import LaneTimes, measure_beside
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")
-"""What is paired by default: two bound by arithmetic, one by bandwidth, one by launching."""
+"""Default kernels: two bound by arithmetic, one by bandwidth, one by launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,33 +32,33 @@ class InterferencePoint:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     kernel: str
-    """The kernel that was timed."""
+    """The timed kernel."""
     beside: str
-    """The kernel that ran next to it."""
+    """The kernel beside it."""
     quota: int
     """Slots of the timed kernel."""
     beside_quota: int
     """Slots of the other."""
     alone_ms: Spread
-    """Time of a call on the same partition with the other partition idle, taken right before."""
+    """Time of a call on the same partition with the other idle, measured right before."""
     together_ms: Spread | None
-    """Time of the calls during which the other ran throughout; None where there was none."""
+    """Time of the calls within the other's run; None without any."""
     overlap_ms: float
-    """How long both ran."""
+    """Time during which both ran."""
     slowdown: float | None
-    """Median together over median alone; 1 is undisturbed."""
+    """Median together over median alone; 1 is no slowdown."""
     alone_gb_per_s: float | None
-    """Bandwidth alone in 1e9 bytes a second, by least traffic; None where it is not counted."""
+    """Bandwidth alone in 1e9 bytes a second, by least traffic; None if not counted."""
     together_gb_per_s: float | None
     """Bandwidth side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceResult(Result):
-    """Slow-downs by pair and quotas."""
+    """Slowdowns by pair and quotas."""
 
     points: tuple[InterferencePoint, ...]
-    """Two for each pair and split: each kernel beside the other."""
+    """Two per pair and split: each kernel beside the other."""
 
 
 def measure_interference(
@@ -70,26 +70,26 @@ def measure_interference(
 ) -> InterferenceResult:
     """Times each pair of kernels, alone and side by side, at every split of the whole device in two.
 
-    Each of ``kernels`` is paired with each, itself included.
+    Pairs each of ``kernels`` with each, itself included.
     """
     recorder = Recorder(backend, budget or Budget())
     count = backend.device.num_slots
     splits = settings.splits(count)
     if not splits:
         recorder.cannot("kernels side by side", "the device has one slot, and two partitions need two")
-    chosen = kernels_named(tuple(kernels), settings.scale, backend.torch_device)
+    selected = kernels_named(tuple(kernels), settings.scale, backend.torch_device)
     points: list[InterferencePoint] = []
     partitions = [part for split in splits for part in parts_of(split)]
     with backend.open_lanes(partitions or [tuple(range(count))]) as lanes:
         prepare = cache(lambda kernel, side: kernel.prepare(backend.torch_device))  # each side has inputs of its own
-        for (first, second), split in _pieces(chosen, splits):
+        for (first, second), split in _pieces(selected, splits):
             if not recorder.budget.allows(f"{first.name} beside {second.name} at {split[0]}+{split[1]} slots"):
                 continue
-            one, other = (lanes.lane(part) for part in parts_of(split))
-            both = ((one, prepare(first, 0)), (other, prepare(second, 1)))
-            found = measure_beside(lanes, both, settings, backend.torch_device)
-            points.append(_point((first, second), split, found[0]))
-            points.append(_point((second, first), (split[1], split[0]), found[1]))
+            first_lane, second_lane = (lanes.lane(part) for part in parts_of(split))
+            work = ((first_lane, prepare(first, 0)), (second_lane, prepare(second, 1)))
+            times = measure_beside(lanes, work, settings, backend.torch_device)
+            points.append(_point((first, second), split, times[0]))
+            points.append(_point((second, first), (split[1], split[0]), times[1]))
         lanes.drain()
     return InterferenceResult(
         points=tuple(points),
@@ -102,18 +102,18 @@ def measure_interference(
 def _pieces(
     kernels: Sequence[Kernel], splits: Sequence[tuple[int, int]]
 ) -> list[tuple[tuple[Kernel, Kernel], tuple[int, int]]]:
-    """Returns what to measure, even splits first, since they say the most when there is little time."""
+    """Returns the pieces to measure, even splits first, which matter most in little time."""
     nearest = sorted(splits, key=lambda split: abs(split[0] - split[1]))
     return [
         (pair, split)
         for split, pair in product(nearest, combinations_with_replacement(kernels, 2))
-        if pair[0] is not pair[1] or split[0] <= split[1]  # a kernel beside itself is the same both ways round
+        if pair[0] is not pair[1] or split[0] <= split[1]  # a kernel beside itself is symmetric
     ]
 
 
-def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: LaneTimes) -> InterferencePoint:
-    alone = Spread.of(found.alone_ms)
-    together = Spread.of(found.beside_ms) if found.beside_ms else None
+def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], times: LaneTimes) -> InterferencePoint:
+    alone = Spread.of(times.alone_ms)
+    together = Spread.of(times.beside_ms) if times.beside_ms else None
     return InterferencePoint(
         kernel=pair[0].name,
         beside=pair[1].name,
@@ -121,7 +121,7 @@ def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: LaneTimes
         beside_quota=split[1],
         alone_ms=alone,
         together_ms=together,
-        overlap_ms=found.overlap_ms,
+        overlap_ms=times.overlap_ms,
         slowdown=together.median / alone.median if together is not None and alone.median > 0 else None,
         alone_gb_per_s=gb_per_s(pair[0], alone.median),
         together_gb_per_s=gb_per_s(pair[0], together.median) if together is not None else None,
@@ -129,7 +129,7 @@ def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: LaneTimes
 
 
 def report_interference(result: InterferenceResult) -> Report:
-    """Returns a row for each kernel, its neighbour and split, and a matrix of slow-downs."""
+    """Returns a row per kernel, neighbour and split, and a matrix of slowdowns."""
     rows = [
         (
             point.kernel,
@@ -163,9 +163,9 @@ def report_interference(result: InterferenceResult) -> Report:
 
 def _summary(result: InterferenceResult) -> list[str]:
     lines = ["together counts only the calls during which the other kernel ran from beginning to end"]
-    known = [point for point in result.points if point.slowdown is not None]
-    if known:
-        worst = max(known, key=lambda point: point.slowdown or 0)
+    measured = [point for point in result.points if point.slowdown is not None]
+    if measured:
+        worst = max(measured, key=lambda point: point.slowdown or 0)
         lines.append(
             f"at most {worst.slowdown:.2f} times as long: {worst.kernel} on {worst.quota} slots beside "
             f"{worst.beside} on {worst.beside_quota}"
@@ -178,14 +178,16 @@ def _summary(result: InterferenceResult) -> list[str]:
 
 
 def _bandwidth(result: InterferenceResult) -> list[str]:
-    """Says what two memory-bound kernels of one kind move together; their points stand next to each other."""
+    """Describes the joint bandwidth of two memory-bound kernels of one kind, whose points are adjacent."""
     totals = [
-        (one.together_gb_per_s + other.together_gb_per_s, one)
-        for one, other in zip(result.points[::2], result.points[1::2], strict=True)
-        if one.kernel == other.kernel and one.together_gb_per_s is not None and other.together_gb_per_s is not None
+        (point.together_gb_per_s + beside.together_gb_per_s, point)
+        for point, beside in zip(result.points[::2], result.points[1::2], strict=True)
+        if point.kernel == beside.kernel
+        and point.together_gb_per_s is not None
+        and beside.together_gb_per_s is not None
     ]
     if not totals:
         return []
-    most, point = max(totals, key=lambda found: found[0])
+    most, point = max(totals, key=lambda total: total[0])
     split = f"{point.quota}+{point.beside_quota}"
     return [f"most moved by two kernels together: {most:.0f} GB/s, {point.kernel} on {split} slots"]

@@ -1,4 +1,4 @@
-"""``isolation``: which SMs does a partition really use, and does a long kernel in one delay a short one in another?"""
+"""``isolation``: the SMs that a partition really uses, and the delay of a short kernel by a long one beside it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from mosaic.report.bars import slots_text
 from mosaic.report.charts import Bar
 
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
-"""Variants on which a short kernel is timed beside a long one."""
+"""Variants that time a short kernel beside a long one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionUnits:
-    """What one partition was seen to run on."""
+    """Observed units of one partition."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     slots: tuple[int, ...]
-    """Its slots."""
+    """Slots of the partition."""
     num_sms: int | None
-    """SMs that it was granted; None where the backend does not tell."""
+    """Granted SMs; None if the backend does not report them."""
     units: tuple[int, ...]
-    """Ids of SMs (cores on the host) that its work ran on, sorted."""
+    """Sorted ids of the SMs (cores on the host) of its work."""
     backward_units: tuple[int, ...]
-    """The same of a backward whose forward ran on the partition."""
+    """The same for a backward whose forward ran on the partition."""
 
     @property
     def keeps_backward(self) -> bool:
-        """Whether backward stayed inside the partition."""
+        """True if backward stayed inside the partition."""
         return set(self.backward_units) <= set(self.units)
 
 
@@ -54,7 +54,7 @@ class LayoutUnits:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     slots_are: str
-    """``default``, or the option by which slots or partitions were made."""
+    """``default``, or the option that created slots or partitions."""
     quotas: tuple[int, ...]
     """Slots of each partition."""
     partitions: tuple[PartitionUnits, ...]
@@ -62,55 +62,55 @@ class LayoutUnits:
 
     @property
     def disjoint(self) -> bool:
-        """Whether no two partitions ran on the same SM or core."""
+        """True if no two partitions shared an SM or core."""
         return all(
-            set(one.units).isdisjoint(other.units)
-            and set(one.backward_units).isdisjoint(other.backward_units)
-            for one, other in combinations(self.partitions, 2)
+            set(first.units).isdisjoint(second.units)
+            and set(first.backward_units).isdisjoint(second.backward_units)
+            for first, second in combinations(self.partitions, 2)
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """A short kernel alone, and while a long one keeps running on the other lane."""
+    """A short kernel alone, and beside a long one on the other lane."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     variant: str
     """Kind of lanes."""
     long_kernel: str
-    """What kept running."""
+    """The long kernel."""
     long_ms: float
     """Median time of the long kernel alone on its lane."""
     alone_ms: Spread
-    """The short kernel with the other lane idle: from its launch's turn in the stream to its end."""
+    """The short kernel with the other lane idle, from its turn in the stream to its end."""
     beside_ms: Spread | None
-    """The same while the long kernel ran throughout; None where no call did."""
+    """The same within the long kernel's run; None without such a call."""
     worst_ms: float | None
-    """Longest of these."""
+    """Longest of these calls."""
     note: str = ""
-    """What to know about the variant."""
+    """Remark about the variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementTime:
-    """A kernel on half of the device, by the option with which slots or partitions were made."""
+    """A kernel on half of the device, by the option that created slots or partitions."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     slots_are: str
     """``default`` or the option."""
     kernel: str
-    """What ran."""
+    """The kernel."""
     num_sms: int | None
-    """SMs that the half was granted; None where the backend does not tell."""
+    """Granted SMs of the half; None if the backend does not report them."""
     time_ms: Spread
     """Time of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationResult(Result):
-    """Where work ran, and what it suffered from its neighbours."""
+    """Observed units, and delays by neighbours."""
 
     layouts: tuple[LayoutUnits, ...]
     """SM or core ids."""
@@ -121,7 +121,7 @@ class IsolationResult(Result):
 
 
 def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> IsolationResult:
-    """Reads back what partitions run on, then times a short kernel beside long ones."""
+    """Reads back the units of partitions, then times a short kernel beside long ones."""
     recorder = Recorder(backend, budget or Budget())
     layouts: list[LayoutUnits] = []
     placements: list[PlacementTime] = []
@@ -130,9 +130,9 @@ def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget 
         if not recorder.budget.allows(f"SM ids, {name}"):
             continue
         try:
-            made = make()
-            layouts += _layouts(made, name, recorder)
-            placements += _placements(made, name, settings, recorder)
+            variant_backend = make()
+            layouts += _layouts(variant_backend, name, recorder)
+            placements += _placements(variant_backend, name, settings, recorder)
         except UNAVAILABLE as error:
             recorder.cannot(name, error)
     if not backend.alternatives():
@@ -148,11 +148,11 @@ def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget 
 
 
 def layouts_of(num_slots: int) -> tuple[tuple[int, ...], ...]:
-    """Returns quotas of layouts that are worth looking at: halves, uneven halves, quarters, single slots, the whole."""
+    """Returns quotas of layouts to observe: halves, uneven halves, quarters, single slots, the whole."""
     half, quarter = num_slots // 2, num_slots // 4
-    wanted: list[tuple[int, ...]] = [(half, num_slots - half), (quarter, num_slots - quarter), (quarter,) * 4]
-    wanted += [(1,) * min(num_slots, 16), (num_slots,)]
-    return tuple(dict.fromkeys(quotas for quotas in wanted if min(quotas) > 0))
+    layouts: list[tuple[int, ...]] = [(half, num_slots - half), (quarter, num_slots - quarter), (quarter,) * 4]
+    layouts += [(1,) * min(num_slots, 16), (num_slots,)]
+    return tuple(dict.fromkeys(quotas for quotas in layouts if min(quotas) > 0))
 
 
 def slots_in_turn(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -162,14 +162,14 @@ def slots_in_turn(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _layouts(backend: Backend, name: str, recorder: Recorder) -> list[LayoutUnits]:
-    found: list[LayoutUnits] = []
+    layouts: list[LayoutUnits] = []
     for quotas in layouts_of(backend.device.num_slots):
         if not recorder.budget.allows(f"SM ids of {'+'.join(map(str, quotas))} slots, {name}"):
             continue
         partitions = slots_in_turn(quotas)
         try:
             with backend.open_lanes(partitions) as lanes:
-                seen = tuple(
+                units = tuple(
                     PartitionUnits(
                         slots=slots,
                         num_sms=lanes.lane(slots).num_sms,
@@ -180,16 +180,16 @@ def _layouts(backend: Backend, name: str, recorder: Recorder) -> list[LayoutUnit
                 )
         except BackendUnavailableError as error:
             recorder.cannot(f"SM ids, {name}", error)
-            break  # it will not be there for the next layout either
+            break  # the next layout would fail too
         except MosaicError as error:
             recorder.cannot(f"SM ids of {'+'.join(map(str, quotas))} slots, {name}", error)
         else:
-            found.append(LayoutUnits(slots_are=name, quotas=quotas, partitions=seen))
-    return found
+            layouts.append(LayoutUnits(slots_are=name, quotas=quotas, partitions=units))
+    return layouts
 
 
 def _units_of_backward(backend: Backend, lane: Lane) -> tuple[int, ...]:
-    """Returns what a backward runs on whose forward ran on the lane and which is started on the lane."""
+    """Returns the units of a backward that starts on the lane of its forward."""
     seen: list[tuple[int, ...]] = []
 
     class _Look(torch.autograd.Function):
@@ -212,14 +212,14 @@ def _units_of_backward(backend: Backend, lane: Lane) -> tuple[int, ...]:
 
 def _placements(backend: Backend, name: str, settings: BenchSettings, recorder: Recorder) -> list[PlacementTime]:
     half = tuple(range(max(1, backend.device.num_slots // 2)))
-    found: list[PlacementTime] = []
+    times: list[PlacementTime] = []
     with backend.open_lanes([half]) as lanes:
         for kernel in kernels_named(("gemm", "attention"), settings.scale, backend.torch_device):
             if recorder.budget.allows(f"{kernel.name} on half of the device, {name}"):
                 lane, call = lanes.lane(half), kernel.prepare(backend.torch_device)
                 spread = Spread.of(time_alone(lane, call, settings).all_ms)
-                found.append(PlacementTime(slots_are=name, kernel=kernel.name, num_sms=lane.num_sms, time_ms=spread))
-    return found
+                times.append(PlacementTime(slots_are=name, kernel=kernel.name, num_sms=lane.num_sms, time_ms=spread))
+    return times
 
 
 def _delays(backend: Backend, settings: BenchSettings, recorder: Recorder) -> list[Delay]:
@@ -227,26 +227,26 @@ def _delays(backend: Backend, settings: BenchSettings, recorder: Recorder) -> li
     if count < 2:
         recorder.cannot("a short kernel beside a long one", "the device has one slot, and two partitions need two")
         return []
-    found: list[Delay] = []
+    delays: list[Delay] = []
     for kind in DELAYED:
         for kernel in long_kernels(settings.scale, backend.torch_device):
             if not recorder.budget.allows(f"a short kernel beside {kernel.name}, {kind}"):
                 continue
             try:
-                found.append(_delay(backend, kind, (count // 2, count - count // 2), kernel, settings))
+                delays.append(_delay(backend, kind, (count // 2, count - count // 2), kernel, settings))
             except UNAVAILABLE as error:
                 recorder.cannot(kind.replace("_", " "), error)
-    return found
+    return delays
 
 
 def _delay(backend: Backend, kind: str, split: QuotaPair, kernel: Kernel, settings: BenchSettings) -> Delay:
     short = short_kernel(settings.scale, backend.torch_device)
-    single = dataclasses.replace(settings, piece_ms=1e-4)  # every call is timed by itself
+    single = dataclasses.replace(settings, piece_ms=1e-4)  # times every call separately
     variant = open_variant(kind, backend, split)
     with variant.lanes as lanes:
         calls = (short.prepare(backend.torch_device), kernel.prepare(backend.torch_device))
-        both = ((variant.both[0], calls[0]), (variant.both[1], calls[1]))
-        shorts, longs = measure_beside(lanes, both, single, backend.torch_device)
+        work = ((variant.both[0], calls[0]), (variant.both[1], calls[1]))
+        shorts, longs = measure_beside(lanes, work, single, backend.torch_device)
     return Delay(
         variant=variant.name,
         long_kernel=kernel.name,
@@ -259,19 +259,19 @@ def _delay(backend: Backend, kind: str, split: QuotaPair, kernel: Kernel, settin
 
 
 def report_isolation(result: IsolationResult) -> Report:
-    """Returns a row for each kind of lanes and long kernel, below it what partitions ran on, and bars of the times."""
+    """Returns a row per kind of lanes and long kernel, the partitions' units below, and bars of the times."""
     rows, bars = [], []
     for delay in result.delays:
         long = f"{delay.long_kernel}, {delay.long_ms:.1f} ms"
         rows.append(
             (delay.variant, long, delay.alone_ms.median, delay.beside_ms, delay.worst_ms, _times_as_long(delay))
         )
-        for what, spread in (("alone", delay.alone_ms), (f"beside {delay.long_kernel}", delay.beside_ms)):
-            name = f"{delay.variant}, {what}"
+        for label, spread in (("alone", delay.alone_ms), (f"beside {delay.long_kernel}", delay.beside_ms)):
+            name = f"{delay.variant}, {label}"
             if spread is None:
-                bars.append(Bar(name=name, group=what, text="never met"))
+                bars.append(Bar(name=name, group=label, text="never met"))
             else:
-                bars.append(bar_of(name, what, spread, f"{spread.median * 1e3:.1f} us"))
+                bars.append(bar_of(name, label, spread, f"{spread.median * 1e3:.1f} us"))
     summary = [*map(_layout_text, result.layouts)]
     summary += [
         f"{time.kernel} on half of the device, {time.slots_are} slots: {spread_text(time.time_ms)} ms"
@@ -280,7 +280,7 @@ def report_isolation(result: IsolationResult) -> Report:
     ]
     summary += dict.fromkeys(f"{delay.variant}: {delay.note}" for delay in result.delays if delay.note)
     return Report(
-        title="Does a long kernel delay a short one, measured",
+        title="Delay of a short kernel by a long one, measured",
         headings=(("short on", None), ("beside", None), ("alone\nms", 3), ("beside it\nms", 3), ("worst\nms", 3),
                   ("times\nas long", 2)),
         rows=rows,
@@ -301,8 +301,8 @@ def _layout_text(layout: LayoutUnits) -> str:
     sizes = "+".join(str(quota) for quota in layout.quotas)
     units = " | ".join(slots_text(partition.units) for partition in layout.partitions[:4])
     more = " | ..." if len(layout.partitions) > 4 else ""
-    kept = all(partition.keeps_backward for partition in layout.partitions)
+    is_inside = all(partition.keeps_backward for partition in layout.partitions)
     return (
         f"{sizes} slots ({layout.slots_are}) ran on {units}{more}: "
-        f"{'disjoint' if layout.disjoint else 'NOT DISJOINT'}, backward {'inside' if kept else 'NOT INSIDE'}"
+        f"{'disjoint' if layout.disjoint else 'NOT DISJOINT'}, backward {'inside' if is_inside else 'NOT INSIDE'}"
     )

@@ -1,7 +1,7 @@
-"""The work that is measured: a kernel for each way in which a GPU can be the bottleneck, and two unequal modules.
+"""The measured work: a kernel per kind of GPU bottleneck, and two unequal modules.
 
-Their data is random: constant data switches fewer transistors, and matrix units run faster on it than on any that is
-trained on.
+Their data is random: constant data switches fewer transistors, and matrix units run faster on it than on training
+data.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Kernel:
     name: str
     """The operator, or the module and its passes."""
     flops: float = 0.0
-    """Floating-point operations of a call; 0 where it is not counted."""
+    """Floating-point operations of a call; 0 if not counted."""
     moved_bytes: float = 0.0
-    """Least traffic with memory of a call; 0 where it is not counted."""
+    """Least traffic with memory of a call; 0 if not counted."""
     make: Callable[[torch.device], Call]
-    """Makes inputs and returns a call."""
+    """Creates inputs and returns a call."""
 
     def prepare(self, device: torch.device) -> Call:
-        """Makes inputs and calls once on the caller's stream, where libraries may look for their best kernel."""
+        """Creates inputs and calls once on the caller's stream, where libraries may select their best kernel."""
         call = self.make(device)
         call()
         return call
 
 
 def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
-    """Returns forward, or forward and backward, of one of a user's modules, whose inputs are on the device already."""
+    """Returns forward, or forward and backward, of a user's module with inputs on the device."""
 
     def call() -> None:
         outputs = subject.forward()
@@ -50,7 +50,7 @@ def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
 
 
 def kernel_set(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
-    """Returns all kernels at a scale; half precision on GPUs, in the format that has matrix units there."""
+    """Returns all kernels at a scale; on GPUs in the half-precision format with matrix units."""
     dtype = half_type(device)
     return (
         _gemm({"tiny": 32, "host": 512, "gpu": 4096}[scale], dtype),
@@ -126,8 +126,8 @@ def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
 
 def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
-        given, out = (torch.randn(count, device=device, dtype=dtype) for _ in range(2))
-        return lambda: torch.mul(given, 1.5, out=out)
+        source, out = (torch.randn(count, device=device, dtype=dtype) for _ in range(2))
+        return lambda: torch.mul(source, 1.5, out=out)
 
     moved = 2.0 * count * dtype.itemsize
     return Kernel(name="elementwise", flops=float(count), moved_bytes=moved, make=make)
@@ -135,8 +135,8 @@ def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
 
 def _reduction(count: int) -> Kernel:
     def make(device: torch.device) -> Call:
-        given = torch.randn(count, device=device)
-        return given.sum
+        source = torch.randn(count, device=device)
+        return source.sum
 
     return Kernel(name="reduction", flops=float(count), moved_bytes=4.0 * count, make=make)
 

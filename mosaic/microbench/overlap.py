@@ -1,7 +1,7 @@
-"""``overlap``: how long does the same step of two modules take on each way of sharing a device?
+"""``overlap``: the time of a step of two modules on each way of sharing a device.
 
-Which part of a gain comes from quotas, and which from mere concurrency, is told apart by plain streams: these run
-both modules at the same time and confine neither.
+Plain streams separate the gain of quotas from that of concurrency: they run both modules at the same time and confine
+neither.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ class VariantTime:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     variant: str
-    """Which way, with its quotas."""
+    """Variant, with its quotas."""
     kind: str
     """``sequential``, ``plain``, ``prioritised``, ``partitions``, ``torch_contexts`` or ``mps``."""
     quotas: tuple[int, int] | None
-    """Slots of each module; None where nothing confines them."""
+    """Slots of each module; None without a limit."""
     passes: Passes
-    """What a step is."""
+    """Passes of a step."""
     launching: Launching
     """Operator by operator, or as one CUDA graph."""
     step_ms: Spread
-    """From the step's beginning to the end of both modules."""
+    """Time from the step's beginning to the end of both modules."""
     note: str = ""
-    """What to know about it."""
+    """Remark about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Where a speed-up comes from; ratios of median times, each None where one of the two is missing."""
+    """Sources of a speed-up; ratios of median times, None if one of the two is missing."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     passes: Passes
-    """What a step is."""
+    """Passes of a step."""
     launching: Launching
-    """How it is launched."""
+    """Kind of launch."""
     total: float | None
     """One after the other, over the best partitions."""
     concurrency: float | None
     """One after the other, over plain streams."""
     quotas: float | None
-    """Plain streams, over the best partitions; below 1 the quotas cost more than they bring."""
+    """Plain streams, over the best partitions; below 1 the quotas cost more than they gain."""
     best_partitions: str
-    """The split that was best of those tried; empty where there is none."""
+    """The best of the tried splits; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,30 +76,30 @@ class OverlapResult(Result):
     modules: tuple[str, str]
     """Names of the two modules."""
     times: tuple[VariantTime, ...]
-    """Everything measured."""
+    """All measured times."""
     gains: tuple[Gain, ...]
     """One for each kind of step."""
 
 
 Row = VariantTime | NotMeasured
-"""One way of sharing and one kind of step: its times, or why there are none."""
+"""One way of sharing and one kind of step: its times, or the reason of their absence."""
 
 STEPS: tuple[tuple[Passes, Launching], ...] = tuple(
     (passes, launching) for launching in ("eager", "captured") for passes in ("forward+backward", "forward")
 )
-"""Kinds of steps in order of worth."""
+"""Kinds of steps, the most important first."""
 
 
 def measure_overlap(
     backend: Backend, settings: BenchSettings, budget: Budget | None = None, *, subjects: Sequence[Subject] = ()
 ) -> OverlapResult:
-    """Times the same two modules on every variant, in rounds in which the variants take turns.
+    """Times the same two modules on every variant, in rounds over all variants.
 
     Args:
         backend: Where to measure.
         settings: Sizes and bounds.
-        budget: Time; variants that were reached keep the rounds they had.
-        subjects: The modules, at least two of which the first two are taken; none for a transformer and convolutions.
+        budget: Time; reached variants keep their rounds.
+        subjects: At least two modules, of which the first two count; empty for a transformer and convolutions.
 
     Raises:
         MosaicError: One module alone was given.
@@ -111,10 +111,10 @@ def measure_overlap(
 
 
 class Overlap:
-    """One run of the question, which hands out each row when it has it; arguments as of ``measure_overlap``.
+    """One run of the question, which yields each row when it is ready; arguments as for ``measure_overlap``.
 
-    Whatever a variant raises is the reason of its own row, and the others go on. Only after an error that the whole
-    process keeps, such as an illegal address, do the later ones fail too, and each of them says so.
+    An error of a variant is the reason in its row, and the others continue. After a sticky error, such as an illegal
+    address, the later variants fail too, each with a reason.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Overlap:
         self._found: list[Row] = []
 
     def rows(self) -> Iterator[Row]:
-        """Measures everything; the rows of one kind of step come out when its last round has ended."""
+        """Measures everything; yields the rows of a kind of step after its last round."""
         for passes, launching in STEPS:
             modules = TwoModules(self._two[0], self._two[1], passes == "forward+backward")
             if self._recorder.budget.allows(f"{passes}, {launching}"):
@@ -138,7 +138,7 @@ class Overlap:
         yield from self._kept(absent for absent in self._recorder.absent if absent not in self._found)
 
     def result(self) -> OverlapResult:
-        """Returns everything that was measured so far."""
+        """Returns the measurements so far."""
         times = [row for row in self._found if isinstance(row, VariantTime)]
         gains = tuple(gain_of(times, passes, launching) for passes, launching in STEPS)
         return OverlapResult(
@@ -160,10 +160,10 @@ class Overlap:
             yield absent
 
     def _in_turn(self, modules: TwoModules, passes: Passes, launching: Launching) -> Iterator[Row]:
-        """Opens every variant, then takes rounds over all of them; one that fails drops out alone."""
+        """Opens every variant, then runs rounds over all; a failing variant drops out alone."""
         with ExitStack() as stack:
             running = []
-            for kind, split in self._wanted():
+            for kind, split in self._kinds():
                 try:
                     variant = open_variant(kind, self._backend, split)
                 except Exception as error:
@@ -194,8 +194,8 @@ class Overlap:
                 if each.samples:
                     yield each.row(passes, launching)
 
-    def _wanted(self) -> list[tuple[str, QuotaPair]]:
-        """Returns what to open: first what a gain is made of, then other ways to share."""
+    def _kinds(self) -> list[tuple[str, QuotaPair]]:
+        """Returns the variants to open: first those of the gain, then other ways to share."""
         count = self._backend.device.num_slots
         half: QuotaPair = (max(1, count // 2), max(1, count - count // 2))
         splits = self._settings.splits(count)
@@ -219,7 +219,7 @@ class Overlap:
         return steps
 
     def _close(self, what: str, close: Callable[[], object]) -> None:
-        """Ends something; what it raises after an error of the device must not cost the other rows."""
+        """Closes a resource; its error after a device error must not lose the other rows."""
         try:
             close()
         except Exception as error:
@@ -264,7 +264,7 @@ def _name_of(kind: str, split: QuotaPair) -> str:
 
 @dataclass
 class _Running:
-    """A variant that takes its turns."""
+    """An open variant."""
 
     variant: Variant
     steps: EagerSteps | CapturedSteps
@@ -272,7 +272,7 @@ class _Running:
     goes_on: bool = True
 
     def row(self, passes: Passes, launching: Launching) -> VariantTime:
-        """Returns the rounds that it had."""
+        """Returns its rounds."""
         return VariantTime(
             variant=self.variant.name,
             kind=self.variant.kind,
@@ -285,12 +285,12 @@ class _Running:
 
 
 def gain_of(times: Sequence[VariantTime], passes: Passes, launching: Launching) -> Gain | None:
-    """Splits the gain of one kind of step into concurrency and quotas; None where nothing was measured."""
-    chosen = [time for time in times if time.passes == passes and time.launching == launching]
-    if not chosen:
+    """Splits the gain of one kind of step into concurrency and quotas; None without measurements."""
+    step_times = [time for time in times if time.passes == passes and time.launching == launching]
+    if not step_times:
         return None
-    by_kind = {time.kind: time.step_ms.median for time in chosen if time.kind in ("sequential", "plain")}
-    partitions = [time for time in chosen if time.kind == "partitions"]
+    by_kind = {time.kind: time.step_ms.median for time in step_times if time.kind in ("sequential", "plain")}
+    partitions = [time for time in step_times if time.kind == "partitions"]
     best = min(partitions, key=lambda time: time.step_ms.median, default=None)
     sequential, plain = by_kind.get("sequential"), by_kind.get("plain")
     best_ms = best.step_ms.median if best is not None else None
@@ -309,7 +309,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 
 def report_overlap(result: OverlapResult) -> Report:
-    """Returns a row and a bar for each kind of step and way of sharing."""
+    """Returns a row and a bar per kind of step and way of sharing."""
     rows, bars = [], []
     for time in result.times:
         step, speedup = f"{time.passes}, {time.launching}", _speedup(time, result)

@@ -1,4 +1,4 @@
-"""``pool``: what does it cost to make a context and a stream, against lending one that was made beforehand?
+"""``pool``: the cost of a new context and stream, against one from the pool.
 
 Paper section 3.2 and Fig. 11(a): about 37 ms on demand, about 0.013 ms from the pool.
 """
@@ -28,10 +28,10 @@ PAPER_CREATE_MS = 37.0
 PAPER_LEND_MS = 0.013
 """From the pool, paper Fig. 11(a)."""
 GOAL_LEND_NS = 1000.0
-"""What lending should stay under here."""
+"""Goal of a lend."""
 
 Make = Callable[[Slots], Callable[[], object]]
-"""Makes what runs on a partition, from nothing; returns what ends it."""
+"""Creates the resources of a partition; returns a function that destroys them."""
 
 _BATCHES = 10
 _MIB = 2.0**20
@@ -39,59 +39,59 @@ _MIB = 2.0**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Creation:
-    """Making and ending what runs on one partition, by the host's clock: these calls return when they are done."""
+    """Creation and destruction of one partition's resources, by the host's clock: the calls are synchronous."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     way: str
-    """What was made, and by whom."""
+    """The resources and their creator."""
     quota: int
     """Slots of the partition."""
     create_ms: Spread
-    """Time to make it."""
+    """Time of a creation."""
     destroy_ms: Spread
-    """Time to end it."""
+    """Time of a destruction."""
     held_bytes: Spread | None
-    """Memory that the device had less while it existed; None where nobody tells."""
+    """Device memory in use during its life; None if unknown."""
     kept_bytes: int | None
-    """Memory that the device had less after all repetitions than before the first; None where nobody tells."""
+    """Device memory still in use after all repetitions; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lending:
-    """Handing out what exists."""
+    """Lends of existing resources."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     way: str
-    """What was timed."""
+    """The timed operation."""
     lends: int
-    """How often, in all."""
+    """Number of lends."""
     time_ns: Spread
-    """Mean of each batch, Python's call included."""
+    """Mean of each batch, with Python's call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A pool that got one partition more again and again."""
+    """Repeated growth of a pool by one partition."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     contexts: int
-    """How many there were at the end."""
+    """Number of contexts at the end."""
     asked: int
-    """How many were asked for; a bound of ours, not of the device."""
+    """Requested contexts; our limit, not the device's."""
     stopped_by: str
-    """What the driver said; empty if nothing did."""
+    """Error of the driver; empty if none."""
     add_layout_ms: Spread | None
-    """Time to add a layout of one new partition to a pool in use."""
+    """Time to add a layout with one new partition to a pool in use."""
     driver_bytes: int
-    """Memory that they took, by the driver."""
+    """Their memory, by the driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolResult(Result):
-    """Costs of making and of lending."""
+    """Costs of creation and of lending."""
 
     creations: tuple[Creation, ...]
     """Way by way, by rising quota."""
@@ -102,7 +102,7 @@ class PoolResult(Result):
 
 
 def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> PoolResult:
-    """Times creation and destruction at several quotas, lending, and how a pool grows."""
+    """Times creation and destruction at several quotas, lending, and the growth of a pool."""
     recorder = Recorder(backend, budget or Budget())
     whole = backend.device.slots
     _free_bytes(backend)  # torch makes the primary context, before a pool retains it
@@ -134,7 +134,7 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
 
 
 def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
-    """Returns the ways to make what runs on a partition; each is looked for when it is called."""
+    """Returns the ways to create a partition's resources; each checks its availability when called."""
     if backend.api is None:
         return {
             "lanes": lambda: lambda slots: backend.open_lanes([slots]).close,
@@ -168,7 +168,7 @@ def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
     def make(slots: Slots) -> Callable[[], object]:
         context = create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
         held = [context, context.Stream()]
-        return held.clear  # both end when they are let go
+        return held.clear  # both end with their last reference
 
     return make
 
@@ -177,7 +177,7 @@ def _create(
     backend: Backend, way: str, make: Make, quota: int, settings: BenchSettings, recorder: Recorder
 ) -> Creation:
     slots = tuple(range(quota))
-    make(slots)()  # what is set up once for the process belongs to no repetition
+    make(slots)()  # one-time setup of the process is not part of a repetition
     create, destroy, held = [], [], []
     first = _free_bytes(backend)
     for number in range(settings.repeats):
@@ -207,7 +207,7 @@ def _create(
 
 
 def _lend(backend: Backend, slots: Slots, settings: BenchSettings) -> Lending:
-    """Times a pool's lending and giving back, or looking up a lane where there is no pool."""
+    """Times a pool's lend and return, or the lookup of a lane without a pool."""
     if backend.api is None:
         with backend.open_lanes([slots]) as lanes:
             return _lending("look up a lane", lambda: lanes.lane(slots), settings)
@@ -232,7 +232,7 @@ def _lending(way: str, once: Callable[[], object], settings: BenchSettings) -> L
 
 
 def _free_bytes(backend: Backend) -> int | None:
-    """Returns the device's free memory as its driver tells it; None on the host."""
+    """Returns the device's free memory from its driver; None on the host."""
     return None if backend.api is None else backend.api.free_bytes()
 
 
@@ -264,7 +264,7 @@ def _grow(backend: Backend, settings: BenchSettings) -> Growth:
 
 
 def report_pool(result: PoolResult) -> Report:
-    """Returns a row and a bar for each way and quota; below them what lending and a growing pool cost."""
+    """Returns a row and a bar per way and quota; below them the costs of lending and of growth."""
     rows, bars = [], []
     for creation in result.creations:
         held = None if creation.held_bytes is None else creation.held_bytes.median / _MIB
@@ -283,7 +283,7 @@ def report_pool(result: PoolResult) -> Report:
         merged=True,
         summary=_summary(result),
         picture=Picture(
-            title="Making what runs on a partition, against lending it, measured", x_axis="milliseconds", bars=bars
+            title="Creation of a partition's resources, against lending, measured", x_axis="milliseconds", bars=bars
         ),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The one table of questions: name, words, what measures each, and what reports it."""
+"""The table of questions: name, text, measurement, and report."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Question:
     asks: str
     """The question in words."""
     result: type[Result]
-    """Kind of result, for reading a file back."""
+    """Type of the result, to read a file."""
     measure: Callable[..., Result]
-    """Measures on a backend, by settings, within a budget of time: what does not fit is named in ``left_out``. Some
-    questions take ``subjects``, modules of a user's model."""
+    """Measures on a backend, by settings, within a time budget; ``left_out`` names the rest. Some questions take
+    ``subjects``, modules of a user's model."""
     report: Callable[[Any], Report]
-    """Says what the table and the picture of a result hold."""
+    """Content of a result's table and picture."""
     takes_subjects: bool = False
-    """Whether a user's modules can be measured."""
+    """True if it measures a user's modules."""
 
     def table(self, result: Result) -> Table:
         """Returns the table of a result."""
@@ -73,4 +73,4 @@ _ALL = (
     ),
 )  # fmt: skip
 QUESTIONS: Mapping[str, Question] = MappingProxyType({question.name: question for question in _ALL})
-"""In the order in which they are best measured."""
+"""Questions by name, in the best order to measure."""

@@ -1,4 +1,4 @@
-"""The one renderer of results: a question says what its table and picture hold, and here they are written."""
+"""The renderer of results: writes the table and the picture of a question's report."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 Value = str | int | float | Spread | None
 """One cell; None is printed as ``-``, a spread as median and quartiles."""
 Heading = tuple[str, int | None]
-"""Words above a column, and the digits of its numbers; None for a column of words."""
+"""Heading of a column, and the digits of its numbers; None for text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """Bars, lines or a matrix: whichever is not None."""
+    """Bars, lines or a matrix; exactly one is not None."""
 
     title: str
     """First line."""
@@ -32,7 +32,7 @@ class Picture:
     y_axis: str = ""
     """Above the vertical axis, unit included."""
     bars: Sequence[Bar] | None = None
-    """Horizontal bars; what is absent follows them with its reason."""
+    """Horizontal bars, then absent measurements with their reasons."""
     lines: Sequence[Line] | None = None
     """Lines over one axis, whose level is 1."""
     cells: Mapping[tuple[str, str], float | None] | None = None
@@ -50,15 +50,15 @@ class Report:
     rows: Sequence[Sequence[Value]]
     """From top to bottom."""
     merged: bool = False
-    """Whether the first column is written once for neighbours that share it."""
+    """Write the first column once for equal neighbours."""
     summary: Sequence[str] = ()
     """Lines below the table."""
     picture: Picture
-    """What is drawn."""
+    """The picture."""
 
 
 def make_table(result: Result, report: Report) -> Table:
-    """Returns the table, with a line below it for each thing that is absent or left out, and where it was measured."""
+    """Returns the table, with lines on absent and left-out measurements and on the machine."""
     digits_of = [digits for _, digits in report.headings]
     rows = [[_cell(value, digits) for value, digits in zip(row, digits_of, strict=True)] for row in report.rows]
     least = [min(12, max((len(row[index]) for row in rows), default=4)) for index in range(len(report.headings))]
@@ -83,8 +83,8 @@ def draw(result: Result, picture: Picture, path: Path) -> None:
     else:
         cells = picture.cells or {}
         rows, columns = (list(dict.fromkeys(key[index] for key in cells)) for index in (0, 1))
-        known = {key: value for key, value in cells.items() if value is not None}
-        draw_matrix(rows, columns, known, words, path)
+        finite_cells = {key: value for key, value in cells.items() if value is not None}
+        draw_matrix(rows, columns, finite_cells, words, path)
 
 
 def bar_of(name: str, group: str, spread: Spread, text: str) -> Bar:

@@ -1,4 +1,4 @@
-"""Contents of every result file: where it comes from, spreads, and what could not be had."""
+"""Contents of every result file: origin, spreads, and unavailable measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mosaic.provenance import Provenance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Repeated measurements of one thing; the unit stands in the name of the field that holds it."""
+    """Repeated measurements of one quantity; the field's name has the unit."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -31,9 +31,9 @@ class Spread:
     third_quartile: float
     """A quarter lie above."""
     count: Annotated[int, Ge(1)]
-    """How many there are."""
+    """Number of samples."""
     samples: tuple[float, ...]
-    """All of them, in the order taken."""
+    """All samples in order."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
@@ -49,26 +49,26 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMeasured:
-    """Something that was to be measured and cannot be had here."""
+    """A measurement that is unavailable here."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     what: str
-    """What it is."""
+    """The measurement."""
     reason: str
-    """Why not."""
+    """The reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a result comes from."""
+    """Origin of a result."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     backend: str
     """``host`` or ``cuda``."""
     device: Device
-    """What was measured."""
+    """The measured device."""
     torch_version: str
     """Version of torch."""
     driver_version: str
@@ -76,16 +76,16 @@ class Origin:
     provenance: Provenance
     """Command, date, commit."""
     notes: tuple[str, ...]
-    """What to know about the backend here."""
+    """Remarks about the backend."""
     foreign_cpu_share: float | None
-    """Share of the CPU that other processes took meanwhile, 0 to 1; None where unknown."""
+    """Share of the CPU of other processes meanwhile, 0 to 1; None if unknown."""
     seconds: float
-    """How long it took."""
+    """Duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the result of every question has."""
+    """Common fields of all results."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -93,15 +93,15 @@ class Result:
     schema_version: int = 1
     """Version of this file's layout."""
     origin: Origin
-    """Where it comes from."""
+    """Origin of the result."""
     left_out: tuple[str, ...] = ()
-    """What the time did not reach for."""
+    """Pieces beyond the time budget."""
     absent: tuple[NotMeasured, ...] = ()
-    """What cannot be had here."""
+    """Unavailable measurements."""
 
 
 class Recorder:
-    """Notes what belongs into every result while a question is measured."""
+    """Collects the common fields of a result during a measurement."""
 
     def __init__(self, backend: Backend, budget: Budget) -> None:
         self.backend = backend
@@ -112,23 +112,23 @@ class Recorder:
         self._left_out_before = len(budget.left_out)
 
     def cannot(self, what: str, reason: object) -> NotMeasured | None:
-        """Notes something that cannot be had, with the reason; returns what is new, None what was noted before."""
+        """Notes an unavailable measurement and its reason; returns it, or None if it was noted before."""
         text = " ".join(str(reason).split())
         if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
-            text = f"{type(reason).__name__}: {text}"  # others' errors may say nothing without their kind
-        found = NotMeasured(what=what, reason=text)
-        if found in self.absent:
+            text = f"{type(reason).__name__}: {text}"  # messages of other libraries may need the error's type
+        entry = NotMeasured(what=what, reason=text)
+        if entry in self.absent:
             return None
-        self.absent.append(found)
-        return found
+        self.absent.append(entry)
+        return entry
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What this question had no time for."""
+        """Pieces of this question beyond the time budget."""
         return self.budget.left_out[self._left_out_before :]
 
     def origin(self) -> Origin:
-        """Returns where the result comes from; to be called at the end."""
+        """Returns the origin of the result; call it at the end."""
         on_host = self.backend.device.kind == "host"
         notes = self.backend.notes
         if on_host:

@@ -1,4 +1,4 @@
-"""``scaling``: how much time does work take at every quota? Paper section 3.3."""
+"""``scaling``: the time of work at every quota. Paper section 3.3."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ScalingPoint:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     work: str
-    """What ran."""
+    """The kernel or module."""
     quota: int
-    """Slots it ran on."""
+    """Its slots."""
     num_sms: int | None
-    """SMs that it was granted; None where the backend does not tell."""
+    """Granted SMs; None if the backend does not report them."""
     time_ms: Spread
     """Time of a call."""
     tflops: float | None
-    """Achieved 1e12 operations a second; None where they are not counted."""
+    """Achieved 1e12 operations a second; None if not counted."""
     gb_per_s: float | None
-    """Achieved 1e9 bytes a second, by least traffic; None where it is not counted."""
+    """Achieved 1e9 bytes a second, by least traffic; None if not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ScalingResult(Result):
 
     @property
     def works(self) -> tuple[str, ...]:
-        """What was measured."""
+        """The measured kernels and modules."""
         return tuple(dict.fromkeys(point.work for point in self.points))
 
 
@@ -66,28 +66,28 @@ def measure_scaling(
     ``subjects`` are modules to time, forward and forward with backward; none for the kernel set.
     """
     recorder = Recorder(backend, budget or Budget())
-    chosen = [kernel_of_module(subject, backward=backward) for subject in subjects for backward in (False, True)]
-    chosen = chosen or [*kernel_set(settings.scale, backend.torch_device)]
+    kernels = [kernel_of_module(subject, backward=backward) for subject in subjects for backward in (False, True)]
+    kernels = kernels or [*kernel_set(settings.scale, backend.torch_device)]
     quotas = settings.quotas(backend.device.num_slots)
     points: list[ScalingPoint] = []
     with backend.open_lanes(tuple(range(quota)) for quota in quotas) as lanes:
-        for work in chosen:
+        for work in kernels:
             if not recorder.budget.allows(work.name):
                 continue
             call = work.prepare(backend.torch_device)
-            for quota in reversed(quotas):  # the whole device first: what is left out is then the slowest
+            for quota in reversed(quotas):  # the whole device first, so that the slowest points are left out
                 if recorder.budget.allows(f"{work.name} at {quota} slots"):
                     lane = lanes.lane(tuple(range(quota)))
                     spread = Spread.of(time_alone(lane, call, settings).all_ms)
                     points.append(point_of(work, quota, lane.num_sms, spread))
             lanes.drain()
-    order = {work.name: index for index, work in enumerate(chosen)}
+    order = {work.name: index for index, work in enumerate(kernels)}
     points.sort(key=lambda point: (order[point.work], point.quota))
     return ScalingResult(points=tuple(points), left_out=recorder.left_out, origin=recorder.origin())
 
 
 def point_of(work: Kernel, quota: int, num_sms: int | None, time_ms: Spread) -> ScalingPoint:
-    """Returns a point with what was achieved by the median."""
+    """Returns a point with the rates at the median."""
     seconds = time_ms.median / 1e3
     return ScalingPoint(
         work=work.name,
@@ -100,12 +100,12 @@ def point_of(work: Kernel, quota: int, num_sms: int | None, time_ms: Spread) -> 
 
 
 def gb_per_s(work: Kernel, time_ms: float) -> float | None:
-    """Returns the bandwidth of a call in 1e9 bytes a second; None where its traffic is not counted."""
+    """Returns the bandwidth of a call in 1e9 bytes a second; None if its traffic is not counted."""
     return work.moved_bytes / time_ms / 1e6 if work.moved_bytes and time_ms > 0 else None
 
 
 def report_scaling(result: ScalingResult) -> Report:
-    """Returns a row for each kernel or module and quota, and lines of speed over quota."""
+    """Returns a row per kernel or module and quota, and lines of speed over quota."""
     rows, lines = [], []
     count = result.origin.device.num_slots
     for work in result.works:

@@ -1,4 +1,4 @@
-"""How much, how carefully and how long the questions measure."""
+"""Sizes, care and time of the measurements."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class BenchSettings:
     piece_ms: float = 0.2
     """Shortest timed piece; quicker work is repeated within it."""
     sample_ms: float = 150.0
-    """Time after which a measurement is taken as it is, with at least three pieces."""
+    """Time after which a measurement ends, with at least three pieces."""
     together_ms: float = 60.0
-    """How long two lanes are kept running side by side."""
+    """Time that two lanes run side by side."""
     rounds: int = 10
-    """Rounds in which variants take turns."""
+    """Rounds over all variants."""
     steps_per_round: int = 5
     """Steps of each variant in a round."""
     lends: int = 100_000
-    """Times that a stream is lent, for a mean."""
+    """Lends of a stream, for a mean."""
     max_contexts: int = 64
-    """Contexts to make at most while looking for a limit."""
+    """Most contexts to create in the search for a limit."""
     grid: int = 8
     """Most quotas to measure; the slots nearest to equal parts of the device."""
 
@@ -47,7 +47,7 @@ class BenchSettings:
 
     @classmethod
     def fit(cls, backend: Backend, *, quick: bool = False) -> Self:
-        """Returns settings for a backend; ``quick`` ones take about a tenth of the time."""
+        """Returns settings for a backend; ``quick`` takes about a tenth of the time."""
         scale: Scale = "gpu" if backend.torch_device.type == "cuda" else "host"
         full = cls(scale=scale, repeats=30, grid=16 if scale == "gpu" else 8)
         if not quick:
@@ -59,7 +59,7 @@ class BenchSettings:
 
     @classmethod
     def tiny(cls) -> Self:
-        """Returns the smallest settings that go through everything: for dry runs and tests."""
+        """Returns the smallest settings that run all code, for dry runs and tests."""
         return cls(
             scale="tiny", repeats=3, piece_ms=0.02, sample_ms=2.0, together_ms=2.0, rounds=2, steps_per_round=2,
             lends=200, max_contexts=4, grid=2,
@@ -71,14 +71,14 @@ class BenchSettings:
         return tuple(sorted({max(1, round(part * num_slots / parts)) for part in range(1, parts + 1)}))
 
     def splits(self, num_slots: int) -> tuple[tuple[int, int], ...]:
-        """Returns pairs of quotas, at eighths at the finest, that share a whole device; none where it has one slot."""
+        """Returns pairs of quotas that share a whole device, at most in eighths; none for one slot."""
         return tuple((quota, num_slots - quota) for quota in self.quotas(num_slots, at_most=8) if quota < num_slots)
 
 
 class Budget:
-    """A bound on time that is looked at before each piece of a measurement.
+    """A time limit, checked before each piece of a measurement.
 
-    A piece that has started is finished, so a question may take one piece longer.
+    A started piece finishes, so a question may take one piece longer.
 
     Args:
         seconds: From now; infinite by default.
@@ -93,21 +93,21 @@ class Budget:
 
     @property
     def used_s(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since its creation."""
         return time.monotonic() - self._start
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, never negative."""
+        """Remaining seconds, never negative."""
         return max(0.0, self.seconds - self.used_s)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What there was no time for, in the order it was asked for."""
+        """Pieces without time, in order."""
         return tuple(self._left_out)
 
     def allows(self, piece: str, *, needs_s: float = 0.0) -> bool:
-        """Tells whether there is time left, at least ``needs_s``; notes ``piece`` as left out where there is not."""
+        """Returns True if at least ``needs_s`` remain; else notes ``piece`` as left out."""
         if self.used_s + needs_s < self.seconds:
             return True
         self._left_out.append(piece)

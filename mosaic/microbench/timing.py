@@ -1,4 +1,4 @@
-"""Timing one lane alone, or two side by side, by a question's settings; the profiler does the rest."""
+"""Times of one lane alone, or two side by side, by a question's settings, with the profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Call", "Pieces", "time_alone", "time_beside", "window_ms"]
 
 
 def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torch.device | None = None) -> Pieces:
-    """Times work on a lane while the others have nothing to do; ``held_on`` as in ``run_alone``."""
+    """Times work on a lane while the others are idle; ``held_on`` as in ``run_alone``."""
     estimate = _estimate_ms(lane, call)
     calls = _calls_in_piece(estimate, settings.piece_ms)
     few = max(3, round(settings.sample_ms / (calls * estimate)))
@@ -38,14 +38,14 @@ def time_beside(
     settings: BenchSettings,
     device: torch.device,
 ) -> tuple[Pieces, ...]:
-    """Keeps two or more lanes running side by side for about ``settings.together_ms``.
+    """Runs two or more lanes side by side for about ``settings.together_ms``.
 
     Args:
-        lanes: What the lanes belong to.
-        both: Each lane and what it repeats.
-        alone_ms: How long a call of each takes alone, which decides how many there are.
+        lanes: Owner of the lanes.
+        both: Each lane and its work.
+        alone_ms: Time of a call of each alone, which sets their numbers.
         settings: Bounds.
-        device: Where the lanes run.
+        device: Device of the lanes.
     """
     parts = []
     for (lane, call), ms in zip(both, alone_ms, strict=True):
@@ -60,11 +60,11 @@ class LaneTimes:
     """Times of one of two lanes, in milliseconds a call."""
 
     alone_ms: tuple[float, ...]
-    """With the other lane idle, taken right before."""
+    """With the other lane idle, measured right before."""
     beside_ms: tuple[float, ...]
-    """Of the pieces during which the other lane was running throughout; empty where there is none."""
+    """Of the pieces within the other lane's run; empty without any."""
     overlap_ms: float
-    """How long both were running; 0 where they never met."""
+    """Time of both together; 0 without overlap."""
 
 
 def measure_beside(
@@ -76,18 +76,18 @@ def measure_beside(
     pieces = time_beside(lanes, both, middle, settings, device)
     start, end = window_ms(pieces)
     first, second = (
-        LaneTimes(times, found.within(start, end), max(0.0, end - start))
-        for times, found in zip(alone, pieces, strict=True)
+        LaneTimes(times, piece.within(start, end), max(0.0, end - start))
+        for times, piece in zip(alone, pieces, strict=True)
     )
     return first, second
 
 
 def _estimate_ms(lane: Lane, call: Call) -> float:
-    """Warms up and returns about how long one call takes."""
+    """Warms up and estimates the time of one call."""
     lane.submit(call).wait()
     return max(1e-4, min(run_alone(lane, call, calls=1, pieces=3).all_ms))
 
 
 def _calls_in_piece(call_ms: float, piece_ms: float) -> int:
-    """Returns how often to call in a piece that should not be shorter than ``piece_ms``."""
+    """Returns the calls of a piece of at least ``piece_ms``."""
     return max(1, math.ceil(piece_ms / call_ms))

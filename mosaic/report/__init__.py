@@ -1,4 +1,4 @@
-"""Tables, pictures and traces of profiles, plans and runs; and the progress line while they are made.
+"""Tables, pictures and traces of profiles, plans and runs; and progress lines.
 
-Neither ``rich`` nor ``matplotlib`` is imported before something is drawn with it.
+``rich`` and ``matplotlib`` are imported only for drawing.
 """

@@ -22,7 +22,7 @@ class PlanBar:
     device: int
     """Index of the device."""
     slots: tuple[int, ...]
-    """Slots that it holds."""
+    """Slots of the module."""
     start_ms: float
     """Start in predicted milliseconds from the step's beginning."""
     end_ms: float
@@ -40,7 +40,7 @@ class PlanBars:
     total_ms: float
     """Length of the step."""
     nominal: bool
-    """True where the plan predicts nothing, so that every module got the length 1 (backward 1 too)."""
+    """True if the plan predicts no times, so every forward and backward has length 1."""
 
 
 def bars_of_plan(plan: Plan) -> PlanBars:
@@ -105,19 +105,19 @@ def rows_of_slots(plan: Plan, bars: Sequence[PlanBar]) -> list[tuple[str, tuple[
     merge = plan.num_devices * plan.device.num_slots > 16
     devices_of: dict[tuple[tuple[tuple[int, ...], tuple[PlanBar, ...]], ...], list[int]] = {}
     for device in range(plan.num_devices):
-        own = [replace(bar, device=0) for bar in bars if bar.device == device]
+        device_bars = [replace(bar, device=0) for bar in bars if bar.device == device]
         rows: list[tuple[list[int], tuple[PlanBar, ...]]] = []
         for slot in plan.device.slots:
-            held = tuple(bar for bar in own if slot in bar.slots)
-            if merge and rows and rows[-1][1] == held:
+            slot_bars = tuple(bar for bar in device_bars if slot in bar.slots)
+            if merge and rows and rows[-1][1] == slot_bars:
                 rows[-1][0].append(slot)
             else:
-                rows.append(([slot], held))
-        devices_of.setdefault(tuple((tuple(slots), held) for slots, held in rows), []).append(device)
+                rows.append(([slot], slot_bars))
+        devices_of.setdefault(tuple((tuple(slots), slot_bars) for slots, slot_bars in rows), []).append(device)
     return [
-        (f"{_numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{_numbered('slot', slots)}", held)
+        (f"{_numbered('device', devices) + ' ' if plan.num_devices > 1 else ''}{_numbered('slot', slots)}", slot_bars)
         for same, devices in devices_of.items()
-        for slots, held in same
+        for slots, slot_bars in same
     ]
 
 

@@ -1,4 +1,4 @@
-"""A matplotlib figure laid out in inches, without pyplot and without touching anyone's backend."""
+"""A matplotlib figure laid out in inches, without pyplot and independent of the user's backend."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _ELLIPSIS = "…"
 
 
 def check_path(path: Path) -> None:
-    """Raises ValueError unless the suffix of ``path`` is that of a picture that can be written."""
+    """Raises ValueError unless ``path`` has the suffix of a supported picture format."""
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use {' or '.join(_FORMATS)}")
 
 
 def load_matplotlib() -> Any:
-    """Returns the ``matplotlib`` package with what is needed of it imported.
+    """Returns the ``matplotlib`` package with the needed modules imported.
 
     Raises:
-        MosaicError: It is not installed; the message says how to get it.
+        MosaicError: It is not installed.
     """
     try:
         import matplotlib
@@ -77,9 +77,9 @@ class Canvas:
         return axes
 
     def text(self, left: float, baseline: float, text: str, *, size: float = _TEXT_SIZE, **style: Any) -> float:
-        """Writes ``text``, cut at the page's edge, and returns where it ends, in inches from the left.
+        """Writes ``text``, cut at the page's edge, and returns its end in inches from the left.
 
-        Its baseline lies ``baseline`` inches below the top. It is never read as mathematics.
+        Its baseline lies ``baseline`` inches below the top. Math mode is off.
         """
         weight = style.get("fontweight", "normal")
         shown = self.shorten(text, self.width - left - 0.1, size, weight)
@@ -101,7 +101,7 @@ class Canvas:
         return float(width) / DPI
 
     def fit(self, name: str, room: float, size: float = _TEXT_SIZE) -> str:
-        """Returns the longest end of a qualified name that ``room`` inches hold; empty if none does.
+        """Returns the longest end of a qualified name that fits ``room`` inches; empty if none does.
 
         ``model.vision.encoder`` becomes ``vision.encoder``, then ``encoder``.
         """
@@ -135,7 +135,7 @@ class Canvas:
             )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Writes the page as PNG or SVG by the suffix of ``path``, whole or not at all.
+        """Writes the page atomically as PNG or SVG by the suffix of ``path``.
 
         Raises:
             MosaicError: The folder cannot be written or the disk is full.
@@ -153,20 +153,20 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegendEntry:
-    """A swatch, of one colour or of two side by side, and what it means."""
+    """A swatch of one or two colours, and its meaning."""
 
     text: str
-    """What it means."""
+    """Meaning of the swatch."""
     colors: tuple[str, ...]
     """One colour, or forward's and backward's."""
     width: float
-    """Inches that it takes on the page."""
+    """Width in inches."""
 
 
 def legend_rows(
     colors: Mapping[str, str], *, glue: bool, page_width: float, weights: bool = False
 ) -> tuple[tuple[LegendEntry, ...], ...]:
-    """Breaks a legend of all modules, and of what shades mean, into rows of ``page_width`` inches."""
+    """Breaks a legend of modules and shades into rows of ``page_width`` inches."""
     ruler = Canvas(width=1, height=1)
     meanings: list[tuple[str, tuple[str, ...]]] = [(name, (color, lighter(color))) for name, color in colors.items()]
     meanings.append(("darker: forward, lighter: backward" + (", lightest: for weights" if weights else ""), ()))

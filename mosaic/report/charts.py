@@ -1,4 +1,4 @@
-"""Lines, bars and matrices of measured numbers: pictures of studies, which bring their own words."""
+"""Lines, bars and matrices of measured numbers, for pictures of studies with their own words."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LEFT, _RIGHT, _HEAD, _FOOT = 0.6, 0.3, 1.0, 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What is written around a picture."""
+    """Texts around a picture."""
 
     title: str
     """First line."""
     subtitle: str
-    """Second line: where and when it was measured."""
+    """Second line: place and date of the measurement."""
     x_axis: str = ""
     """Below the horizontal axis, unit included."""
     y_axis: str = ""
@@ -47,7 +47,7 @@ class Bar:
     group: str = ""
     """Bars of one group have one colour."""
     value: float | None = None
-    """Median; None where there is none."""
+    """Median; None without a value."""
     quartiles: tuple[float, float] | None = None
     """First and third quartile."""
     text: str = ""

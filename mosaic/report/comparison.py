@@ -25,14 +25,14 @@ _COLUMNS = (
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:
-    """Returns one row for each planner, in the order given: predicted times, search times, what was proven.
+    """Returns one row per planner, in order: predicted times, search times, proofs.
 
-    A planner that could not plan has its reason for a note.
+    A planner without a plan has its reason as a note.
     """
     table = empty_table("Planners compared, predicted by one cost model", _caption(compared), _COLUMNS)
-    for one in compared:
-        style = "bold" if one.ratio is not None and one.ratio <= 1 else ""
-        table.add_row(*plain(_cells(one), style))
+    for comparison in compared:
+        style = "bold" if comparison.ratio is not None and comparison.ratio <= 1 else ""
+        table.add_row(*plain(_cells(comparison), style))
     return table
 
 
@@ -61,8 +61,8 @@ def _note(plan: Plan) -> str:
 
 def _caption(compared: Sequence[Comparison]) -> str:
     lines = ["nothing here was measured; modules only, without optimizer and loss"]
-    if any(one.method.startswith("distmm") for one in compared):
+    if any(comparison.method.startswith("distmm") for comparison in compared):
         lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
-    if any(one.plan is not None and one.plan.sliced for one in compared):
+    if any(comparison.plan is not None and comparison.plan.sliced for comparison in compared):
         lines.append("slices are cut between equal operators; their number is assumed where not given")
     return "\n".join(lines)

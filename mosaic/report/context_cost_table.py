@@ -1,4 +1,4 @@
-"""Time, memory and bytes of sequences that ranks of a pipeline share, for the terminal."""
+"""Terminal table of time, memory and bytes of sequences that pipeline ranks share."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ _COLUMNS = (
 
 
 def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
-    """Returns a row for each module: one layer with the most that a rank has of a microbatch.
+    """Returns a row per module: one layer, with a rank's largest part of a microbatch.
 
-    Keys and values are received in forward and again in backward, which gives their gradients back in 32 bits, twice as
-    many bytes. Fetched is what is in memory of both at a time, in backward.
+    Forward receives keys and values, and backward receives them again and returns their gradients in 32 bits, twice as
+    many bytes. Fetched is the memory of both at a time, in backward.
     """
-    said = "a layer of the largest microbatch; what a forward receives, a backward receives too, and gives twice back"
-    table = empty_table("Sequences shared by context ranks, simulated", said, _COLUMNS)
+    caption = (
+        "a layer of the largest microbatch; what a forward receives, a backward receives too, and gives twice back"
+    )
+    table = empty_table("Sequences shared by context ranks, simulated", caption, _COLUMNS)
     for module in model.modules:
         if isinstance(module, TransformerModule):
             loads = [
-                module.writer(one, units).context_tokens if (units := module.units(one)) else 0 for one in microbatches
+                module.writer(microbatch, units).context_tokens if (units := module.units(microbatch)) else 0
+                for microbatch in microbatches
             ]
             if any(loads):
                 table.add_row(*plain(_cells(module, microbatches[loads.index(max(loads))]), ""))

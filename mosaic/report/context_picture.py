@@ -1,4 +1,4 @@
-"""A picture of who computes which part of a mask: tiles coloured by rank, one way of sharing out beside another.
+"""A picture of a mask's tiles coloured by rank, one load balancer beside another.
 
 ::
 
@@ -25,20 +25,20 @@ from mosaic.report.palette import FAINT, GLUE, GRID, INK, colors_of, lighter
 _PANEL, _LEFT, _BETWEEN, _HEAD, _FOOT = 4.3, 0.95, 1.35, 1.05, 1.0
 _STRIP = 0.1
 _MAX_PAIRS = 1536
-"""Tokens up to which single pairs are drawn; beyond, whole tiles, those seen in part lighter."""
+"""Tokens up to which single pairs are drawn; above, whole tiles, with partly visible ones lighter."""
 _MAX_TOLD = 16
-"""Ranks that are written at their bars; of more, some are."""
+"""Most ranks with a label at their bar."""
 _PARTLY = 0.55
-"""Share of white in tiles that are seen in part."""
+"""Share of white in partly visible tiles."""
 _Pixels = npt.NDArray[np.float64]
 
 
 def draw_context(plans: ContextPlan | Sequence[ContextPlan], path: Path, *, title: str = "") -> None:
-    """Draws the mask of one sequence as plans share it out, one beside the other.
+    """Draws the mask of one sequence as plans divide it, one beside the other.
 
     Args:
         plans: One or a few plans of one sequence.
-        path: A ``.png`` or ``.svg`` file; written whole or not at all.
+        path: A ``.png`` or ``.svg`` file, written atomically.
         title: Written at the top.
 
     Raises:
@@ -106,8 +106,8 @@ def _draw_strip(canvas: Canvas, left: float, plan: ContextPlan) -> None:
 def _draw_shares(canvas: Canvas, left: float, plan: ContextPlan, colors: list[str], most: float) -> None:
     """Beside the panel: the work of each rank as bars, against the mean; the legend of ranks' colours too."""
     axes = canvas.panel(left, _HEAD, _BETWEEN - 0.8, _PANEL * 0.6)
-    told = range(0, plan.ranks, -(-plan.ranks // _MAX_TOLD))
-    axes.set_yticks([-rank for rank in told], [str(rank) for rank in told])
+    labelled = range(0, plan.ranks, -(-plan.ranks // _MAX_TOLD))
+    axes.set_yticks([-rank for rank in labelled], [str(rank) for rank in labelled])
     axes.yaxis.tick_right()
     axes.tick_params(axis="y", length=0, pad=2)
     axes.set_xticks([])
@@ -141,11 +141,11 @@ def _draw_legend(canvas: Canvas, plan: ContextPlan, *, is_repeating: bool) -> No
 
 
 def _pairs(plan: ContextPlan, colors: list[str]) -> _Pixels:
-    """A pixel for each pair: its rank's colour where the query sees the key."""
+    """A pixel per pair, in its rank's colour if the query sees the key."""
     of_rank = np.stack([_rgb(color) for color in colors])
     owner = np.repeat(plan.distribution.rank_of, plan.blocks.block)[: plan.mask.num_tokens]
-    seen = plan.mask.dense()
-    return np.where(seen[:, :, None], of_rank[owner % len(colors)][:, None, :], 1.0)
+    visible = plan.mask.dense()
+    return np.where(visible[:, :, None], of_rank[owner % len(colors)][:, None, :], 1.0)
 
 
 def _tiles(plan: ContextPlan, colors: list[str]) -> _Pixels:

@@ -1,4 +1,4 @@
-"""Ways to share one sequence out over ranks, for the terminal."""
+"""Terminal table of load balancers of one sequence."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COLUMNS = (
 
 
 def context_table(plans: Sequence[ContextPlan]) -> Table:
-    """Returns a row for each plan of one sequence, the first one bold."""
+    """Returns a row per plan of one sequence, the first in bold."""
     first = plans[0]
-    said = f"{first.mask.num_tokens} tokens over {first.ranks} ranks, {first.work.sum():.3g} visible pairs"
-    table = empty_table(said, "counted, not measured", _COLUMNS)
+    caption = f"{first.mask.num_tokens} tokens over {first.ranks} ranks, {first.work.sum():.3g} visible pairs"
+    table = empty_table(caption, "counted, not measured", _COLUMNS)
     for plan in plans:
         table.add_row(*plain(_cells(plan), "bold" if plan is first else ""))
     return table

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Column = tuple[str, bool]
-"""Heading, and whether it holds numbers, which are right-justified and never broken."""
+"""Heading, and True for numbers, which are right-justified and never broken."""
 
 
 def empty_table(title: str, caption: str, columns: Sequence[Column], *, least: Sequence[int] = ()) -> Table:
     """Returns a table without rows.
 
     Args:
-        title: Stands above it.
-        caption: Stands below it.
+        title: Text above the table.
+        caption: Text below the table.
         columns: From left to right.
-        least: For each column the least width of its words; by default what the terminal leaves.
+        least: Least width of each column; by default from the terminal.
     """
     from rich import box
     from rich.table import Table
@@ -47,7 +47,7 @@ def empty_table(title: str, caption: str, columns: Sequence[Column], *, least: S
 
 
 def plain(cells: Iterable[str], style: str = "") -> list[Text]:
-    """Returns cells as they are: a module's name such as ``layers[0]`` is no markup."""
+    """Returns cells without markup, for names such as ``layers[0]``."""
     from rich.text import Text
 
     return [Text(cell, style=style) for cell in cells]

@@ -1,4 +1,4 @@
-"""A picture of pipeline schedules: ranks as rows, what runs in them, and under each its memory against its limit.
+"""A picture of pipeline schedules: a row of tasks per rank, and below it the rank's memory against its limit.
 
 ::
 
@@ -28,9 +28,9 @@ _WIDTH, _LEFT, _RIGHT = 11.0, 0.85, 1.05
 _HEAD, _ABOVE, _BETWEEN = 0.42, 0.3, 0.16
 _MAX_PANEL = 4.8
 _MEMORY_SHARE = 0.4
-"""Of a rank's height, for its memory."""
+"""Share of a rank's height for its memory."""
 _GAP_SHARE = 0.12
-"""Of a rank's height, white between it and the next."""
+"""Share of a rank's height left white below it."""
 _MAX_LABELS = 800
 _SHADES = {ActionKind.FORWARD: 0.0, ActionKind.BACKWARD: 0.5, ActionKind.WEIGHTS: 0.78}
 """Share of white in a module's colour."""
@@ -42,7 +42,7 @@ _GB = 1e9
 
 
 SIMULATED = "Pipeline schedules (simulated)"
-"""Title of pictures of nothing that ran."""
+"""Title of simulated pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,46 +50,46 @@ class PipelineRun:
     """A simulated step."""
 
     title: str
-    """Such as the schedule's name."""
+    """Title, such as the schedule's name."""
     graph: TaskGraph
     """Its tasks, and the memory of its ranks."""
     start_ns: Sequence[int]
-    """Of each task."""
+    """Start of each task."""
 
     @property
     def makespan_ns(self) -> int:
-        """When the last task ends."""
+        """End of the last task."""
         return max((at + t.time_ns for at, t in zip(self.start_ns, self.graph.tasks, strict=True)), default=0)
 
     @property
     def bubble_share(self) -> float:
-        """Share of the rows' time in which they run nothing."""
+        """Idle share of the rows' time."""
         total = self.makespan_ns * self.graph.num_rows
         return 1 - sum(task.time_ns for task in self.graph.tasks) / total if total else 0.0
 
 
 def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED, subtitle: str = "") -> None:
-    """Draws simulated steps one above the other on one axis of time, such as a baseline and ours.
+    """Draws simulated steps one above the other on one time axis, such as a baseline and ours.
 
     A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
-    Under each rank is its memory over time: blue-grey what is in use, red what is over the limit, dashed the limit.
+    Under each rank is its memory over time: blue-grey in use, red over the limit, dashed the limit.
 
     Args:
-        runs: What to draw, the first on top; the others' times are compared with the first.
+        runs: Steps to draw, the first on top; the title of each other step compares it with the first.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
         title: Written at the top.
         subtitle: Written under the title, such as the model and the device.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: No run was given, a run has another number of starts than tasks, or the suffix is another.
+        ValueError: ``runs`` is empty, a run's numbers of starts and tasks differ, or the suffix is unsupported.
     """
     check_path(path)
     pipelines_canvas(runs, title=title, subtitle=subtitle).save(path)
 
 
 def pipelines_canvas(runs: Sequence[PipelineRun], *, title: str = SIMULATED, subtitle: str = "") -> Canvas:
-    """Returns the page that ``draw_pipelines`` writes, one axes for each run."""
+    """Returns the page of ``draw_pipelines``, with axes per run."""
     if not runs:
         raise ValueError("no runs; give at least one simulated step")
     for run in runs:
@@ -130,7 +130,7 @@ def pipelines_canvas(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
 
 
 def _most_bytes(runs: Sequence[PipelineRun], uses: Sequence[Sequence[MemoryTimeline]]) -> int:
-    """The top of the scale of memory, which all ranks of all runs share; 0 where no memory is known."""
+    """Top of the memory scale of all ranks and runs; 0 without known memory."""
     used = max((line.peak_bytes for use in uses for line in use), default=0)
     return max([used, *(limit for run in runs for limit in run.graph.limit_bytes)]) if used else 0
 
@@ -138,16 +138,16 @@ def _most_bytes(runs: Sequence[PipelineRun], uses: Sequence[Sequence[MemoryTimel
 def _panel_height(run: PipelineRun, *, with_memory: bool) -> float:
     ranks = max(1, run.graph.num_ranks)
     lanes = max(run.graph.rank_of.count(rank) for rank in set(run.graph.rank_of) or {0})
-    one = (0.3 + 0.14 * (max(1, lanes) - 1)) / (1 - _GAP_SHARE - (_MEMORY_SHARE if with_memory else 0))
-    return max(0.5, min(one * ranks, _MAX_PANEL))
+    row_height = (0.3 + 0.14 * (max(1, lanes) - 1)) / (1 - _GAP_SHARE - (_MEMORY_SHARE if with_memory else 0))
+    return max(0.5, min(row_height * ranks, _MAX_PANEL))
 
 
 def _head(canvas: Canvas, run: PipelineRun, first: PipelineRun, top: float) -> None:
     end = canvas.text(_LEFT, top + 0.2, run.title, size=11.5, fontweight="bold")
-    said = f"{ms_text(run.makespan_ns / 1e6)} ms, {run.bubble_share:.1%} bubbles"
+    text = f"{ms_text(run.makespan_ns / 1e6)} ms, {run.bubble_share:.1%} bubbles"
     if run is not first and run.makespan_ns:
-        said += f"; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
-    canvas.text(end + 0.15, top + 0.2, said if run.graph.tasks else "nothing runs", color=FAINT)
+        text += f"; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
+    canvas.text(end + 0.15, top + 0.2, text if run.graph.tasks else "nothing runs", color=FAINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

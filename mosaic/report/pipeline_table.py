@@ -1,4 +1,4 @@
-"""A planned step of a pipeline beside baselines, for the terminal."""
+"""Terminal table of a planned pipeline step and baselines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _COLUMNS = (
 
 
 def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Table:
-    """Returns a row for what was planned and one for each baseline, simulated; one that cannot run has its reason."""
+    """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
     table = empty_table("One step, simulated", "nothing here was measured", _COLUMNS)
     table.add_row(*plain(_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned)), "bold"))
-    for one in contenders:
-        if (run := one.run) is None:
-            table.add_row(*plain([one.name, "-", "-", "-", "-", one.reason], ""))
+    for contender in contenders:
+        if (run := contender.run) is None:
+            table.add_row(*plain([contender.name, "-", "-", "-", "-", contender.reason], ""))
             continue
         ratio = run.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        table.add_row(*plain(_cells(one.name, run.graph, run.timed, ratio, run.strategy), ""))
+        table.add_row(*plain(_cells(contender.name, run.graph, run.timed, ratio, run.strategy), ""))
     return table
 
 
@@ -50,6 +50,6 @@ def _cells(name: str, graph: TaskGraph, timed: Timed, ratio: float, strategy: st
 def _strategies(planned: PlannedStep) -> str:
     if isinstance(planned.strategies, str):
         return planned.strategies
-    layers = [index for chosen in planned.strategies.values() for index in chosen]
+    layers = [index for choices in planned.strategies.values() for index in choices]
     changed = sum(index > 0 for index in layers)
     return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"

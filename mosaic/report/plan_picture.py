@@ -19,12 +19,12 @@ _GAP = 0.12
 
 
 def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitle: str = "") -> None:
-    """Draws a plan's predicted step: one lane of height 1.0 for each device, white for what stays unused.
+    """Draws a plan's predicted step: one lane of height 1.0 per device, white for unused parts.
 
     Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades.
 
     Args:
-        plan: What to draw.
+        plan: The plan.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
         sequential: A plan of the same modules to draw above it on the same time axis.
         subtitle: Written under the title.
@@ -38,7 +38,7 @@ def draw_plan(plan: Plan, path: Path, *, sequential: Plan | None = None, subtitl
 
 
 def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "") -> Canvas:
-    """Returns the page that ``draw_plan`` writes, one axes for each plan."""
+    """Returns the page of ``draw_plan``, with axes per plan."""
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         subtitle = "; ".join(filter(None, [subtitle, f"while its modules were measured, {note}"]))
     shown = [(_name(plan), plan, bars_of_plan(plan))]
@@ -47,7 +47,7 @@ def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
     colors = colors_of(placement.module for placement in plan.placements)
     colors = colors_of([*colors, *(p.module for _, other, _ in shown for p in other.placements)])
     legend = legend_rows(colors, glue=False, page_width=_WIDTH - _LEFT - _RIGHT)
-    heights = [max(1.0, min(1.15 * each.num_devices, 4.5)) for _, each, _ in shown]
+    heights = [max(1.0, min(1.15 * shown_plan.num_devices, 4.5)) for _, shown_plan, _ in shown]
     head = 0.62 if subtitle else 0.42
     body = sum(heights) + len(heights) * _ABOVE + (len(heights) - 1) * _BETWEEN
     canvas = Canvas(width=_WIDTH, height=head + body + (0.35 if shown[-1][2].nominal else 0.72) + 0.24 * len(legend))
@@ -57,13 +57,13 @@ def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
         canvas.text(0.2, 0.54, subtitle, color=FAINT)
     end_ms = max(bars.total_ms for _, _, bars in shown) or 1.0
     top = head
-    for index, ((name, each, bars), height) in enumerate(zip(shown, heights, strict=True)):
+    for index, ((name, shown_plan, bars), height) in enumerate(zip(shown, heights, strict=True)):
         axes = canvas.panel(_LEFT, top + _ABOVE, _WIDTH - _LEFT - _RIGHT, height)
-        _prepare(axes, each, bars, end_ms, last=index == len(shown) - 1)
+        _prepare(axes, shown_plan, bars, end_ms, last=index == len(shown) - 1)
         end = canvas.text(_LEFT, top + 0.2, name, size=11.5, fontweight="bold")
-        canvas.text(end + 0.15, top + 0.2, _fact(each, bars), color=FAINT)
-        _draw_stages(canvas, axes, each, bars)
-        _draw_bars(canvas, axes, each, bars, colors)
+        canvas.text(end + 0.15, top + 0.2, _fact(shown_plan, bars), color=FAINT)
+        _draw_stages(canvas, axes, shown_plan, bars)
+        _draw_bars(canvas, axes, shown_plan, bars, colors)
         top += _ABOVE + height + _BETWEEN
     draw_legend(canvas, legend, _LEFT, canvas.height - 0.08 - 0.24 * len(legend))
     return canvas
@@ -88,9 +88,9 @@ def _fact(plan: Plan, bars: PlanBars) -> str:
 
 
 def _used(plan: Plan, bars: PlanBars) -> float:
-    """Share of slot time that some module holds, between 0 and 1."""
-    held = sum(len(bar.slots) * (bar.end_ms - bar.start_ms) for bar in bars.bars)
-    return held / (bars.total_ms * plan.device.num_slots * plan.num_devices)
+    """Used share of slot time, between 0 and 1."""
+    used = sum(len(bar.slots) * (bar.end_ms - bar.start_ms) for bar in bars.bars)
+    return used / (bars.total_ms * plan.device.num_slots * plan.num_devices)
 
 
 def _prepare(axes: Any, plan: Plan, bars: PlanBars, end_ms: float, *, last: bool) -> None:
@@ -110,7 +110,7 @@ def _prepare(axes: Any, plan: Plan, bars: PlanBars, end_ms: float, *, last: bool
 
 
 def _draw_stages(canvas: Canvas, axes: Any, plan: Plan, bars: PlanBars) -> None:
-    """White ground and an outline for each device, a line where a stage ends, its name above."""
+    """White ground and an outline per device, a line at the end of each stage, its name above."""
     for device in range(plan.num_devices):
         low = device * (1 + _GAP)
         canvas.bar(axes, (0, low, bars.total_ms, 1.0), "#ffffff", edgecolor=FAINT, linewidth=0.6, zorder=0.5)

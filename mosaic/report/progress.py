@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INTERVAL_S = 5.0
-"""Least seconds between two lines about one phase where nobody watches."""
+"""Least seconds between two log lines of one phase."""
 
 
 class Progress:
-    """A bar with the phase's name and the time left, or plain lines where standard error is not a terminal.
+    """A bar with the phase's name and the time left; plain lines if standard error is not a terminal.
 
     Use as a context manager, from one thread::
 
@@ -38,18 +38,18 @@ class Progress:
         animated: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares; nothing is shown before the first phase.
+        """Shows nothing before the first phase.
 
         Args:
-            console: Where to write; standard error by default.
-            animated: Whether to draw a moving bar; by default, whether ``console`` is a real terminal.
-            clock: Seconds that only rise.
+            console: Output; standard error by default.
+            animated: Draw a moving bar; by default if ``console`` is a real terminal.
+            clock: A monotonic clock in seconds.
         """
         from rich.console import Console
 
         quiet = logging.getLogger("mosaic").level >= logging.ERROR
         self._console = console if console is not None else Console(stderr=True, quiet=quiet)
-        # FORCE_COLOR makes rich call a pipe a terminal; a bar in a log file helps nobody.
+        # FORCE_COLOR makes rich treat a pipe as a terminal; a log file needs no bar.
         watched = self._console.is_interactive and self._console.file.isatty()
         self._bar: Any = _make_bar(self._console) if (watched if animated is None else animated) else None
         self._clock = clock
@@ -69,12 +69,12 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves the terminal as it was, whatever happened."""
+        """Restores the terminal."""
         if self._bar is not None:
             self._bar.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Ends the phase before and starts one of ``total`` pieces; None where their number is unknown."""
+        """Ends the last phase and starts one of ``total`` pieces; None if their number is unknown."""
         self._name, self._note, self._total, self._done = name, "", total, 0
         self._phase_begun_s = self._clock()
         if self._bar is None:
@@ -85,7 +85,7 @@ class Progress:
         self._task = self._bar.add_task(name, total=total, note="")
 
     def advance(self, count: int = 1) -> None:
-        """Says that ``count`` more pieces of the phase are done."""
+        """Counts ``count`` more finished pieces of the phase."""
         self._done += count
         if self._bar is None:
             self._tell_sometimes()
@@ -93,7 +93,7 @@ class Progress:
             self._bar.advance(self._task, count)
 
     def note(self, text: str) -> None:
-        """Says what is being worked on, shown beside the phase until the next note."""
+        """Shows the current piece beside the phase until the next note."""
         self._note = text
         if self._bar is None:
             self._tell_sometimes()
@@ -101,7 +101,7 @@ class Progress:
             self._bar.update(self._task, note=text)
 
     def follow(self, name: str) -> Callable[[str, int, int], None]:
-        """Returns a callback ``(what, done, total)`` that shows somebody else's progress as a phase."""
+        """Returns a callback ``(what, done, total)`` that shows the caller's progress as a phase."""
         reached = -1
 
         def follow(what: str, done: int, total: int) -> None:
@@ -116,12 +116,12 @@ class Progress:
         return follow
 
     def say(self, text: str) -> None:
-        """Writes a line that stays, above the bar or in the log."""
+        """Writes a permanent line above the bar or in the log."""
         line = text if self._bar is not None else f"[{self._seconds()} s] {text}"
         self._print(line)
 
     def _finish(self) -> None:
-        """Leaves the bar of the phase that ended full, without a note."""
+        """Fills the bar of the last phase, without a note."""
         total = self._total_of_task()
         self._bar.update(self._task, note="", total=total, completed=total)
         self._bar.stop_task(self._task)
@@ -150,7 +150,7 @@ class Progress:
         return round(self._clock() - self._begun_s)
 
     def _seconds_left(self) -> float | None:
-        """What the pieces still to do will take if they take as long as those done; None where unknown."""
+        """Estimate from the pieces done; None if unknown."""
         if not self._total or not 0 < self._done < self._total:
             return None
         return (self._clock() - self._phase_begun_s) / self._done * (self._total - self._done)
@@ -164,7 +164,7 @@ def _make_bar(console: Console) -> Any:
     from rich.text import Text
 
     class PhaseColumn(progress.ProgressColumn):
-        """Phase and note as they are: a module's name is no markup."""
+        """Phase and note, without markup in names."""
 
         def render(self, task: progress.Task) -> Text:
             return Text.assemble((task.description, "bold"), f" {task.fields['note']}".rstrip())

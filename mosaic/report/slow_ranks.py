@@ -1,9 +1,8 @@
-"""Finding a slow rank among several: its own computing takes longer than that of the same modules on other ranks.
+"""Slow ranks: ranks whose own computing takes longer than that of the same modules on other ranks.
 
-Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Where a plan
-says how long work takes, as in a pipeline, whose ranks have different layers, times over planned times are compared.
-Modules are compared by the medians of their steps, the first one left out, where a step or more are left. A rank that
-something else held up for a step or two is not slow either: it takes longer in most steps.
+Waiting is separate from computing: a waiting rank is not slow. The ranks of a pipeline have different layers, so there
+the comparison is of times over planned times. Modules are compared by the medians of their steps, without the first
+step if others remain. A delay of a step or two does not make a rank slow: a slow rank takes longer in most steps.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from mosaic.errors import InvalidFileError
 from mosaic.rank_trace import RankSpan, RankTrace
 
 MIN_RATIO = 1.25
-"""How much longer than elsewhere a module has to take: rows of ranks may differ by one, machines by some percent."""
+"""Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
 MIN_STEP_SHARE = 0.75
-"""Share of the steps in which it has to take that much longer: a machine that is now and then busy is not slow."""
+"""Least share of steps with that ratio: a machine that is sometimes busy is not slow."""
 MIN_LOST_SHARE = 0.03
-"""Of the time of a step: less than this is not worth a word."""
+"""Least lost share of a step's time to report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +31,11 @@ class SlowModule:
     here_ms: float
     """Median of a step on the rank."""
     elsewhere_ms: float
-    """Median of the other ranks' medians; of planned work, how long this rank's would take as on them."""
+    """Median of the other ranks' medians; for planned work, this rank's time at their pace."""
 
     @property
     def ratio(self) -> float:
-        """How many times as long."""
+        """Ratio of both times."""
         return self.here_ms / self.elsewhere_ms
 
 
@@ -53,55 +52,55 @@ class RankSummary:
     num_compared: int
     """Modules and phases that other ranks run, too."""
     slow: tuple[SlowModule, ...]
-    """What takes longer than elsewhere, most time lost first; empty for a rank that is not slow."""
+    """Slow modules, most lost time first; empty for a rank that is not slow."""
 
     @property
     def lost_ms(self) -> float:
-        """Time of a step that it takes longer than others."""
-        return sum(each.here_ms - each.elsewhere_ms for each in self.slow)
+        """Lost time of a step, against other ranks."""
+        return sum(module.here_ms - module.elsewhere_ms for module in self.slow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """All ranks whose traces were given."""
+    """Comparison of all ranks with traces."""
 
     ranks: tuple[RankSummary, ...]
     """By number."""
     missing: tuple[int, ...]
-    """Ranks of the run whose traces were not given."""
+    """Ranks of the run without traces."""
     num_steps: int
-    """Steps that were compared."""
+    """Compared steps."""
 
     @property
     def slow(self) -> tuple[RankSummary, ...]:
-        """Those that are slow, the slowest first."""
-        return tuple(sorted((one for one in self.ranks if one.slow), key=lambda one: -one.lost_ms))
+        """Slow ranks, the slowest first."""
+        return tuple(sorted((rank for rank in self.ranks if rank.slow), key=lambda rank: -rank.lost_ms))
 
     def sentences(self) -> tuple[str, ...]:
-        """Says what was found, for people."""
-        said = []
-        for one in self.slow:
-            each = "; ".join(
+        """Describes the result in sentences."""
+        lines = []
+        for rank in self.slow:
+            modules = "; ".join(
                 f"{slow.module} {slow.phase} {slow.here_ms:.2f} ms instead of {slow.elsewhere_ms:.2f} "
                 f"({slow.ratio:.1f} times)"
-                for slow in one.slow
+                for slow in rank.slow
             )
-            said.append(f"rank {one.rank} ({one.host}) is slow, by {one.lost_ms:.2f} ms a step: {each}")
-        if not said:
-            if any(one.num_compared for one in self.ranks):
-                said.append("no rank is slow: what several of them compute takes about as long on each")
+            lines.append(f"rank {rank.rank} ({rank.host}) is slow, by {rank.lost_ms:.2f} ms a step: {modules}")
+        if not lines:
+            if any(rank.num_compared for rank in self.ranks):
+                lines.append("no rank is slow: what several of them compute takes about as long on each")
             else:
-                said.append("nothing can be compared: no module runs on two of these ranks")
+                lines.append("nothing can be compared: no module runs on two of these ranks")
         if self.missing:
-            said.append(f"not looked at, since no trace was given: rank {', '.join(map(str, self.missing))}")
-        return tuple(said)
+            lines.append(f"not looked at, since no trace was given: rank {', '.join(map(str, self.missing))}")
+        return tuple(lines)
 
 
 def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
     """Finds the slow ranks of one run.
 
     Raises:
-        InvalidFileError: There are fewer than two traces, two of one rank, of different runs, or one without work.
+        InvalidFileError: Fewer than two traces, two of one rank, traces of different runs, or one without work.
     """
     _check(traces)
     traces = sorted(traces, key=lambda trace: trace.rank)
@@ -139,24 +138,24 @@ def _of_kind(spans: Iterable[RankSpan], kind: str, steps: set[int]) -> list[Rank
 
 @dataclass(slots=True)
 class _Work:
-    """Of one module and phase in one step."""
+    """Work of one module and phase in one step."""
 
     time_ms: float = 0.0
     expected_ms: float = 0.0
 
     @property
     def amount(self) -> float:
-        """How much it is: as planned; 1 where no plan says."""
+        """Planned amount of work; 1 without a plan."""
         return self.expected_ms or 1.0
 
     @property
     def pace(self) -> float:
-        """Time for each amount."""
+        """Time per amount."""
         return self.time_ms / self.amount
 
 
 _Table = dict[tuple[str, str], dict[int, _Work]]
-"""For each module and phase its work in each step."""
+"""Work by module and phase, then by step."""
 
 
 def _by_step(spans: Iterable[RankSpan]) -> _Table:
@@ -169,7 +168,7 @@ def _by_step(spans: Iterable[RankSpan]) -> _Table:
 
 
 def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) -> RankSummary:
-    found, compared = [], 0
+    slow, compared = [], 0
     for (module, phase), here in tables[trace.rank].items():
         others = [
             table[module, phase] for rank, table in tables.items() if rank != trace.rank and (module, phase) in table
@@ -180,18 +179,18 @@ def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) ->
             here_ms = amount * _median_pace(here)
             elsewhere_ms = amount * statistics.median(map(_median_pace, others))
             if elsewhere_ms > 0 and here_ms >= MIN_RATIO * elsewhere_ms and _mostly_longer(here, others):
-                found.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
+                slow.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
     wait = _per_step(_of_kind(trace.spans, "wait", steps), steps)
-    lost = sum(each.here_ms - each.elsewhere_ms for each in found)
-    found.sort(key=lambda each: each.elsewhere_ms - each.here_ms)
+    lost = sum(item.here_ms - item.elsewhere_ms for item in slow)
+    slow.sort(key=lambda item: item.elsewhere_ms - item.here_ms)
     return RankSummary(
         rank=trace.rank,
         host=trace.host,
         compute_ms=compute,
         wait_ms=wait,
         num_compared=compared,
-        slow=tuple(found) if lost > MIN_LOST_SHARE * (compute + wait) else (),
+        slow=tuple(slow) if lost > MIN_LOST_SHARE * (compute + wait) else (),
     )
 
 
@@ -200,7 +199,7 @@ def _median_pace(works: Mapping[int, _Work]) -> float:
 
 
 def _mostly_longer(here: Mapping[int, _Work], others: Sequence[Mapping[int, _Work]]) -> bool:
-    """Says whether a module takes longer than elsewhere in most of the steps in which others run it, too."""
+    """Returns True if a module takes longer than elsewhere in most of the common steps."""
     longer = []
     for step, work in here.items():
         elsewhere = [other[step].pace for other in others if step in other]

@@ -1,4 +1,4 @@
-"""Choosing recorded steps that stand for a run when there is no room for all of them."""
+"""Selection of recorded steps that represent a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Literal
 from mosaic.timeline import Span, Timeline
 
 Choice = Literal["last", "typical"]
-"""The last steps, or those whose length is nearest to the median."""
+"""The last steps, or the steps nearest to the median length."""
 
 
 def choose_steps(timeline: Timeline, num_steps: int, choice: Choice = "last") -> dict[int, tuple[Span, ...]]:
-    """Returns the spans of ``num_steps`` whole steps, one after another, or of all if there are fewer.
+    """Returns the spans of ``num_steps`` consecutive whole steps, or of all if fewer.
 
-    ``last`` takes the last ones. ``typical`` takes those that together are nearest to the median of all such
-    runs of steps, the later ones where two are as near: on a busy machine one step that stalled would
-    otherwise set the scale of the whole picture.
+    ``last`` selects the last steps. ``typical`` selects those whose total is nearest to the median of all such
+    runs, the later in a tie: otherwise one stalled step on a busy machine would set the scale of the picture.
     """
     whole = whole_steps(timeline)
     runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
@@ -31,9 +30,9 @@ def choose_steps(timeline: Timeline, num_steps: int, choice: Choice = "last") ->
 
 
 def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
-    """Returns, in order, the steps in which everything ran that usually runs.
+    """Returns, in order, the steps with all modules and phases that usually run.
 
-    A recording may begin or end inside a step; such a step lacks modules or phases that most steps have.
+    A recording may begin or end inside a step, which then lacks modules or phases.
     """
     steps: dict[int, list[Span]] = {}
     for span in timeline.spans:

@@ -25,11 +25,11 @@ def _table(title: str, caption: str, columns: Sequence[Column]) -> Table:
 
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
-    """Returns a plan as a table of placements with predicted times, stage after stage.
+    """Returns a table of a plan's placements with predicted times, stage by stage.
 
     Args:
-        plan: What to show.
-        graph: Adds for each module those it waits for.
+        plan: The plan.
+        graph: Adds each module's predecessors.
     """
     columns = [
         ("stage", True),
@@ -40,8 +40,8 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         ("forward\nms", True),
         ("backward\nms", True),
     ]
-    told = plan.communication_ms > 0
-    columns += [("route\nms", True), ("sum\nms", True)] if told else []
+    has_communication = plan.communication_ms > 0
+    columns += [("route\nms", True), ("sum\nms", True)] if has_communication else []
     columns += [("waits for", False)] if graph else []
     many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
     title = f"Plan, predicted: {many}{plan.device.name}, {plan.device.num_slots} slots"
@@ -57,7 +57,7 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
                 f"{placement.forward_ms:.2f}",
                 f"{placement.backward_ms:.2f}",
             ]
-            if told:
+            if has_communication:
                 routing_ms = placement.route_forward_ms + placement.route_backward_ms
                 cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
             cells += [", ".join(graph.predecessors(placement.module)) or _NOTHING] if graph else []
@@ -95,7 +95,7 @@ def _plan_caption(plan: Plan) -> str:
 
 
 def profile_table(profile: Profile) -> Table:
-    """Returns what was measured: medians and quartiles by module and quota, memory, how quiet the machine was."""
+    """Returns the measurements: medians and quartiles by module and quota, memory, load of the machine."""
     degrees = sorted({sample.degree for sample in profile.samples})
     columns = [
         ("module", False),
@@ -109,15 +109,15 @@ def profile_table(profile: Profile) -> Table:
         columns.insert(1, ("degree", True))
     title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
     table = _table(title, _profile_caption(profile), columns)
-    kept = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
+    resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
     for name in profile.graph.names:
-        found = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
-        keys = sorted({(degree, quota) for degree, quota, _ in found})
+        samples = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
+        keys = sorted({(degree, quota) for degree, quota, _ in samples})
         for row, (degree, quota) in enumerate(keys):
-            both = [found.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-            peak = max((sample.peak_bytes for sample in both if sample), default=0)
-            cells = [name if row == 0 else "", str(quota), *(_times(sample) for sample in both), _bytes(peak)]
-            cells.append(_bytes(kept.get(name, 0)) if row == 0 else "")
+            pair = [samples.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+            peak = max((sample.peak_bytes for sample in pair if sample), default=0)
+            cells = [name if row == 0 else "", str(quota), *(_times(sample) for sample in pair), _bytes(peak)]
+            cells.append(_bytes(resident_bytes.get(name, 0)) if row == 0 else "")
             if degrees != [1]:
                 cells.insert(1, str(degree))
             table.add_row(*plain(cells), end_section=row == len(keys) - 1)
@@ -130,7 +130,7 @@ def _times(sample: Sample | None) -> str:
     if sample.infeasible:
         return "cannot run"
     first, third = sample.quartiles_ms
-    # Three digits are more than a median of a few runs deserves, and fit 80 columns.
+    # Three digits are precise enough for a median of a few runs, and fit 80 columns.
     digits = 1 if sample.median_ms >= 10 else 2
     return f"{sample.median_ms:.{digits}f} ({first:.{digits}f}-{third:.{digits}f})"
 
@@ -156,7 +156,7 @@ def _profile_caption(profile: Profile) -> str:
 
 
 def graph_table(graph: ModuleGraph) -> Table:
-    """Returns the modules in call order: size, what feeds them, and what may run beside them."""
+    """Returns the modules in call order: size, inputs, and modules that may run beside them."""
     columns = [
         ("module", False),
         ("parameters", True),
@@ -189,7 +189,7 @@ def _count(number: int) -> str:
 
 
 def _bytes(number: int) -> str:
-    """Bytes in three digits; ``-`` for 0, which a profile writes where it does not know."""
+    """Bytes in three digits; ``-`` for 0, which means unknown in a profile."""
     if number <= 0:
         return _NOTHING
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -199,10 +199,10 @@ def _bytes(number: int) -> str:
 
 
 def plan_bars(plan: Plan, width: int) -> Text:
-    """Returns a plan's predicted step as bars: a row for each slot, a column for each piece of time.
+    """Returns a plan's predicted step as bars: a row per slot, a column per piece of time.
 
-    Bars are ``image━━━│`` in forward and ``image╌╌╌│`` in backward, so that they can be told apart without colour;
-    blank is idle. Above 16 rows, neighbouring slots that do the same share one.
+    Bars are ``image━━━│`` in forward and ``image╌╌╌│`` in backward, which differ without colour; blank is
+    idle. Above 16 rows, neighbouring slots that do the same share one.
 
     Args:
         plan: What to show.
@@ -210,12 +210,12 @@ def plan_bars(plan: Plan, width: int) -> Text:
     """
     from rich.text import Text
 
-    drawn = bars_of_plan(plan)
+    layout = bars_of_plan(plan)
     colors = colors_of(placement.module for placement in plan.placements)
-    rows = rows_of_slots(plan, drawn.bars)
+    rows = rows_of_slots(plan, layout.bars)
     margin = max((len(name) for name, _ in rows), default=0) + 1
     columns = max(width, 40) - margin - 1
-    scale = columns / (drawn.total_ms or 1.0)
+    scale = columns / (layout.total_ms or 1.0)
     text = Text(no_wrap=True, overflow="crop")
     for name, bars in rows:
         text.append(f"{name:>{margin - 1}} ")
@@ -229,6 +229,6 @@ def plan_bars(plan: Plan, width: int) -> Text:
             text.append(name[: end - start], style=f"{ink_on(color)} on {color}")
             at = max(at, end)
         text.append(" " * (columns - at) + "\n")
-    end_of_axis = "no times predicted" if drawn.nominal else f"{ms_text(drawn.total_ms)} ms predicted"
+    end_of_axis = "no times predicted" if layout.nominal else f"{ms_text(layout.total_ms)} ms predicted"
     text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
     return text

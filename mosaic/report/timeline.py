@@ -1,4 +1,4 @@
-"""A picture of what ran when: measured timelines under one time axis, a lane for each slot."""
+"""A picture of measured timelines under one time axis, a lane per slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mosaic.timeline import Span, Timeline
 _WIDTH, _LEFT, _RIGHT = 10.0, 0.75, 0.25
 _ABOVE, _BETWEEN = 0.52, 0.14
 _BAR_SHARE = 0.84
-"""Height of a bar as a share of its lanes; the rest keeps neighbouring lanes apart."""
+"""Height of a bar as a share of its lanes."""
 
 
 def draw_timelines(
@@ -35,18 +35,17 @@ def draw_timelines(
     steps (optimizer, data) lies on grey ground and is not counted.
 
     Args:
-        timelines: What to draw, the first on top; one may be empty.
+        timelines: Timelines, the first on top; one may be empty.
         path: A ``.png`` or ``.svg`` file; written whole or not at all.
         plan: Gives modules the colours that they have in the plan's picture, and the predicted step that is
             quoted, as such, below the axis.
         subtitle: Written under the title, such as the machine and the date.
-        num_steps: How many whole steps to draw, one after another.
-        choice: The ``last`` ones, or the ``typical`` ones, whose length is nearest to the median; the picture
-            says so.
+        num_steps: Number of consecutive whole steps to draw.
+        choice: The ``last`` steps, or the ``typical`` ones nearest to the median length, with a note in the picture.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: No timeline was given, ``num_steps`` is under 1, or the suffix is another.
+        ValueError: ``timelines`` is empty, ``num_steps`` is under 1, or the suffix is unsupported.
     """
     check_path(path)
     timeline_canvas(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps, choice=choice).save(path)
@@ -60,11 +59,11 @@ def timeline_canvas(
     num_steps: int = 2,
     choice: Choice = "last",
 ) -> Canvas:
-    """Returns the page that ``draw_timelines`` writes, one axes for each timeline."""
+    """Returns the page of ``draw_timelines``, with axes per timeline."""
     if not timelines or num_steps < 1:
         raise ValueError(f"{len(timelines)} timelines of {num_steps} steps; give at least one of each")
-    drawn = [choose_steps(timeline, num_steps, choice) for timeline in timelines]
-    spans = [span for steps in drawn for span in flatten(steps)]
+    drawn_steps = [choose_steps(timeline, num_steps, choice) for timeline in timelines]
+    spans = [span for steps in drawn_steps for span in flatten(steps)]
     modules = [placement.module for placement in plan.placements] if plan else []
     ran = {span.module: None for span in spans if span.phase != "glue"}
     colors = {name: color for name, color in colors_of([*modules, *ran]).items() if name in ran}
@@ -76,9 +75,9 @@ def timeline_canvas(
     canvas.text(0.2, 0.32, "What ran when (measured)", size=13, fontweight="bold")
     if subtitle:
         canvas.text(0.2, 0.54, subtitle, color=FAINT)
-    end_ms = max((length_ms(flatten(steps)) for steps in drawn), default=0.0) or 1.0
+    end_ms = max((length_ms(flatten(steps)) for steps in drawn_steps), default=0.0) or 1.0
     top = head
-    for index, (timeline, steps, height) in enumerate(zip(timelines, drawn, heights, strict=True)):
+    for index, (timeline, steps, height) in enumerate(zip(timelines, drawn_steps, heights, strict=True)):
         axes = canvas.panel(_LEFT, top + _ABOVE, _WIDTH - _LEFT - _RIGHT, height)
         _prepare(axes, timeline, end_ms, last=index == len(timelines) - 1)
         _head(canvas, timeline, top, len(steps), choice)
@@ -90,12 +89,12 @@ def timeline_canvas(
 
 
 def _panel_height(timeline: Timeline) -> float:
-    """Lanes of 0.42 inches while there are few; a panel never higher than 2.9 inches."""
+    """Lanes of 0.42 inches; a panel of at most 2.9 inches."""
     return max(0.84, min(0.42 * _num_lanes(timeline), 2.9))
 
 
 def _num_lanes(timeline: Timeline) -> int:
-    """One lane a slot, and one more where something ran on no slot."""
+    """One lane per slot, and one more for work outside slots."""
     return timeline.num_slots + any(not span.slots for span in timeline.spans)
 
 

@@ -16,11 +16,11 @@ from mosaic.timeline import Timeline
 
 
 def chrome_trace(timelines: Sequence[Timeline]) -> str:
-    """Returns one JSON object with a process for each timeline and a thread for each of its lanes.
+    """Returns one JSON object with a process per timeline and a thread per lane.
 
-    Each timeline starts at 0, so that runs recorded one after the other lie under each other. The first thread
-    of a process has its steps. Events of one thread never overlap (the viewers need that): where one lane's
-    spans do, the later one moves to a thread of its own next to it.
+    Each timeline starts at 0, so consecutive runs lie below each other. The first thread of a process has its
+    steps. The viewers need events of one thread not to overlap, so the later of two overlapping spans moves to
+    a thread of its own next to it.
     """
     events: list[dict[str, Any]] = []
     for index, timeline in enumerate(timelines):
@@ -32,7 +32,7 @@ def chrome_trace(timelines: Sequence[Timeline]) -> str:
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes ``chrome_trace(timelines)`` to ``path``, whole or not at all.
+    """Writes ``chrome_trace(timelines)`` to ``path`` atomically.
 
     Raises:
         MosaicError: The folder cannot be written or the disk is full.
@@ -80,13 +80,13 @@ def _steps(timeline: Timeline, origin: float) -> Iterator[dict[str, Any]]:
 
 
 def _event(name: str, category: str, start_ms: float, end_ms: float) -> dict[str, Any]:
-    """A complete event in microseconds, to the nanosecond, whose end is rounded like the next one's start."""
+    """A complete event in microseconds, to the nanosecond; its end is rounded like the next event's start."""
     start = round(start_ms * 1000, 3)
     return {"name": name, "cat": category, "ph": "X", "ts": start, "dur": round(round(end_ms * 1000, 3) - start, 3)}
 
 
 def _rows(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Spreads events over as few rows as needed for none of a row to overlap."""
+    """Spreads events over the fewest rows without overlap in a row."""
     rows: list[list[dict[str, Any]]] = []
     for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
         for row in rows:

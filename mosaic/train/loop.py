@@ -108,7 +108,7 @@ class Loop:
         state: The train state.
         settings: Settings.
         group: The ranks that train together.
-        told: Stop signals.
+        stop: Stop signals.
         step: Steps already done.
         notes: Notes of the checkpoint.
 
@@ -123,7 +123,7 @@ class Loop:
         state: TrainState,
         settings: LoopSettings,
         group: WorkerGroup,
-        told: StopRequests,
+        stop: StopRequests,
         *,
         step: int,
         notes: DayNotes,
@@ -134,7 +134,7 @@ class Loop:
         self._state = state
         self._settings = settings
         self._group = group
-        self._told = told
+        self._stop = stop
         self._generators = generators_of(state.model)
         self._saved = time.monotonic()
         self._failed_saves = 0
@@ -164,7 +164,7 @@ class Loop:
             try:
                 batch = next(batches)
             except MosaicError:
-                if not self._told.received:  # the stop signal may have ended the loader's workers
+                if not self._stop.received:  # the stop signal may have ended the loader's workers
                     raise
                 continue
             loss = self.take_step(batch)
@@ -270,14 +270,14 @@ class Loop:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
-        flags = bool(self._told.received), over, now - self._saved >= settings.save_s
+        flags = bool(self._stop.received), over, now - self._saved >= settings.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
         (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
         if before is not None and loss is not None:
             self._write(before, loss)
         if stop:
-            return self._told.received or "stopped by another rank"
+            return self._stop.received or "stopped by another rank"
         if over:
             return WINDOW_OVER
         if due:

@@ -57,21 +57,21 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
     Args:
         environ: The environment to examine.
     """
-    found: list[Diagnosis] = []
+    findings: list[Diagnosis] = []
     host, packages, torch = _host(environ), _packages(), _torch()
-    extension_loads = _extension_loads(found)
-    driver = _driver(found) if extension_loads else None
-    devices = _devices(driver, found) if driver is not None else ()
-    nvml = _nvml(found, has_driver=driver is not None)
-    found += findings_of.find_in_device_counts(nvml, devices) if driver is not None else []
-    found += findings_of.find_in_torch(torch, has_gpu=bool(devices))
-    found += findings_of.find_in_environment(environ)
-    found += findings_of.find_in_launch_order(environ, num_devices=len(devices))
-    probe = _probe(found, has_gpu=bool(devices))
+    extension_loads = _extension_loads(findings)
+    driver = _driver(findings) if extension_loads else None
+    devices = _devices(driver, findings) if driver is not None else ()
+    nvml = _nvml(findings, has_driver=driver is not None)
+    findings += findings_of.find_in_device_counts(nvml, devices) if driver is not None else []
+    findings += findings_of.find_in_torch(torch, has_gpu=bool(devices))
+    findings += findings_of.find_in_environment(environ)
+    findings += findings_of.find_in_launch_order(environ, num_devices=len(devices))
+    probe = _probe(findings, has_gpu=bool(devices))
     for entry in devices:
-        found += findings_of.find_beside(entry.device)
-    found += findings_of.find_in_host(host)
-    found += findings_of.find_in_packages(packages)
+        findings += findings_of.find_beside(entry.device)
+    findings += findings_of.find_in_host(host)
+    findings += findings_of.find_in_packages(packages)
     return DoctorReport(
         mosaic_version=mosaic.__version__,
         host=host,
@@ -82,9 +82,9 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
         devices=devices,
         nvml=nvml,
         probe=probe,
-        cache=_cache(environ, found),
+        cache=_cache(environ, findings),
         works=_works(host, torch, driver, devices),
-        findings=tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
+        findings=tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
     )
 
 

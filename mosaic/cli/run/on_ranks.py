@@ -47,11 +47,11 @@ def run_on_ranks(
         The measurements, the same on every rank, and True on the rank that prints them.
     """
     rounds = Rounds(rounds=_ROUNDS, steps=max(1, round(steps / _ROUNDS)))
-    made = compare_launched(lambda: load_workload(where), methods, plan=plan, rounds=rounds, settings=settings)
-    for one in made[0]:
-        if one.plan is not None:
-            note_of_others(one.foreign_cpu_share, one.plan.device, strict=settings.strict)
-    return made
+    measured = compare_launched(lambda: load_workload(where), methods, plan=plan, rounds=rounds, settings=settings)
+    for method_result in measured[0]:
+        if method_result.plan is not None:
+            note_of_others(method_result.foreign_cpu_share, method_result.plan.device, strict=settings.strict)
+    return measured
 
 
 def is_launched() -> bool:

@@ -1,1 +1,1 @@
-"""Small days of data for ``mosaic retrain``: what ``init`` writes, and seven days in which something happens."""
+"""Small days of data for ``mosaic retrain``: the files of ``init``, and the seven days of the demo."""

@@ -1,7 +1,7 @@
-"""Makes days of digits: handwriting (real scans, bent anew), speech (made), motion (made), at two sites.
+"""Creates days of digits: handwriting (real scans, warped), speech and motion (synthetic), at two sites.
 
-The frozen set shares no scan and no voice with any day. Days draw from the same scans and the usual voices, as the
-same people come again; a day's scans are all different. Nothing is downloaded; the same seed makes the same bytes.
+The frozen set shares no scan and no voice with any day. All days draw from the same scans and the usual voices; a
+day's scans are all different. Nothing is downloaded; the same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ PLAIN_MIX = {"image": 0.35, "audio": 0.35, "image+audio": 0.3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayKind:
-    """What a day's data is like; the defaults are a plain day."""
+    """Kind of a day's data; the defaults are a plain day."""
 
     num_rows: int = 800
     """Rows of the day."""
     mix: dict[str, float] = field(default_factory=lambda: PLAIN_MIX)
-    """Shares of rows by the modalities that they have."""
+    """Shares of rows by their modalities."""
     new_voices: int | None = None
-    """Which group of voices comes beside the usual ones, from 0 on; None for none."""
+    """Index of a group of new voices; None for none."""
     hand: Hand = field(default_factory=Hand)
     """The writing."""
     noise: float = 0.0
-    """Louder rooms and worse scanners than usual: 0 for as usual, 1 for much."""
+    """Extra noise of rooms and scanners: 0 for none, 1 for much."""
     wrong_site: str | None = None
-    """Site at which every label is one too high; None for none."""
+    """Site with labels one too high; None for none."""
 
 
 class Material:
-    """What days are made from: scans, speakers, and who may appear where."""
+    """Material of days: scans, speakers, and their division."""
 
     def __init__(self, synthesiser: Synthesiser) -> None:
         try:
@@ -70,7 +70,7 @@ class Material:
         self._other_voices = voices[NUM_FROZEN_VOICES + NUM_USUAL_VOICES :]
 
     def voices(self, new: int | None) -> tuple[str, ...]:
-        """Voices of a day: half of its speech is by the new ones where there are any."""
+        """Voices of a day; new ones, if any, speak half."""
         if new is None:
             return self.usual_voices
         return self.usual_voices[:NUM_NEW_VOICES] + self._other_voices[new * NUM_NEW_VOICES :][:NUM_NEW_VOICES]
@@ -78,26 +78,26 @@ class Material:
 
 @contextmanager
 def open_material() -> Iterator[Material]:
-    """Opens scans and voices; what was spoken is kept until it is closed."""
+    """Opens scans and voices; caches spoken words until it is closed."""
     with Synthesiser() as synthesiser:
         yield Material(synthesiser)
 
 
 def write_day(folder: Path, kind: DayKind, material: Material, *, seed: int) -> None:
-    """Writes a day's folder; the same seed makes the same bytes.
+    """Writes a day's folder; the same seed gives the same bytes.
 
     Raises:
-        MosaicError: The folder is there already.
+        MosaicError: The folder exists already.
     """
     usable = np.arange(len(material.scans) - NUM_FROZEN_SCANS)
     write_rows(folder, _rows(kind, usable, material.voices(kind.new_voices), material, np.random.default_rng(seed)))
 
 
 def write_frozen(folder: Path, material: Material, *, num_rows: int = 1800) -> None:
-    """Writes the frozen set: the last scans, in the order in which people came, and voices that no day has.
+    """Writes the frozen set: the last scans in order of collection, and voices that no day has.
 
     Raises:
-        MosaicError: The folder is there already.
+        MosaicError: The folder exists already.
     """
     usable = np.arange(len(material.scans) - NUM_FROZEN_SCANS, len(material.scans))
     kind = DayKind(num_rows=num_rows)
@@ -109,7 +109,7 @@ def _rows(
 ) -> list[DayRow]:
     names = list(kind.mix)
     modalities = random.choice(len(names), kind.num_rows, p=list(kind.mix.values()))
-    # Each scan once before any comes again.
+    # Every scan once before a repetition.
     passes = [random.permutation(usable) for _ in range(-(-kind.num_rows // len(usable)))]
     scans = np.concatenate(passes)[: kind.num_rows]
     rows = []

@@ -1,7 +1,7 @@
-"""Digits drawn in the air with a sensor on the wrist: made from a few points a digit, no person moved.
+"""Synthetic digits drawn in the air with a wrist sensor, from a few points per digit.
 
-The pen goes along the points' line at a person's speed; acceleration is the second difference of its path, seen from
-a wrist that is held at an angle, with gravity; rotation follows the direction of the stroke; the sensor adds noise.
+The pen follows the points' line at a person's speed. Acceleration is the second difference of its path in the frame of
+a tilted wrist, with gravity; rotation follows the direction of the stroke; the sensor adds noise.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _POINTS = (
     ((0.8, 0.8), (0.4, 1), (0.2, 0.75), (0.8, 0.3), (0.5, 0), (0.1, 0.25), (0.8, 0.8)),
     ((0.9, 0.8), (0.4, 1), (0.1, 0.7), (0.6, 0.5), (0.9, 0.8), (0.8, 0.4), (0.7, 0)),
 )
-"""Across and up, for each digit, in the order in which the hand goes."""
+"""Coordinates (across, up) of each digit in writing order."""
 
 
 def draw_in_air(digit: int, person: int, noise: float, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Returns what the sensor measured, (6, NUM_TIMES) levels.
+    """Returns the sensor's measurements, (6, NUM_TIMES) levels.
 
     Args:
         digit: 0 to 9.
-        person: Decides how the wrist is held and how large and how slanted the writing is.
-        noise: Of the sensor; 0.1 is a good one.
-        random: Decides what differs from one time to the next.
+        person: Sets the wrist's angle, and the size and slant of the writing.
+        noise: Noise of the sensor; 0.1 is low.
+        random: Draws the variation between repetitions.
     """
     habit = np.random.default_rng((7, person))
     points = np.array(_POINTS[digit]) + random.normal(0, 0.06, (len(_POINTS[digit]), 2))

@@ -1,4 +1,4 @@
-"""A retraining folder as its timer, its user and bad luck treat it: started, edited, copied, killed."""
+"""Operations of a timer, a user and failures on a retraining folder: start, edit, copy, kill."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from mosaic.lines import steps_in
 from mosaic.retrain.folder import DayFolder, Folder
 
 ASIDE = "aside"
-"""Folder of copies in the folder that they are copies of."""
+"""Subfolder for copies of the folder."""
 PATIENCE_S = 180.0
-"""Seconds after which what should have happened in a run is an error."""
+"""Seconds after which a missing event of a run is an error."""
 _LOOK_S = 0.005
 
 Say = Callable[[str], None]
-"""Tells a person."""
+"""Prints a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Node:
     """A retraining folder."""
 
     path: Path
-    """Where it is."""
+    """Path of the folder."""
     say: Say
-    """Is told what its runs print."""
+    """Prints the lines of its runs."""
 
     def day(self, name: date) -> DayFolder:
         """Returns the files of a day."""
         return Folder(self.path).day(name.isoformat())
 
     def begin(self, name: date, clock: str = "01:00:00") -> Run:
-        """Starts ``mosaic retrain run`` as a timer does in the night after a day.
+        """Starts ``mosaic retrain run`` like a timer in the night after a day.
 
         Args:
             name: The day.
@@ -55,11 +55,11 @@ class Node:
         return Run(self.day(name), mosaic_retrain("run", str(self.path), "--now", now), self.say)
 
     def run(self, name: date) -> int:
-        """Starts it and waits; returns its exit code."""
+        """Starts a run and waits; returns its exit code."""
         return self.begin(name).wait()
 
     def promote(self, version: str) -> None:
-        """Promotes a version as a person does."""
+        """Promotes a version by the command line."""
         words = ("promote", str(self.path), version)
         self.say(f"$ mosaic retrain promote {self.path.name} {version}")
         ended = subprocess.run(mosaic_retrain(*words), check=False, capture_output=True, text=True)
@@ -69,16 +69,16 @@ class Node:
             raise MosaicError(f"mosaic retrain promote ended with {ended.returncode}; see the lines above")
 
     def copy(self, name: str) -> Node:
-        """Copies the folder as it stands into one of its own; the copy begins where this one is."""
+        """Copies the folder with its state."""
         to = self.path / ASIDE / name
         shutil.copytree(self.path, to, symlinks=True, ignore=shutil.ignore_patterns(ASIDE))
         return Node(to, self.say)
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Replaces a piece of text that a file has once.
+        """Replaces a text that occurs once in a file.
 
         Raises:
-            MosaicError: It has it more often, or not at all.
+            MosaicError: It occurs more than once, or not at all.
         """
         text = (self.path / file).read_text(encoding="utf-8")
         if text.count(old) != 1:
@@ -98,15 +98,15 @@ class Node:
 
 
 class Run:
-    """A start of ``mosaic retrain run`` on the way.
+    """A running ``mosaic retrain run``.
 
     Args:
-        day: The day that it works on.
-        command: What is run.
-        say: Is told each line that it prints.
+        day: Day of the run.
+        command: Command line.
+        say: Prints each line of its output.
 
     Attributes:
-        lines: What it has printed.
+        lines: Its output so far.
     """
 
     def __init__(self, day: DayFolder, command: list[str], say: Say) -> None:
@@ -119,7 +119,7 @@ class Run:
         self._reader.start()
 
     def wait(self) -> int:
-        """Waits until it has ended; returns its exit code."""
+        """Waits for its end; returns its exit code."""
         code = self._child.wait()
         self._reader.join(PATIENCE_S)
         return code
@@ -133,31 +133,31 @@ class Run:
         self._wait_for(lambda: max(steps_in(self._day.metrics), default=0) >= step, f"step {step}")
 
     def wait_for_line(self, part: str) -> None:
-        """Waits until it has printed a line with some words; raises MosaicError as ``wait_for_step`` does."""
+        """Waits for an output line with some text; raises MosaicError like ``wait_for_step``."""
         self._wait_for(lambda: any(part in line for line in self.lines), f"a line with {part!r}")
 
     def kill_workers(self) -> None:
-        """Kills the processes that train, as the kernel does where memory is out."""
+        """Kills the training processes, like the kernel when memory runs out."""
         for pid in self.workers():
             _kill(pid)
 
     def kill_launcher(self) -> None:
-        """Kills the process that was started, and waits until the others have ended by themselves."""
+        """Kills the launcher, and waits until its workers end by themselves."""
         self._is_killed = True
         _kill(self._child.pid)
         self.wait()
 
     def kill_all(self) -> None:
-        """Kills all of its processes at once, as a machine does that is switched off."""
+        """Kills all of its processes at once, like a power failure."""
         self._is_killed = True
         for pid in (self._child.pid, *self.workers()):
             _kill(pid)
         self.wait()
 
     def limit_files(self, num_bytes: int | None) -> None:
-        """Lets the kernel refuse to write files of its workers beyond a size, as a full disk does; None: no longer.
+        """Limits the size of its workers' files, like a full disk; None for no limit.
 
-        A write fails with EFBIG ("file too large") and not with ENOSPC; both mean that there is no room.
+        A write then fails with EFBIG ("file too large") instead of ENOSPC; both mean no room.
         """
         for pid in self.workers():
             with suppress(ProcessLookupError):
@@ -165,7 +165,7 @@ class Run:
                 prlimit(pid, RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
 
     def workers(self) -> tuple[int, ...]:
-        """Returns the processes that it has started."""
+        """Returns its child processes."""
         children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children")
         try:
             return tuple(int(pid) for pid in children.read_text(encoding="ascii").split())
@@ -177,7 +177,7 @@ class Run:
         with self._child.stdout as printed:
             for line in printed:
                 self.lines.append(line.rstrip())
-                if not self._is_killed:  # what is said of that by those that are left is no news
+                if not self._is_killed:  # later messages about the kill are not news
                     self._say(self.lines[-1])
 
     def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
@@ -186,7 +186,7 @@ class Run:
             ended = self._child.poll() is not None
             if ended or monotonic() > until:
                 if ended:
-                    self.wait()  # for the lines that it has printed
+                    self.wait()  # for its last lines
                 self.kill_all()
                 came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
                 raise MosaicError(f"the run {came} before {what} came; see what it printed above")
@@ -194,19 +194,19 @@ class Run:
 
 
 def mosaic_retrain(*words: str) -> list[str]:
-    """Returns the command line of a ``mosaic retrain`` of this installation."""
+    """Returns the command line of this installation's ``mosaic retrain``."""
     return [sys.executable, "-m", "mosaic", "retrain", *words]
 
 
 def with_setting(text: str, table: str, key: str, value: str) -> str:
-    """Returns a recipe's text with a setting of one of its tables changed, or added."""
+    """Returns a recipe's text with a changed or added setting of a table."""
     line = f"{key} = {value}"
-    head, found, rest = text.partition(f"\n[{table}]\n")
-    if not found:
+    head, heading, body = text.partition(f"\n[{table}]\n")
+    if not heading:
         return f"{text.rstrip()}\n\n[{table}]\n{line}\n"
-    body, following, tail = rest.partition("\n[")
+    body, following, tail = body.partition("\n[")
     changed, count = re.subn(rf"^{key} *=.*$", lambda _: line, body, flags=re.MULTILINE)
-    return head + found + (changed if count else f"{line}\n{body}") + following + tail
+    return head + heading + (changed if count else f"{line}\n{body}") + following + tail
 
 
 def _kill(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Plays the days of the demo in a folder, as timer, user and bad luck would, and says whether all came as expected."""
+"""Plays the demo's days in a folder, with a timer, a user and failures, and compares the outcomes with the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_DAY = date(2026, 11, 22)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much the demo does."""
+    """Size of the demo."""
 
     num_rows: int = 800
     """Rows of a day."""
@@ -34,20 +34,20 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A day that was played."""
+    """Result of a played day."""
 
     number: int
-    """The first one is 1."""
+    """Number of the day, from 1."""
     day: StoryDay
-    """What was to happen."""
+    """Day of the story."""
     checks: tuple[Check, ...]
-    """What came of it."""
+    """Checks of the day."""
     seconds: float
-    """What it took."""
+    """Duration of the day."""
 
     @property
     def met(self) -> bool:
-        """Whether all is as expected."""
+        """True if all checks are as expected."""
         return all(check.met for check in self.checks)
 
 
@@ -55,13 +55,13 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
     """Plays days of the story.
 
     Args:
-        folder: A new one.
-        say: Is told what happens.
-        numbers: Which days; 1 is the first.
-        scale: How much data and how many steps.
+        folder: A new folder.
+        say: Prints the events.
+        numbers: Days to play; 1 is the first.
+        scale: Amount of data and steps.
 
     Raises:
-        MosaicError: Something stands in the way; says what.
+        MosaicError: The demo cannot run.
     """
     scale = scale if scale is not None else Scale()
     node = Node(folder, lambda line: say(f"    {line}"))
@@ -76,12 +76,12 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
                 node.set(budget__steps=str(scale.steps), budget__save='"1s"')
             else:
                 write_day(folder / "data" / name.isoformat(), data, material, seed=number)
-            quick_s = min((one.seconds for one in played), default=0.0)
+            quick_s = min((each.seconds for each in played), default=0.0)
             checks = tuple(_checks(day, Stage(node, name, scale.steps, quick_s)))
             played.append(Played(number=number, day=day, checks=checks, seconds=monotonic() - began))
             for check in checks:
                 detail = f" ({check.detail})" if check.detail else ""
-                say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.found}{detail}")
+                say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
     return played
 
 
@@ -91,14 +91,14 @@ def _checks(day: StoryDay, stage: Stage) -> list[Check]:
         for check in day.act(stage):
             checks.append(check)
     except MosaicError as error:
-        checks.append(Check(found="it FAILED", met=False, detail=str(error)))
+        checks.append(Check(result="it FAILED", met=False, detail=str(error)))
     return checks
 
 
 def played_table(played: Sequence[Played]) -> Table:
-    """Returns a row for each day."""
+    """Returns a row per day."""
     table = Table("day", "change", "expected", "came of it", "", box=None, padding=(0, 1))
-    for one in played:
-        found = "; ".join(check.found for check in one.checks)
-        table.add_row(str(one.number), one.day.change, one.day.expected, found, "ok" if one.met else "NO")
+    for day in played:
+        outcomes = "; ".join(check.result for check in day.checks)
+        table.add_row(str(day.number), day.day.change, day.day.expected, outcomes, "ok" if day.met else "NO")
     return table

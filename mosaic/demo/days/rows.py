@@ -19,14 +19,14 @@ READY = "_SUCCESS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayRow:
-    """One row; a modality that it lacks is None."""
+    """One row; missing modalities are None."""
 
     label: int
-    """0 to 9, as the index has it: not always the truth."""
+    """Label in the index, 0 to 9; it may be wrong."""
     site: str
-    """Where it was recorded."""
+    """Site of the recording."""
     cluster: str
-    """Who wrote, spoke or moved; rows of one cluster resemble each other."""
+    """Writer, speaker or wearer; rows of one cluster resemble each other."""
     image: NDArray[np.uint8] | None = None
     """(1, 8, 8), 0 (paper) to 255 (ink)."""
     audio: NDArray[np.uint8] | None = None
@@ -36,10 +36,10 @@ class DayRow:
 
 
 def write_rows(folder: Path, rows: list[DayRow]) -> None:
-    """Writes a folder that is never changed again.
+    """Writes an immutable folder.
 
     Raises:
-        MosaicError: The folder is there already.
+        MosaicError: The folder exists already.
     """
     try:
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The files of a new folder: a recipe, a model file, a first day of data and a frozen set, which work at once."""
+"""The files of a new, working folder: a recipe, a model file, a first day of data and a frozen set."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TEMPLATES = ("retrain.toml", "train.py")
 def write_starter(
     folder: Path, day: date | None = None, *, num_rows: int = 800, num_frozen: int = 1800
 ) -> tuple[Path, ...]:
-    """Writes recipe, model file, one ready day and the frozen set; nothing that is there is overwritten.
+    """Writes recipe, model file, one ready day and the frozen set; overwrites nothing.
 
     Args:
-        folder: Where to; made where it is missing.
-        day: The day that is ready; yesterday in UTC where None.
-        num_rows: Of the day.
+        folder: Target folder; created if missing.
+        day: The ready day; None for yesterday in UTC.
+        num_rows: Rows of the day.
         num_frozen: Rows of the frozen set.
 
     Returns:
-        What was written: two files and two folders.
+        The written paths: two files and two folders.
 
     Raises:
-        MosaicError: One of them is there already (then nothing was written), or the extra ``demo`` is missing.
+        MosaicError: One of them exists already (then nothing is written), or the extra ``demo`` is missing.
     """
     day = day if day is not None else datetime.now(UTC).date() - timedelta(days=1)
     files = tuple(folder / name for name in TEMPLATES)
@@ -35,7 +35,7 @@ def write_starter(
     for path in (*files, first, frozen):
         if path.exists():
             raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
-    with open_material() as material:  # opened first: without the extra, nothing is left half written
+    with open_material() as material:  # opened first: without the extra, nothing is written
         write_frozen(frozen, material, num_rows=num_frozen)
         write_day(first, DayKind(num_rows=num_rows), material, seed=1)
     for path in files:
@@ -44,5 +44,5 @@ def write_starter(
 
 
 def template(name: str) -> bytes:
-    """Returns a file of ``TEMPLATES`` as it is written into a new folder."""
+    """Returns the text of a file of ``TEMPLATES``."""
     return (resources.files("mosaic.demo.days.template") / name).read_bytes()

@@ -1,4 +1,4 @@
-"""The seven days of the demo: what their data is like, what happens, and what is expected of it."""
+"""The seven days of the demo: their data, their events, and the expected outcomes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class StoryDay:
     """One day of the demo."""
 
     change: str
-    """What is not as on the day before."""
+    """Change since the day before."""
     expected: str
-    """What has to come of it."""
+    """Expected outcome."""
     data: DayKind
-    """What its rows are like."""
+    """Kind of its rows."""
     act: Callable[[Stage], Iterator[Check]]
-    """Plays it, and says what came of it."""
+    """Plays the day and yields its checks."""
 
 
 STORY = (
@@ -80,4 +80,4 @@ STORY = (
         act=short_window,
     ),
 )
-"""In order; a day is what its place says, the first one with the place 0."""
+"""The days in order, from index 0."""

@@ -1,4 +1,4 @@
-"""Handwritten digits for the days: scikit-learn's scans (real), bent, scaled, inked and soiled anew (made)."""
+"""Handwritten digits for the days: scikit-learn's real scans with synthetic shape, size, ink and dirt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIDE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hand:
-    """How a day's writing differs from the scans; each digit draws its own around these."""
+    """Difference of a day's writing from the scans; each digit draws its own values around these."""
 
     slant: float = 0.0
     """Mean shear, in points a point."""
@@ -27,13 +27,13 @@ class Hand:
 
 
 def write_digit(scan: NDArray[np.float64], hand: Hand, dirt: float, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Returns a scan as another hand might have written it.
+    """Returns a scan in another hand.
 
     Args:
         scan: (8, 8), 0 (paper) to 1 (ink).
         hand: The day's writing.
         dirt: Standard deviation of the scanner's noise, in the same unit.
-        random: Decides the rest.
+        random: Draws the rest.
 
     Returns:
         (1, 8, 8) levels.
@@ -51,7 +51,7 @@ def write_digit(scan: NDArray[np.float64], hand: Hand, dirt: float, random: np.r
 
 
 def _read(scan: NDArray[np.float64], rows: NDArray[np.float64], columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reads between the points, bilinearly; outside is paper."""
+    """Interpolates bilinearly; outside is paper."""
     padded = np.pad(scan, 2)
     rows, columns = np.clip(rows + 2, 0, SIDE + 2.99), np.clip(columns + 2, 0, SIDE + 2.99)
     top, left = rows.astype(int), columns.astype(int)

@@ -1,4 +1,4 @@
-"""Spoken digits for the days: espeak-ng speaks them (made), and each site adds the noise of its room (made)."""
+"""Synthetic spoken digits for the days: espeak-ng's voices, with the noise of each site's room."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _VARIANTS = (
 
 
 def all_voices() -> tuple[str, ...]:
-    """espeak-ng's names of 282 voices, in an order without meaning that is always the same."""
+    """Returns espeak-ng's names of 282 voices, in a fixed random order."""
     names = [f"{accent}+{variant}" for accent in _ACCENTS for variant in _VARIANTS]
     return tuple(names[place] for place in np.random.default_rng(0).permutation(len(names)))
 
 
 class Speakers:
-    """Speaks digits; each voice has a speed of its own, and what was spoken once is kept."""
+    """Speaks digits, each voice at its own speed; caches spoken words."""
 
     def __init__(self, synthesiser: Synthesiser) -> None:
         self._synthesiser = synthesiser

@@ -1,1 +1,1 @@
-"""Ways in which two pieces of work share a device, and the steps that are taken on them."""
+"""Ways of sharing a device between two pieces of work, and their steps."""

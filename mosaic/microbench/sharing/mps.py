@@ -1,7 +1,6 @@
 """Two modules in two processes under CUDA's Multi-Process Service, each with a percentage of the threads.
 
-The daemon is one of our own: its pipes lie in a folder made for it, so that one that runs already is never touched,
-and it is told to quit whatever happens.
+It starts a daemon of its own with pipes in a folder of its own, never touches another daemon, and always ends its own.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.settings import BenchSettings
 
 NEEDS_S = 60.0
-"""What starting a daemon and two processes may take; with less left it is not begun."""
+"""Seconds to reserve for the start of a daemon and two processes."""
 
 _CONTROL = "nvidia-cuda-mps-control"
 _START_IN_NS = 20_000_000
@@ -34,12 +33,12 @@ _START_IN_NS = 20_000_000
 def rounds_under_mps(
     percentages: tuple[int, int], ordinal: int, settings: BenchSettings, *, backward: bool
 ) -> tuple[float, ...]:
-    """Runs the default modules, each in a process of its own; returns milliseconds a step, one mean for each round.
+    """Runs the default modules, each in a process of its own; returns milliseconds a step, one mean per round.
 
-    A round begins at one time in both processes and ends when the later one has ended.
+    A round begins at one time in both processes and ends with the later one.
 
     Raises:
-        BackendUnavailableError: There is no MPS that this user can start, or it does not work here.
+        BackendUnavailableError: MPS does not work here, or this user cannot start it.
     """
     with private_daemon() as pipes:
         requests = [
@@ -66,7 +65,7 @@ def private_daemon() -> Iterator[Path]:
     """Starts a daemon whose pipes lie in a temporary folder, yields the folder, and ends the daemon.
 
     Raises:
-        BackendUnavailableError: The program is not there, or does not start.
+        BackendUnavailableError: The program is missing, or does not start.
     """
     program = shutil.which(_CONTROL)
     if program is None:
@@ -85,8 +84,10 @@ def private_daemon() -> Iterator[Path]:
                 [program, "-d"], env=environment, capture_output=True, text=True, timeout=30, check=False
             )
             if started.returncode != 0:
-                found = " ".join((started.stderr or started.stdout).split()) or f"exit code {started.returncode}"
-                raise BackendUnavailableError("MPS does not start", found=found, needed="the right to start its daemon")
+                reason = " ".join((started.stderr or started.stdout).split()) or f"exit code {started.returncode}"
+                raise BackendUnavailableError(
+                    "MPS does not start", found=reason, needed="the right to start its daemon"
+                )
             yield pipes
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BackendUnavailableError("MPS does not start", found=str(error), needed=_CONTROL) from error
@@ -100,12 +101,12 @@ def _quit(program: str, environment: dict[str, str]) -> None:
             [program], input="quit\n", env=environment, capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return  # it never started, or is gone
+        return  # it never started, or has ended
 
 
 @contextmanager
 def _watched(clients: list[Child]) -> Iterator[None]:
-    """Ends processes that hang, so that waiting for their answer ends too."""
+    """Kills hanging processes, which ends the wait for their answer."""
 
     def end() -> None:
         for client in clients:

@@ -9,18 +9,18 @@ import time
 
 
 def main(argument: str) -> None:
-    """Takes as many steps as each line of standard input asks for, from its time on; prints when they had ended."""
-    given = json.loads(argument)
+    """Reads a start time and a number of steps per line of standard input; prints each end time."""
+    settings = json.loads(argument)
     # The driver reads these when it is first called, which importing torch does not.
-    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = given["pipes"]
-    os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(given["percentage"])
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the daemon has it, and numbers what it shows from 0 on
+    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = settings["pipes"]
+    os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(settings["percentage"])
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the daemon selects devices, and numbers them from 0
     import torch
 
     from mosaic.microbench.kernels import default_subjects
 
-    device = torch.device("cuda", given["ordinal"])
-    subject = default_subjects(given["scale"], device)[given["which"]]
+    device = torch.device("cuda", settings["ordinal"])
+    subject = default_subjects(settings["scale"], device)[settings["which"]]
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         request = json.loads(line)
@@ -28,7 +28,7 @@ def main(argument: str) -> None:
             pass
         for _ in range(request["steps"]):
             outputs = subject.forward()
-            if given["backward"]:
+            if settings["backward"]:
                 subject.backward(outputs)
             del outputs
         torch.cuda.synchronize(device)

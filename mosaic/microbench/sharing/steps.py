@@ -1,4 +1,4 @@
-"""The same step of two modules on any variant: launched or captured, timed from its beginning to the end of both."""
+"""The step of two modules on any variant: launched or captured, timed from its beginning to the end of both."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mosaic.profiler import Subject
 
 @dataclass(frozen=True, slots=True)
 class TwoModules:
-    """Two modules that do not depend on each other."""
+    """Two independent modules."""
 
     first: Subject
     """Runs on the first lane."""
     second: Subject
     """Runs on the second lane."""
     backward: bool
-    """Whether backward belongs to a step."""
+    """A step includes backward."""
 
     @property
     def both(self) -> tuple[Subject, Subject]:
@@ -42,14 +42,14 @@ class EagerSteps:
         self._modules = modules
 
     def run(self, count: int) -> tuple[float, ...]:
-        """Takes steps, one after the other; returns the milliseconds of each."""
+        """Runs steps one after the other; returns the milliseconds of each."""
         lane = self._variant.both[0]
         marks = [lane.submit(lane.mark)]
         kept: list[Ticket[Any]] = []
         for _ in range(count):
             tickets = self._one(marks[-1])
             marks.append(lane.submit(lane.mark, after=tickets))
-            kept += tickets  # none of them holds an output, and with it a graph
+            kept += tickets  # tickets hold no outputs and no graphs
         for ticket in kept:
             ticket.wait()
         return intervals([mark.wait() for mark in marks])
@@ -66,7 +66,7 @@ class EagerSteps:
 
 
 def _backward(module: Subject, forward: Ticket[list[torch.Tensor]]) -> None:
-    module.backward(forward.wait())  # the forward was submitted to this lane before: it has run
+    module.backward(forward.wait())  # the forward ran on this lane before
 
 
 def _whole(module: Subject, backward: bool) -> None:
@@ -108,7 +108,7 @@ class CapturedSteps:
             for _ in range(2):
                 lane.submit(partial(_whole, module, modules.backward)).wait()
         api.synchronize()
-        api.release_workspaces()  # what cuBLAS made outside may be let go while the graph still uses it, and vice versa
+        api.release_workspaces()  # cuBLAS workspaces from outside may be freed while the graph uses them
         with api.capture(self._graph, stream=first.stream, pool=api.new_graph_pool()):
             if second is not first:
                 fork = api.new_event()
@@ -124,7 +124,7 @@ class CapturedSteps:
         api.release_workspaces()
 
     def run(self, count: int) -> tuple[float, ...]:
-        """Takes steps, one after the other; returns the milliseconds of each."""
+        """Runs steps one after the other; returns the milliseconds of each."""
         lane = self._lane
 
         def replay() -> list[Mark]:
@@ -137,7 +137,7 @@ class CapturedSteps:
         return intervals(lane.submit(replay).wait())
 
     def close(self) -> None:
-        """Gives the graph's memory back, once both streams are behind its last launch."""
+        """Releases the graph's memory after both streams have passed its last launch."""
         self._other.submit(lambda: None, after=[self._lane.submit(lambda: None)]).wait()
         self._lane.api.synchronize()
         self._graph.reset()

@@ -1,6 +1,6 @@
-"""Ways to run two pieces of work at the same time: each opens two lanes, or says why it cannot.
+"""Ways to run two pieces of work at the same time: each opens two lanes, or raises with a reason.
 
-All variants hold the same promise, two lanes whose work is the same, so that only the way of sharing differs.
+The work on the two lanes is the same in all variants; only the way of sharing differs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Variant:
     """Two lanes of one kind, open."""
 
     name: str
-    """Which kind, and its quotas where it has any."""
+    """Kind, with its quotas if any."""
     kind: str
     """Key of ``KINDS``."""
     lanes: Lanes
-    """What the lanes belong to; to be closed."""
+    """Owner of the lanes; close it."""
     both: tuple[Lane, Lane]
-    """The two lanes; one lane twice for work that runs one after the other."""
+    """The two lanes; one lane twice for sequential work."""
     quotas: QuotaPair | None = None
-    """Slots of each; None where nothing confines them."""
+    """Slots of each; None without a limit."""
     note: str = ""
-    """What to know about it."""
+    """Remark about it."""
 
 
 def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
@@ -44,11 +44,11 @@ def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
 
     Args:
         kind: Key of ``KINDS``.
-        backend: Where.
-        split: Slots of the two lanes, for kinds that have quotas; names for those that have not.
+        backend: Backend.
+        split: Slots of the two lanes, for kinds with quotas; otherwise unused.
 
     Raises:
-        BackendUnavailableError: It cannot be had here; says why.
+        BackendUnavailableError: It is unavailable here.
     """
     return KINDS[kind](backend, split)
 
@@ -93,24 +93,24 @@ def _partitions(backend: Backend, split: QuotaPair) -> Variant:
 
 
 def _torch_contexts(backend: Backend, split: QuotaPair) -> Variant:
-    """``torch.cuda.green_contexts``: disjoint where torch can split (2.15), overlapping otherwise."""
+    """``torch.cuda.green_contexts``: disjoint if torch can split (2.15), else overlapping."""
     if backend.torch_device.type != "cuda":
         raise BackendUnavailableError(
             "torch.cuda.green_contexts cannot be had", found=f"the {backend.name} backend", needed="a GPU"
         )
     ordinal = backend.torch_device.index or 0
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
-    _, made, note = _torch_streams(sms, ordinal)
+    _, torch_streams, note = _torch_streams(sms, ordinal)
     parts = parts_of(split)
-    streams = {part: (stream, count) for part, stream, count in zip(parts, made, sms, strict=True)}
+    streams = {part: (stream, count) for part, stream, count in zip(parts, torch_streams, sms, strict=True)}
     lanes = StreamLanes(TorchStreams(ordinal), streams, lambda: None)
     name = f"torch contexts {split[0]}+{split[1]}"
     return Variant(name, "torch_contexts", lanes, _both(lanes, parts), split, note)
 
 
-@cache  # torch's allocator may ask for a stream long after its last work, so contexts live as long as the process
+@cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
 def _torch_streams(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], tuple[Any, ...], str]:
-    """Returns contexts, a stream of each, and whether they are disjoint."""
+    """Returns contexts, a stream of each, and a note on their overlap."""
     from torch.cuda import green_contexts
 
     if not getattr(green_contexts, "SUPPORTED", True):
@@ -126,7 +126,7 @@ def _torch_streams(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...],
 
 
 def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
-    """Makes a context of each size; the second value says whether they are disjoint."""
+    """Creates a context of each size; the second value describes their overlap."""
     make = torch_contexts.GreenContext
     reason = f"torch {torch.__version__} cannot split"
     if hasattr(torch_contexts, "SMPartition"):
@@ -156,4 +156,4 @@ KINDS: Mapping[str, Callable[[Backend, QuotaPair], Variant]] = MappingProxyType(
 """Opens two lanes, by kind."""
 
 UNAVAILABLE = (BackendUnavailableError, CudaError)
-"""What a variant that cannot be had raises."""
+"""Errors of an unavailable variant."""

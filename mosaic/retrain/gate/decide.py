@@ -176,7 +176,7 @@ def _recent(pair: Pair, day: str, settings: GateSettings) -> NDArray[np.bool_]:
 
 def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
     new = contest.challenger
-    frozen = next((one for one in comparisons if one.name == "frozen"), None)
+    frozen = next((comparison for comparison in comparisons if comparison.name == "frozen"), None)
     if frozen is None:
         against = f" against the anchor {contest.anchor}" if contest.anchor is not None else ""
         return f"There was no champion yet, and {new} passes every check{against}."

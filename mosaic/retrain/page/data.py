@@ -64,7 +64,7 @@ def is_unusual(figure: Usual) -> bool:
 
 
 def _figures(usual: Sequence[Usual]) -> tuple[Markup | None, ...]:
-    ordered = sorted(usual, key=lambda one: not is_unusual(one))[:MAX_FIGURES]
+    ordered = sorted(usual, key=lambda figure_row: not is_unusual(figure_row))[:MAX_FIGURES]
     strange = sum(map(is_unusual, ordered))
     opened = len(ordered) if len(ordered) <= MAX_OPEN_FIGURES else strange
     rest = ordered[opened:]
@@ -80,14 +80,17 @@ def _figures(usual: Sequence[Usual]) -> tuple[Markup | None, ...]:
 def _table(caption: str, shown: Sequence[Usual]) -> Markup:
     lines = [
         row(
-            element("span", shorten(one.name)),
-            cell(_picture(one), class_="plot"),
-            cell(figure(one.today), class_="number today"),
-            cell(with_note(figure(one.usual), _range(one)), class_="number before"),
-            cell("✕ unusual" if is_unusual(one) else "new" if one.usual is None else "✓ as usual", class_="result"),
-            class_="failed" if is_unusual(one) else "passed",
+            element("span", shorten(usual_row.name)),
+            cell(_picture(usual_row), class_="plot"),
+            cell(figure(usual_row.today), class_="number today"),
+            cell(with_note(figure(usual_row.usual), _range(usual_row)), class_="number before"),
+            cell(
+                "✕ unusual" if is_unusual(usual_row) else "new" if usual_row.usual is None else "✓ as usual",
+                class_="result",
+            ),
+            class_="failed" if is_unusual(usual_row) else "passed",
         )
-        for one in shown
+        for usual_row in shown
     ]
     return table(caption, ("Figure", "Today in its range", "Today", "Usual", "Result"), lines, class_="forest")
 

@@ -142,10 +142,12 @@ def _values(folder: Path, time: str, python: str, image: str) -> dict[str, str]:
         "image_json": json.dumps(image),
         "hour": hour,
         # Zones are whole quarters of an hour from UTC.
-        "minutes": ",".join(str(one) for one in sorted((int(minute) + quarter) % 60 for quarter in (0, 15, 30, 45))),
+        "minutes": ",".join(
+            str(value) for value in sorted((int(minute) + quarter) % 60 for quarter in (0, 15, 30, 45))
+        ),
         "command_cron": f"{for_cron('flock', '-n', '-o', f'{where}/cron.lock', *run)} >> {log} 2>&1",
     }
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
-    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)

@@ -146,11 +146,11 @@ def _facts(
     invalid = tuple(name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all()))
     difference = None
     if model is not None and first:
-        read, kept = (
-            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=group.device))["value"])
-            for each in (exported, model)
+        reloaded, original = (
+            np.array(joined(score_batches(work.program, scored, first, batch=len(first), device=group.device))["value"])
+            for scored in (exported, model)
         )
-        difference = float(np.max(np.abs(read - kept)))
+        difference = float(np.max(np.abs(reloaded - original)))
     return ModelFacts(
         invalid_tensors=invalid,
         export_difference=difference,

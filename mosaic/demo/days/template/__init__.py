@@ -1,1 +1,1 @@
-"""The files that ``mosaic retrain init`` writes into a new folder, as they are."""
+"""The files that ``mosaic retrain init`` copies into a new folder."""

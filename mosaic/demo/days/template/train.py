@@ -83,7 +83,7 @@ class DigitReader(nn.Module):
 
 
 class Rows(Dataset[dict[str, Any]]):
-    """A folder's rows: ``index.jsonl`` says what each has, ``rows.safetensors`` holds it."""
+    """A folder's rows: ``index.jsonl`` lists them, ``rows.safetensors`` holds their data."""
 
     def __init__(self, folder: Path, train: bool) -> None:
         rows = [json.loads(line) for line in (folder / "index.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -95,7 +95,7 @@ class Rows(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def cluster(self, place: int) -> str:
-        """Names what belongs together: rows of one writer or speaker are trained on, or held out, together."""
+        """Names a row's cluster: rows of one writer or speaker are trained on, or held out, together."""
         return self.rows[place]["cluster"]
 
     def __getitem__(self, place: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def make_dataset(folder: Path, train: bool) -> Rows:
 
 
 def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Returns what is to be made small."""
+    """Returns the loss to minimize."""
     return F.cross_entropy(model(batch["inputs"], batch["has"]), batch["label"], label_smoothing=0.05)
 
 
@@ -140,12 +140,12 @@ def make_optimizer(model: nn.Module, num_steps: int) -> tuple[list[Any], list[An
 
 
 def companions(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns models that go along: here the moving average of the weights."""
+    """Returns EMA models: here the moving average of the weights."""
     return {"ema": copy.deepcopy(model).requires_grad_(False)}
 
 
 @torch.no_grad()
 def update_companions(model: nn.Module, companions: dict[str, nn.Module]) -> None:
-    """Is called after each step."""
+    """Updates them; called after each step."""
     for average, weight in zip(companions["ema"].parameters(), model.parameters(), strict=True):
         average.lerp_(weight, 1 - EMA_DECAY)

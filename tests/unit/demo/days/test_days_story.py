@@ -86,7 +86,7 @@ def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp
 
 
 def test_the_table_says_which_day_did_not_end_as_expected():
-    checks = [(Check(found="promoted", met=True),), (Check(found="promoted", met=True), Check(found="B", met=False))]
+    checks = [(Check(result="promoted", met=True),), (Check(result="promoted", met=True), Check(result="B", met=False))]
     played = [
         Played(number=number, day=STORY[number - 1], checks=of, seconds=1.0) for number, of in enumerate(checks, 1)
     ]
