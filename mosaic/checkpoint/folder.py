@@ -1,8 +1,8 @@
 """The folder of a run's checkpoints: which are complete, which is the newest, and which are dropped.
 
-A checkpoint is written in a hidden folder beside its place and renamed when all of it is on the disk; there is no
-pointer to the newest one that could be behind or ahead. Names carry a number that grows with every save, so that a run
-that went back to an earlier step and saves the same step again replaces nothing::
+A checkpoint is written in a hidden folder beside its place and renamed once it is on the disk; no pointer to the
+newest one exists that could be behind or ahead. Names carry a number that grows with every save: a run that went back
+to an earlier step and saves the same step again replaces nothing::
 
     checkpoints/
         00000007-step-700/      complete: manifest.json, state.json, rank-00000.safetensors, ...
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
-    """Returns the complete checkpoints of a run, the newest first; none where there is no folder."""
+    """Returns the complete checkpoints of a run, the newest first."""
     if not folder.is_dir():
         return ()
     complete = []

@@ -82,11 +82,11 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
     Raises:
         InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
     """
-    chosen = _choose(request, ranks)
+    checkpoint = _choose(request, ranks)
     opened: _Opened | None = None
     error: Exception | None = None
     try:
-        opened = _Opened(chosen.path, request)
+        opened = _Opened(checkpoint.path, request)
     except (MosaicError, ValueError, OSError) as failure:
         error = failure
     ranks.raise_if_any_failed(error)
@@ -99,9 +99,9 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
         error = failure
     ranks.raise_if_any_failed(error)
     return Loaded(
-        step=chosen.step,
+        step=checkpoint.step,
         extra=from_plain(opened.state["extra"]),
-        path=chosen.path,
+        path=checkpoint.path,
         new=opened.overlap.new,
         gone=opened.overlap.gone,
         changed=opened.overlap.changed,

@@ -227,5 +227,5 @@ def restore(
 
 def some(names: Sequence[str]) -> str:
     """Lists the first few names of many."""
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+    first_names = ", ".join(names[:5])
+    return first_names if len(names) <= 5 else f"{first_names} and {len(names) - 5} more"

@@ -35,7 +35,7 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     try:
         own = ModelTensors.of(model)
         specs = in_order(TensorSpec.of(name, own.tensors[first]) for name, first in own.names.items())
-    except Exception as failure:  # all ranks have to hear of it
+    except Exception as failure:  # of any kind: all ranks have to raise
         error = failure
     ranks.raise_if_any_failed(error)
     assert own is not None
@@ -146,7 +146,7 @@ def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = 
             shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
             overlap = Overlap.of(own, shapes, aliases=True)
             overlap.check(path, "file", partial=partial)
-        except Exception as failure:  # all ranks have to hear of it
+        except Exception as failure:  # of any kind: all ranks have to raise
             error = failure
         ranks.raise_if_any_failed(error)
         assert own is not None

@@ -72,8 +72,8 @@ def _gemma(items: Mapping[str, Ints], documents: Ints) -> Ints:
     streams = np.zeros(len(documents), np.int64)
     edges = np.flatnonzero(np.diff(documents)) + 1
     for own in np.split(np.arange(len(documents)), edges):
-        seen = own[key[own] >= 0]
-        streams[seen] = np.unique(key[seen], return_inverse=True)[1] + 1
+        item_tokens = own[key[own] >= 0]
+        streams[item_tokens] = np.unique(key[item_tokens], return_inverse=True)[1] + 1
     return token_words(streams, both=key >= 0)
 
 

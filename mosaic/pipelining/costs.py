@@ -47,15 +47,15 @@ def workspace_bytes(layers: Sequence[LayerMemory], *, weights_apart: bool) -> in
     if weights_apart:
         return remade_bytes(layers) + max((works for _, _, works in layers), default=0)
     peak = before = 0
-    for kept, whole, works in layers:
-        peak = max(peak, before + max(kept, whole) + works)
-        before += kept
+    for kept_bytes, whole, works in layers:
+        peak = max(peak, before + max(kept_bytes, whole) + works)
+        before += kept_bytes
     return peak - before if peak > before else 0
 
 
 def remade_bytes(layers: Sequence[LayerMemory]) -> int:
     """Returns the bytes that backward recomputes."""
-    return sum(max(0, whole - kept) for kept, whole, _ in layers)
+    return sum(max(0, whole - kept_bytes) for kept_bytes, whole, _ in layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +130,8 @@ class CostCounter:
                 strategy = _chosen(layer, chosen, place - part.count + at, part.module)
                 times_ms = layer_ms(layer, strategy, inputs=own.inputs[index], weights=own.weights[index])
                 times.append(tuple(time * slower for time in times_ms))
-                kept = strategy.kept_bytes, layer.strategies[0].kept_bytes
-                memory.append((*(kept if own.any_of(index) else (0, 0)), layer.workspace_bytes))
+                kept_and_whole = strategy.kept_bytes, layer.strategies[0].kept_bytes
+                memory.append((*(kept_and_whole if own.any_of(index) else (0, 0)), layer.workspace_bytes))
                 has_backward |= own.any_of(index)
                 has_weights |= own.weights[index]
         if (least := min(map(min, memory))) < 0:
@@ -141,7 +141,7 @@ class CostCounter:
             forward_ns=forward,
             backward_ns=backward,
             weights_ns=weights,
-            kept_bytes=sum(kept for kept, _, _ in memory),
+            kept_bytes=sum(layer[0] for layer in memory),
             workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
             remade_bytes=remade_bytes(memory) if self.weights_apart else 0,
             has_backward=has_backward,

@@ -74,7 +74,7 @@ class Search:
 
 
 PlanningFunction = Callable[[Any, Search], Any]
-"""Takes a step's metadata and a search; returns the schedule, or None for the last one that it offered."""
+"""Maps a step's metadata and a search to the schedule, or to None for the last offered one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

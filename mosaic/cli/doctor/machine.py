@@ -58,7 +58,8 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
         environ: The environment to examine.
     """
     findings: list[Diagnosis] = []
-    host, packages, torch = _host(environ), _packages(), _torch()
+    host, torch = _host(environ), _torch()
+    packages = tuple(PackageReport(name=name, version=_version(name), extra=extra) for name, extra in _PACKAGES.items())
     extension_loads = _extension_loads(findings)
     driver = _driver(findings) if extension_loads else None
     devices = _devices(driver, findings) if driver is not None else ()
@@ -105,10 +106,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _packages() -> tuple[PackageReport, ...]:
-    return tuple(PackageReport(name=name, version=_version(name), extra=extra) for name, extra in _PACKAGES.items())
 
 
 def _torch() -> TorchReport | None:

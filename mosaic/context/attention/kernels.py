@@ -39,12 +39,12 @@ def make_kernel(name: str | None, plan: ContextPlan, rank: int, exchange: Exchan
     Raises:
         ValueError: The name is unknown, or blocks are not a multiple of its tile.
     """
-    chosen = name or ("flex" if device.type == "cuda" else "block_rows")
-    if chosen not in KERNELS:
-        raise ValueError(unknown("kernel", chosen, KERNELS))
-    if chosen == "flex" and plan.blocks.block % FLEX_BLOCK:
+    kernel = name or ("flex" if device.type == "cuda" else "block_rows")
+    if kernel not in KERNELS:
+        raise ValueError(unknown("kernel", kernel, KERNELS))
+    if kernel == "flex" and plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
             f"block={plan.blocks.block} is not a multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "
             f"on; plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
         )
-    return KERNELS[chosen](plan, rank, exchange.column_of, exchange.num_blocks, device)
+    return KERNELS[kernel](plan, rank, exchange.column_of, exchange.num_blocks, device)

@@ -57,8 +57,8 @@ def check_model(model: nn.Module) -> None:
                 )
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsplittableError(
-                f"{name or 'the model'} is compiled by torch.jit, which nobody can look into; give the module from "
-                "which it was made"
+                f"{name or 'the model'} is compiled by torch.jit, which hides its layers; pass the module "
+                "that was compiled"
             )
         if plain := [key for key, value in vars(module).items() if f"{key}_orig" in module._parameters]:
             raise UnsplittableError(

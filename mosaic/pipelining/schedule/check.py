@@ -167,13 +167,15 @@ def _check_channels(schedule: PipelineSchedule, step: Step, rows: Rows) -> None:
         for verb, message in row:
             if verb == "SEND":
                 sent[step.channels[message]].append(message)
-    taken: dict[object, int] = defaultdict(int)
+    num_received: dict[object, int] = defaultdict(int)
     for number, row in enumerate(rows):
         for place, (verb, message) in enumerate(row):
             if verb == "RECV":
                 channel = step.channels[message]
-                other = sent[channel][taken[channel]]
-                taken[channel] += 1
+                other = sent[channel][num_received[channel]]
+                num_received[channel] += 1
                 if other != message:
-                    problem = f"row {channel[0]} sends {other} as its {taken[channel]}. one; post both ends alike"
+                    problem = (
+                        f"row {channel[0]} sends {other} as its {num_received[channel]}. one; post both ends alike"
+                    )
                     raise wrong_cell(schedule, number, place, problem)

@@ -176,5 +176,5 @@ class _Run:
     def _note(self, row: int, change: int, at_ns: int) -> None:
         """Records a change of memory: at one instant ends come before starts, and starts in the row's order."""
         order = int(change > 0 or self.began[row] == at_ns)
-        noted = self.memory[self.step.graph.rank_of[row]]
-        noted.append((at_ns, order, self.at[row], len(noted), change, (row, self.at[row])))
+        changes = self.memory[self.step.graph.rank_of[row]]
+        changes.append((at_ns, order, self.at[row], len(changes), change, (row, self.at[row])))

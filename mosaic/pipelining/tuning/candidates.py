@@ -75,7 +75,7 @@ class Candidates:
                 strategies=tuple(ways),
                 forward_ns=forward,
                 backward_ns=backward,
-                kept_bytes=kept,
+                kept_bytes=kept_bytes,
                 workspace_bytes=workspace_bytes(
                     [
                         (layer.strategies[way].kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
@@ -84,7 +84,7 @@ class Candidates:
                     weights_apart=self.weights_apart,
                 ),
             )
-            for forward, backward, kept, _, ways in load_search().tuning_candidates(rows, count=self.count)
+            for forward, backward, kept_bytes, _, ways in load_search().tuning_candidates(rows, count=self.count)
         )
 
 

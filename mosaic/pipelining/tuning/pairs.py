@@ -125,10 +125,10 @@ def with_candidates(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[in
     tasks = list(graph.tasks)
     for pair, index in zip(pairs, choice, strict=True):
         new, old = pair.candidates[index], pair.counted or _NOTHING
-        kept, works = new.kept_bytes - old.kept_bytes, new.workspace_bytes - old.workspace_bytes
-        _alter(tasks, pair.forward, new.forward_ns - old.forward_ns, takes=kept + works, frees=works)
+        held, works = new.kept_bytes - old.kept_bytes, new.workspace_bytes - old.workspace_bytes
+        _alter(tasks, pair.forward, new.forward_ns - old.forward_ns, takes=held + works, frees=works)
         _alter(tasks, pair.backward, new.backward_ns - old.backward_ns, takes=works)
-        _alter(tasks, pair.last, 0, frees=kept + works)
+        _alter(tasks, pair.last, 0, frees=held + works)
     return replace(graph, tasks=tuple(tasks))
 
 

@@ -112,7 +112,7 @@ class CountedModule:
 
     def _of(self, microbatch: Microbatch) -> CountedLayers | None:
         if not isinstance(microbatch, CountedMicrobatch):
-            raise ValueError(f"{self.name} needs what was counted for a microbatch, and {microbatch} has nothing of it")
+            raise ValueError(f"{self.name} needs counts of its microbatches, and {microbatch} has none")
         return microbatch.counted.get(self.name)
 
 

@@ -176,14 +176,14 @@ def timed_layer(layer: LayerSteps, machine: RankHardware) -> Layer:
     products = [work for step in layer.steps for work in step.weights if layer.trains]
     weights_ns = max(machine.launch_ns(len(products)), sum(machine.time_ns(work) for work in products))
     backward_ns = max(0, ran_back.length_ns - weights_ns)
-    kept = layer.bytes_of(layer.saved)
+    kept_bytes = layer.bytes_of(layer.saved)
     peaks = (
         ran.timelines(forward, kept=forward.inputs)["compute"].peak_bytes,
         ran_back.timelines(backward, kept=backward.inputs)["compute"].peak_bytes,
     )
-    source = min(kept, layer.bytes_of(layer.read))
+    source = min(kept_bytes, layer.bytes_of(layer.read))
     strategies = (
-        Strategy(name="keep", kept_bytes=kept),
+        Strategy(name="keep", kept_bytes=kept_bytes),
         Strategy(name="recompute", kept_bytes=source, extra_backward_ms=ran.length_ns / 1e6),
     )
     return Layer(
@@ -191,7 +191,7 @@ def timed_layer(layer: LayerSteps, machine: RankHardware) -> Layer:
         backward_ms=backward_ns / 1e6,
         weights_ms=weights_ns / 1e6,
         strategies=strategies,
-        workspace_bytes=max(0, max(peaks) - kept),
+        workspace_bytes=max(0, max(peaks) - kept_bytes),
     )
 
 

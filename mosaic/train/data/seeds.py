@@ -21,8 +21,6 @@ _MAX_ITEMS = 64
 _MAX_DEPTH = 4
 """Most levels of nested objects, such as transforms in a transform in a data set."""
 
-_NOT_SEARCHED = (torch.Tensor, np.ndarray, type, ModuleType, FunctionType)
-
 
 def sample_words(seed: int, positions: Sequence[int]) -> Words:
     """Returns four random words for each position."""

@@ -196,7 +196,7 @@ REFUSED = {
     "script": (
         traced,
         {"input": FOUR["x"]},
-        "1 is compiled by torch.jit.*give the module",
+        "1 is compiled by torch.jit.*pass the module",
     ),
     "norm by a hook": (
         lambda: nn.Sequential(nn.Linear(4, 4), torch.nn.utils.spectral_norm(nn.Linear(4, 4))),
