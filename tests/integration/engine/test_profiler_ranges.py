@@ -25,6 +25,7 @@ def two_steps(model: TwoTowers) -> None:
         model(*pair_batch(step)).square().mean().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11's own
 @pytest.mark.parametrize("stages", [SIDE_BY_SIDE, IN_TURN], ids=["side by side", "in turn"])
 @pytest.mark.parametrize("cases", [engine_cases, stream_cases], ids=["host", "streams"])
 def test_torch_s_profiler_has_a_range_for_each_placed_forward_and_backward(cases: Any, stages: Any):

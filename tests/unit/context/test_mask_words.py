@@ -53,6 +53,7 @@ def test_gemmas_images_see_themselves_and_what_came_before():
     assert np.array_equal(gemma(images).dense(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
 def test_gemmas_mask_is_that_of_transformers():
     import torch
     from transformers import Gemma3TextConfig

@@ -30,6 +30,7 @@ def test_a_causal_mask_sees_what_came_before_in_its_document():
     assert (dense == expected).all()
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
 def test_gemmas_mask_is_hugging_faces():
     dense = cases.glued().mask(IDS, "gemma").dense()
     config = transformers.Gemma3TextConfig(**cases.TEXT, attn_implementation="sdpa")
