@@ -42,7 +42,7 @@ def test_a_day_of_the_demo_ends_as_it_says(played: dict[int, Played], lines: lis
     checks = played[number].checks
     assert played[number].met, "\n".join(lines)
     assert len(checks) == len(found)
-    assert all(words in check.found for words, check in zip(found, checks, strict=True))
+    assert all(words in check.result for words, check in zip(found, checks, strict=True))
 
 
 def test_each_day_has_a_page_that_begins_with_how_it_ended(played: dict[int, Played], folder: Path):
