@@ -2,8 +2,8 @@
 
 Noted beforehand are the tensors that the model and its sample reach (values, gradients, ``requires_grad``, hooks on
 gradients), the attributes of its modules and of plain objects in them with the lists, dicts, sets, arrays and
-generators that these hold, what its hooks enclose, the default random generators, and torch's settings. Objects of
-libraries, iterators, attributes of classes, and globals are left alone.
+generators that these hold, what its hooks enclose, the data that its methods enclose, the default random generators,
+and torch's settings. Objects of libraries, iterators, attributes of classes, and globals are left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,6 +165,7 @@ class Objects:
         self._containers: list[tuple[_Container, tuple[Any, ...]]] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._generators: list[tuple[Generator, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
         self._seen: set[int] = set()
         self._queue: deque[tuple[Any, int]] = deque()
         self.note(model)
@@ -205,6 +206,8 @@ class Objects:
             array[...] = values
         for generator, state in self._generators:
             set_generator_state(generator, state)
+        for cell, value in self._cells:
+            cell.cell_contents = value
 
     def _push(self, values: Iterable[Any], depth: int) -> None:
         for value in values:
@@ -220,6 +223,10 @@ class Objects:
             self.buffers.update(map(id, own))
             # Those of scripted modules are in none of their attributes.
             self._push((vars(value), *value.children(), *value.parameters(recurse=False), *own), 0)
+            for kind in type(value).__mro__:
+                if id(kind) not in self._seen and _is_plain(kind):
+                    self._seen.add(id(kind))
+                    self._note_enclosed(vars(kind).values())
         elif isinstance(value, dict | list | set | deque):
             content = _content(value)
             self._containers.append((value, content))
@@ -244,6 +251,17 @@ class Objects:
             attributes = getattr(value, "__dict__", None)
             if type(attributes) is dict and not any(isinstance(one, threading.Thread) for one in attributes.values()):
                 self._push((attributes,), depth + 1)  # a thread of its own would change them meanwhile
+
+    def _note_enclosed(self, functions: Iterable[Any]) -> None:
+        """Notes the data that methods enclose, but neither functions nor objects."""
+        for function in functions:
+            for cell in getattr(function, "__closure__", None) or ():
+                with suppress(ValueError):  # nothing is in it yet
+                    value = cell.cell_contents
+                    if isinstance(value, (torch.Tensor, Generator, np.ndarray, dict, list, set, deque)):
+                        self._push((value,), 0)
+                    elif type(value) in _ATOMS:
+                        self._cells.append((cell, value))
 
 
 def _is_plain(kind: type) -> bool:

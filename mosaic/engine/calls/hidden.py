@@ -69,18 +69,16 @@ class ModuleState(NamedTuple):
         buffers: list[torch.Tensor] = []
         attributes: Reading = []
         for part in modules:  # which grows meanwhile
-            own = vars(part)
-            for parameter in own["_parameters"].values():
+            own = vars(part)  # a scripted module has its parameters, buffers and parts elsewhere
+            for parameter in part._parameters.values():
                 if parameter is not None:
                     parameters.append(parameter)
                     if parameter.requires_grad:
                         trained[id(parameter)] = parameter
-            if own["_buffers"]:
-                buffers += [buffer for buffer in own["_buffers"].values() if buffer is not None]
-            if own["_modules"]:
-                modules += [child for child in own["_modules"].values() if child is not None]
-            if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-                attributes.append((*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()))
+            buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
+            modules += [child for child in part._modules.values() if child is not None]
+            if part._forward_hooks or part._forward_pre_hooks:
+                attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
         versions = list(map(version_of, parameters)), list(map(version_of, buffers))
         return ModuleState(
