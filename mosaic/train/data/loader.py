@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import active_children
@@ -219,7 +220,8 @@ class BatchLoader(StepLoader):
             raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to a dead worker
             for worker in self._workers:
-                worker.join(_DYING_S)
+                with suppress(RuntimeError):  # torch's handler of SIGCHLD may report the same death in here
+                    worker.join(_DYING_S)
             dead = [worker for worker in self._workers if worker.exitcode]
             if not dead:
                 raise
