@@ -278,7 +278,7 @@ def _is_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same as far as Python can tell."""
+    """Returns True if two values are the same as far as Python can tell."""
     if one is other:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a module reads besides its arguments, and what it writes besides its results.
+"""State that a module reads besides its arguments, and writes besides its results.
 
 A host lane runs a module's Python later than its call, so a module that exchanges more with the code around it runs
 where it is called. The sample's run shows such a module, and so does the first call of each kind (``Surroundings``).
@@ -155,7 +155,7 @@ class Surroundings:
 
 
 class Place(NamedTuple):
-    """Where a value is that code names."""
+    """The home and name of a value that code names."""
 
     name: str
     home: Mapping[str, Any] | CellType
@@ -163,7 +163,7 @@ class Place(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What is there now."""
+        """The present value."""
         if not isinstance(self.home, CellType):
             return self.home.get(self.name)
         try:
@@ -173,7 +173,7 @@ class Place(NamedTuple):
 
     @property
     def holds_data(self) -> bool:
-        """Whether there is something that may change, rather than code."""
+        """Returns True for data, which may change; False for code."""
         value = self.value
         return not isinstance(value, _NO_DATA) and not hasattr(type(value), "__get__")  # functions and descriptors
 
@@ -255,7 +255,7 @@ def sets_context(before: Context, after: Context) -> Obstacle | None:
 
 
 class Rewind:
-    """What a model's call may change, as it is now, so that a call that came to nothing can be made again.
+    """The state that a model's call may change, noted so that a call that came to nothing can be made again.
 
     Noted are random numbers, small buffers, attributes, and lists, dicts and sets among them.
 

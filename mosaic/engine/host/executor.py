@@ -421,7 +421,7 @@ class Executor(LaneWork):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else is out of the ordinary: kinds of calls that do not repeat."""
+        """Notes on kinds of calls that do not repeat."""
         learned = (
             f"{count} calls of {module} ran in place, since each was the first of its kind; pass what changes from "
             "call to call, such as a number, as a tensor"

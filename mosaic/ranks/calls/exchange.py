@@ -231,11 +231,11 @@ def _all_to_all(
             for work in works:
                 work.wait()
         else:  # NCCL's own stream has the whole device, whatever SMs the current stream is confined to
-            given = torch.cat([part for parts in outgoing for part in parts])
+            sent = torch.cat([part for parts in outgoing for part in parts])
             sizes = [sum(part.numel() for part in parts) for parts in outgoing]
-            made = given.new_empty(sum(counts))
-            dist.all_to_all_single(made, given, counts, sizes, group=group, async_op=True).wait()
-            pieces = list(made.split(counts))
+            received = sent.new_empty(sum(counts))
+            dist.all_to_all_single(received, sent, counts, sizes, group=group, async_op=True).wait()
+            pieces = list(received.split(counts))
     offsets, rows = [ahead] * ranked.size, []
     for tensor in own:
         parts = []
