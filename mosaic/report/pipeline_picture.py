@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.semu.step import rank_timelines
-from mosaic.pipelining.semu.timeline import MemoryTimeline
+from mosaic.pipelining.rank_memory import MemoryTimeline, rank_timelines
 from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.report.bars import ms_text
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows

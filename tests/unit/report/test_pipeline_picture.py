@@ -11,7 +11,7 @@ from tuning_cases import one_f_one_b, run_in_order
 
 from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.tasks import Task, TaskGraph, Timed
 from mosaic.pipelining.tuning.pairs import with_candidates
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_canvas
