@@ -109,10 +109,7 @@ class RankHardware:
         if known is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            if isinstance(message, Exchange):
-                known = self.exchange_ns(message)
-            else:
-                known = self.collective_ns(message)
+            known = self.exchange_ns(message) if isinstance(message, Exchange) else self.collective_ns(message)
             self._known[message] = known
         return known
 
