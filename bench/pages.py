@@ -57,7 +57,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"Fig\. 9a: .*: planned: (step, s|above its bound, %)",
             r"Fig\. 9a: .*: (any partition.*|megatron|zb-v): step over the planned one's, ratio",
             r"roll-out of .*",
-            r"layer tuning of .*: (one rank, ms|above .*)",
+            r"layer tuning of .*: (one rank, ms|step over .*)",
             r"vlm-xl-16k: .*",
             r"vlm-\w: (separated|mixed-v|1f1b) over lanes, ratio",
         ),
