@@ -503,7 +503,7 @@ class RankPairs:
 
         def table(value: Callable[[Candidate], int]) -> Floats:
             rows = [[value(each) for each in pair.candidates] for pair in self.pairs]
-            return np.array([[*row, *[math.inf] * (most - len(row))] for row in rows], dtype=np.float64)
+            return np.array([[*row, *[math.inf] * (most - len(row))] for row in rows]).reshape(len(rows), most)
 
         self._forward, self._backward = table(lambda each: each.forward_ns), table(lambda each: each.backward_ns)
         self._held = table(lambda each: each.kept_bytes)
@@ -547,6 +547,8 @@ class RankPairs:
         Args:
             weights: Weight of each task's added time.
         """
+        if not self.pairs:
+            return None if any((each.room < 0).any() for each in self.instants) else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]
         backward = np.array([weights[pair.backward] for pair in self.pairs])[:, None]
         cost = forward * self._forward + backward * self._backward
