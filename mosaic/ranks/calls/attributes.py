@@ -42,7 +42,7 @@ class _Part:
 
     @property
     def is_as_first(self) -> bool:
-        """Whether surely nothing was set; most parts answer so at each call, in a microsecond."""
+        """True if surely nothing was set; most parts answer so at each call, in a microsecond."""
         if self._may_change_inside or len(self._own) != self._size:
             return False
         return all(map(is_, map(self._own.get, self._keys), self._held))

@@ -99,6 +99,14 @@ def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: l
             assert "exclude=['part']" in said
 
 
+def test_plans_that_ranks_cannot_run_together_and_statistics_of_a_batch_are_refused_on_all(told: list[dict[str, Any]]):
+    for rank in told:
+        other_size, other_plan, normalized = rank["not begun"]
+        assert "the plan is for 3 devices and there are 2 ranks; start 3 ranks, or plan" in other_size
+        assert "the ranks were given different plans (rank 0: " in other_plan
+        assert "image.1 is a BatchNorm1d: its statistics would be those of another batch" in normalized
+
+
 def test_parameters_that_are_frozen_or_trained_only_since_are_named(told: list[dict[str, Any]]):
     for rank in told:
         assert "image.0.weight and 3 more" in rank["unfrozen"]

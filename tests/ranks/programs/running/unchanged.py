@@ -18,7 +18,7 @@ from mosaic.errors import MosaicError, UnsupportedModelError
 from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
-from ranks.programs.calls.refused import refusals, unfrozen, unsplittable
+from ranks.programs.calls.refused import not_begun, refusals, unfrozen, unsplittable
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -290,6 +290,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "refusals": refusals(rank),
         "unsplittable": unsplittable(rank),
         "unfrozen": unfrozen(rank),
+        "not begun": not_begun(rank),
     }
 
 
