@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from bench.sweep.nets.pieces import Two, batch, tower, train
+from bench.sweep.nets.pieces import Two, batch, between, tower, train
 from bench.sweep.session import Session
 
 
@@ -210,24 +210,14 @@ def parameter_as_an_argument(session: Session):
     train(session, Net())
 
 
-def chain_of_towers(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            return self.b(self.a(x)) * y
-
-    train(session, Net())
+@between()
+def chain_of_towers(self, x, y):
+    return self.b(self.a(x)) * y
 
 
-def three_towers_and_a_fusion(session: Session):
-    class Net(Two):
-        def __init__(self):
-            super().__init__()
-            self.c, self.fusion = tower(), nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-
-        def forward(self, x, y):
-            return self.fusion(torch.stack([self.a(x), self.b(y), self.c(x - y)], 1))
-
-    train(session, Net())
+@between(c=tower, fusion=lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True))
+def three_towers_and_a_fusion(self, x, y):
+    return self.fusion(torch.stack([self.a(x), self.b(y), self.c(x - y)], 1))
 
 
 def methods_other_than_forward(session: Session):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bench.sweep.nets.pieces import Two, train
+from bench.sweep.nets.pieces import Two, between, towers, train
 from bench.sweep.session import Session
 
 
@@ -75,29 +75,19 @@ def full_backward_hook_scales_gradients(session: Session):
     train(session, model)
 
 
-def hook_on_a_tensor_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            a.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
-            return a * self.b(y)
-
-    train(session, Net())
+@between()
+def hook_on_a_tensor_between_modules(self, x, y):
+    a = self.a(x)
+    a.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
+    return a * self.b(y)
 
 
-def hook_on_a_tensor_within_a_tower(session: Session):
-    class Clipped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 32)
-
-        def forward(self, x):
-            hidden = self.first(x).relu()
-            if hidden.requires_grad:
-                hidden.register_hook(lambda gradient: gradient / (gradient.norm() + 1))
-            return self.last(hidden)
-
-    train(session, Two(Clipped(), Clipped()))
+@towers(first=lambda: nn.Linear(32, 64), last=lambda: nn.Linear(64, 32))
+def hook_on_a_tensor_within_a_tower(self, x):
+    hidden = self.first(x).relu()
+    if hidden.requires_grad:
+        hidden.register_hook(lambda gradient: gradient / (gradient.norm() + 1))
+    return self.last(hidden)
 
 
 def hooks_on_parameters(session: Session):
@@ -139,15 +129,11 @@ def hook_added_in_mid_training(session: Session):
     train(session, model, before=add, loss=loss)
 
 
-def gradient_kept_of_a_tower_result(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            self.made = self.a(x)
-            self.made.retain_grad()
-            return self.made * self.b(y)
-
-    model = Net()
-    train(session, model, after=lambda step: session.note(model.made.grad))
+@between(after=lambda session, model, step: session.note(model.made.grad))
+def gradient_kept_of_a_tower_result(self, x, y):
+    self.made = self.a(x)
+    self.made.retain_grad()
+    return self.made * self.b(y)
 
 
 def hook_for_all_modules(session: Session):

@@ -9,7 +9,18 @@ import pickle
 import torch
 from torch import nn
 
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train, train_step
+from bench.sweep.nets.pieces import (
+    Two,
+    adamw,
+    after_step,
+    batch,
+    before_step,
+    squared,
+    stepping,
+    tower,
+    train,
+    train_step,
+)
 from bench.sweep.session import Session
 
 
@@ -105,16 +116,13 @@ def error_between_modules_is_caught(session: Session):
             session.note(str(error))
 
 
-def wrong_shapes_are_caught(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(5):
-        try:
-            squared(model, tuple(part[:, : 32 - step % 2] for part in batch(step)))
-        except RuntimeError:
-            session.note("wrong")
-        train_step(session, model, optimizer, step)
+@stepping(steps=5)
+def wrong_shapes_are_caught(session, model, optimizer, step):
+    try:
+        squared(model, tuple(part[:, : 32 - step % 2] for part in batch(step)))
+    except RuntimeError:
+        session.note("wrong")
+    train_step(session, model, optimizer, step)
 
 
 def keyboard_interrupt_in_mid_step(session: Session):
@@ -175,20 +183,17 @@ def error_in_backward_is_caught(session: Session):
         session.note(loss.item())
 
 
-def saved_and_loaded_in_mid_training(session: Session):
-    model = Two(tower(nn.BatchNorm1d(32)))
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step in range(5):
-        train_step(session, model, optimizer, step)
-        if step == 1:
-            file = io.BytesIO()
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        if step == 3:
-            file.seek(0)
-            saved = torch.load(file)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
+@stepping(model=lambda: Two(tower(nn.BatchNorm1d(32))), optimizer=adamw, steps=5)
+def saved_and_loaded_in_mid_training(session, model, optimizer, step):
+    train_step(session, model, optimizer, step)
+    if step == 1:
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    if step == 3:
+        file.seek(0)
+        saved = torch.load(file)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
 
 
 def deepcopied_in_mid_training(session: Session):
@@ -200,24 +205,16 @@ class Plain(Two):
     """Two towers that pickle can name."""
 
 
-def pickled_in_mid_training(session: Session):
-    model = Plain()
-
-    def pickled(step):
-        restored = pickle.loads(pickle.dumps(model))
-        session.note(restored(*batch(80)).sum().item(), type(restored.a).__name__)
-
-    train(session, model, after=pickled)
+@after_step(model=Plain)
+def pickled_in_mid_training(session, model, step):
+    restored = pickle.loads(pickle.dumps(model))
+    session.note(restored(*batch(80)).sum().item(), type(restored.a).__name__)
 
 
-def names_and_types_read_by_the_loop(session: Session):
-    model = Two()
-
-    def read(step):
-        session.note(str(model), [name for name, _ in model.named_modules()], isinstance(model.a, nn.Sequential))
-        session.note(len(model.a), sum(p.numel() for p in model.a.parameters()), list(model.state_dict()))
-
-    train(session, model, after=read)
+@after_step()
+def names_and_types_read_by_the_loop(session, model, step):
+    session.note(str(model), [name for name, _ in model.named_modules()], isinstance(model.a, nn.Sequential))
+    session.note(len(model.a), sum(p.numel() for p in model.a.parameters()), list(model.state_dict()))
 
 
 def types_compared_exactly(session: Session):
@@ -225,22 +222,14 @@ def types_compared_exactly(session: Session):
     train(session, model, after=lambda step: session.note(type(model.a) is nn.Sequential))
 
 
-def initialised_anew_in_mid_training(session: Session):
-    model = Two()
-
-    def again(step):
-        if step == 2:
-            model.a.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
-
-    train(session, model, before=again)
+@before_step()
+def initialised_anew_in_mid_training(session, model, step):
+    if step == 2:
+        model.a.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
 
 
-def forward_replaced_on_an_instance(session: Session):
-    model = Two()
-
-    def patch(step):
-        if step == 1:
-            plain = model.a.forward
-            model.a.forward = lambda x: plain(x) * 3
-
-    train(session, model, before=patch)
+@before_step()
+def forward_replaced_on_an_instance(session, model, step):
+    if step == 1:
+        plain = model.a.forward
+        model.a.forward = lambda x: plain(x) * 3

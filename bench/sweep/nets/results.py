@@ -10,7 +10,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from bench.sweep.nets.pieces import Two, tower, train
+from bench.sweep.nets.pieces import Two, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -150,17 +150,9 @@ def input_returned_as_a_view(session: Session):
     )
 
 
-def tower_switched_off_returns_its_input(session: Session):
-    class Switched(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.is_on = tower(), True
-
-        def forward(self, x):
-            return self.net(x) if self.is_on else x
-
-    model = Two(Switched(), Switched())
-    train(session, model, before=lambda step: setattr(model.a, "is_on", step != 2), steps=5)
+@towers(before=lambda model, step: setattr(model.a, "is_on", step != 2), steps=5, net=tower, is_on=True)
+def tower_switched_off_returns_its_input(self, x):
+    return self.net(x) if self.is_on else x
 
 
 def results_that_are_views_of_each_other(session: Session):

@@ -7,57 +7,38 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from bench.sweep.device import moved
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Two, batch, between, losses, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
-def layer_skipped_by_value(session: Session):
-    class Skipping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.drop, self.last = nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 32)
-
-        def forward(self, x):
-            hidden = self.first(x)
-            if x[0, 0] > 0:
-                hidden = self.drop(hidden)
-            return self.last(hidden)
-
-    train(session, Two(Skipping(), Skipping()), steps=8)
+@towers(steps=8, first=lambda: nn.Linear(32, 32), drop=lambda: nn.Dropout(0.5), last=lambda: nn.Linear(32, 32))
+def layer_skipped_by_value(self, x):
+    hidden = self.first(x)
+    if x[0, 0] > 0:
+        hidden = self.drop(hidden)
+    return self.last(hidden)
 
 
-def early_exit(session: Session):
-    class Exiting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).tanh()
-                if x.abs().mean() < 0.2:
-                    break
-            return x
-
-    train(
-        session, Two(Exiting(), Exiting()), batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)), steps=6
-    )
+@towers(
+    batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)),
+    steps=6,
+    layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6)),
+)
+def early_exit(self, x):
+    for layer in self.layers:
+        x = layer(x).tanh()
+        if x.abs().mean() < 0.2:
+            break
+    return x
 
 
-def halting_by_value(session: Session):
-    class Pondering(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.halt = nn.GRUCell(32, 32), nn.Linear(32, 1)
-
-        def forward(self, x):
-            hidden, budget = torch.zeros_like(x), 0.0
-            while budget < 2:
-                hidden = self.cell(x, hidden)
-                budget += self.halt(hidden).sigmoid().mean().item()
-            return hidden
-
-    train(session, Two(Pondering(), Pondering()))
+@towers(cell=lambda: nn.GRUCell(32, 32), halt=lambda: nn.Linear(32, 1))
+def halting_by_value(self, x):
+    hidden, budget = torch.zeros_like(x), 0.0
+    while budget < 2:
+        hidden = self.cell(x, hidden)
+        budget += self.halt(hidden).sigmoid().mean().item()
+    return hidden
 
 
 def result_of_another_length_for_the_same_shapes(session: Session):
@@ -77,24 +58,18 @@ def result_of_another_length_for_the_same_shapes(session: Session):
     train(session, Net(Trimmed(), Trimmed()), steps=6)
 
 
-def rows_chosen_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            kept = a.norm(dim=1).topk(16).indices
-            return self.b(y[kept]) * a[kept]
-
-    train(session, Net())
+@between()
+def rows_chosen_between_modules(self, x, y):
+    a = self.a(x)
+    kept = a.norm(dim=1).topk(16).indices
+    return self.b(y[kept]) * a[kept]
 
 
-def number_of_rows_depends_on_a_result(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            kept = (a[:, 0] > 0).nonzero()[:, 0]
-            return self.b(y[kept]).sum(0) + a.mean(0)
-
-    train(session, Net(), steps=6)
+@between(steps=6)
+def number_of_rows_depends_on_a_result(self, x, y):
+    a = self.a(x)
+    kept = (a[:, 0] > 0).nonzero()[:, 0]
+    return self.b(y[kept]).sum(0) + a.mean(0)
 
 
 class Experts(nn.Module):
@@ -152,19 +127,12 @@ def experts_with_a_balancing_loss(session: Session):
     train(session, Two(Experts(route), Experts(route)), loss=loss)
 
 
-def packed_sequences(session: Session):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = nn.LSTM(8, 16, batch_first=True, bidirectional=True)
-
-        def forward(self, x):
-            lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
-            packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
-            made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
-            return made.flatten(1)
-
-    train(session, Two(Recurrent(), Recurrent()))
+@towers(lstm=lambda: nn.LSTM(8, 16, batch_first=True, bidirectional=True))
+def packed_sequences(self, x):
+    lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
+    packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
+    made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
+    return made.flatten(1)
 
 
 def packed_sequence_between_modules(session: Session):
@@ -187,17 +155,10 @@ def sequences_of_other_lengths_each_step(session: Session):
     train(session, Two(), batch=padded, steps=6)
 
 
-def nested_tensors(session: Session):
-    class Ragged(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(32, 32)
-
-        def forward(self, x):
-            parts = torch.nested.nested_tensor([x[:20], x[20:]], layout=torch.jagged, requires_grad=False)
-            return torch.cat(self.net(parts).unbind())
-
-    train(session, Two(Ragged(), Ragged()))
+@towers(net=lambda: nn.Linear(32, 32))
+def nested_tensors(self, x):
+    parts = torch.nested.nested_tensor([x[:20], x[20:]], layout=torch.jagged, requires_grad=False)
+    return torch.cat(self.net(parts).unbind())
 
 
 def batches_of_other_sizes(session: Session):
@@ -208,11 +169,9 @@ def last_batch_is_smaller(session: Session):
     train(session, Two(tower(nn.BatchNorm1d(32))), batch=lambda step: batch(step, 10 if step == 3 else 64), steps=5)
 
 
-def empty_batch(session: Session):
-    def loss(model, inputs):
-        return model(*inputs).square().sum()
-
-    train(session, Two(), loss=loss, batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
+@losses(batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
+def empty_batch(session, model, inputs):
+    return model(*inputs).square().sum()
 
 
 def batch_of_one(session: Session):
@@ -231,34 +190,25 @@ def tower_called_on_some_steps_only(session: Session):
     train(session, Net(), steps=6)
 
 
-def missing_modality(session: Session):
-    class Net(Two):
-        def forward(self, x, y=None):
-            a = self.a(x)
-            return a if y is None else a + self.b(y)
-
-    train(session, Net(), batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
+@between(batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
+def missing_modality(self, x, y=None):
+    a = self.a(x)
+    return a if y is None else a + self.b(y)
 
 
-def towers_called_in_another_order(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            if x.sum() > 0:
-                return self.a(x) - self.b(y)
-            b = self.b(y)
-            return b * self.a(x)
-
-    train(session, Net(), steps=6)
+@between(steps=6)
+def towers_called_in_another_order(self, x, y):
+    if x.sum() > 0:
+        return self.a(x) - self.b(y)
+    b = self.b(y)
+    return b * self.a(x)
 
 
-def tower_called_in_a_loop(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            for _ in range(3):
-                x = self.a(x) + x
-            return x * self.b(y)
-
-    train(session, Net())
+@between()
+def tower_called_in_a_loop(self, x, y):
+    for _ in range(3):
+        x = self.a(x) + x
+    return x * self.b(y)
 
 
 def recursion(session: Session):
@@ -319,36 +269,23 @@ def greedy_decoding(session: Session):
     train(session, Net(Decoder(), Decoder()))
 
 
-def numbers_taken_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            scale = 1.0 + abs(a.mean().item()) + sum(a[0].tolist()[:3])
-            text = f"{a.std():.3f} {a.detach()[0, :2]}"  # with its grad_fn, whose name differs, docs/limits.md
-            return self.b(y * scale) * a * len(text)
-
-    train(session, Net())
+@between()
+def numbers_taken_between_modules(self, x, y):
+    a = self.a(x)
+    scale = 1.0 + abs(a.mean().item()) + sum(a[0].tolist()[:3])
+    text = f"{a.std():.3f} {a.detach()[0, :2]}"  # with its grad_fn, whose name differs, docs/limits.md
+    return self.b(y * scale) * a * len(text)
 
 
-def numpy_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            order = a.detach().cpu().numpy().sum(1).argsort()
-            return a[torch.from_numpy(order).to(x.device)] * self.b(y)
-
-    train(session, Net())
+@between()
+def numpy_between_modules(self, x, y):
+    a = self.a(x)
+    order = a.detach().cpu().numpy().sum(1).argsort()
+    return a[torch.from_numpy(order).to(x.device)] * self.b(y)
 
 
-def numpy_within_a_tower(session: Session):
-    class Sorted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            made = self.net(x)
-            order = made.detach().cpu().numpy()[:, 0].argsort().copy()
-            return made[torch.as_tensor(order, device=x.device)]
-
-    train(session, Two(Sorted(), Sorted()))
+@towers()
+def numpy_within_a_tower(self, x):
+    made = self.net(x)
+    order = made.detach().cpu().numpy()[:, 0].argsort().copy()
+    return made[torch.as_tensor(order, device=x.device)]

@@ -11,19 +11,16 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.sweep.nets.pieces import Scaled, Two, batch, train
+from bench.sweep.nets.pieces import Scaled, Two, batch, between, tower, towers, train
 from bench.sweep.session import Session
 
 
-def attribute_set_around_the_call(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            self.a.scale = 2.0
-            a = self.a(x)
-            self.a.scale = 1.0
-            return a * self.b(y)
-
-    train(session, Net(Scaled(), Scaled()))
+@between(towers=lambda: (Scaled(), Scaled()))
+def attribute_set_around_the_call(self, x, y):
+    self.a.scale = 2.0
+    a = self.a(x)
+    self.a.scale = 1.0
+    return a * self.b(y)
 
 
 def attribute_scheduled_by_the_loop(session: Session):
@@ -129,16 +126,10 @@ def global_set_by_the_loop(session: Session):
     train(session, Two(Cooled(), Cooled()), before=lambda step: temperature.__setitem__(0, 1.0 + step))
 
 
-def counter_warms_a_tower_up(session: Session):
-    class Warming(Scaled):
-        calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            return super().forward(x) * min(1.0, self.calls / 3)
-
-    model = Two(Warming(), Warming())
-    train(session, model, after=lambda step: session.note(model.a.calls, model.b.calls))
+@towers(after=lambda session, model, step: session.note(model.a.calls, model.b.calls), net=tower, calls=0)
+def counter_warms_a_tower_up(self, x):
+    self.calls += 1
+    return self.net(x) * min(1.0, self.calls / 3)
 
 
 def contextvar_around_the_call(session: Session):
@@ -235,15 +226,8 @@ def numpy_array_as_state(session: Session):
     train(session, model)
 
 
-def state_of_an_lstm_carried_over(session: Session):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm, self.state = nn.LSTM(32, 32), None
-
-        def forward(self, x):
-            made, state = self.lstm(x[:, None], self.state)
-            self.state = tuple(part.detach() for part in state)
-            return made[:, 0]
-
-    train(session, Two(Recurrent(), Recurrent()))
+@towers(lstm=lambda: nn.LSTM(32, 32), state=None)
+def state_of_an_lstm_carried_over(self, x):
+    made, state = self.lstm(x[:, None], self.state)
+    self.state = tuple(part.detach() for part in state)
+    return made[:, 0]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.sweep.nets.pieces import Both, Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Both, Two, batch, between, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -21,13 +21,10 @@ class Reversed(torch.autograd.Function):
         return -ctx.scale * gradient, None
 
 
-def reversed_gradients(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            return a.sum(1) + self.b(Reversed.apply(a, 0.5)).sum(1) + y.sum(1)
-
-    train(session, Net())
+@between()
+def reversed_gradients(self, x, y):
+    a = self.a(x)
+    return a.sum(1) + self.b(Reversed.apply(a, 0.5)).sum(1) + y.sum(1)
 
 
 def reversed_gradients_within_a_tower(session: Session):
@@ -83,17 +80,10 @@ def function_with_an_index_as_a_result(session: Session):
     train(session, Net())
 
 
-def straight_through(session: Session):
-    class Rounded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            made = self.net(x)
-            return made + ((made * 8).round() / 8 - made).detach()
-
-    train(session, Two(Rounded(), Rounded()))
+@towers()
+def straight_through(self, x):
+    made = self.net(x)
+    return made + ((made * 8).round() / 8 - made).detach()
 
 
 def quantized_with_a_moving_codebook(session: Session):
@@ -122,28 +112,20 @@ def quantized_with_a_moving_codebook(session: Session):
     train(session, Both(Quantized(), Quantized()), loss=loss)
 
 
-def in_place_operations_on_results(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            a += b
-            b[:, :4] = a[:, :4].detach()
-            return a.clamp_(-1, 1) * b
-
-    train(session, Net())
+@between()
+def in_place_operations_on_results(self, x, y):
+    a, b = self.a(x), self.b(y)
+    a += b
+    b[:, :4] = a[:, :4].detach()
+    return a.clamp_(-1, 1) * b
 
 
-def in_place_operation_on_an_input_after_its_call(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            hidden = x * 2
-            a = self.a(hidden.detach())
-            hidden.zero_()
-            return a * self.b(y) + hidden
-
-    model = Net()
-    model.a.requires_grad_(False)
-    train(session, model)
+@between(setup=lambda model: model.a.requires_grad_(False))
+def in_place_operation_on_an_input_after_its_call(self, x, y):
+    hidden = x * 2
+    a = self.a(hidden.detach())
+    hidden.zero_()
+    return a * self.b(y) + hidden
 
 
 def in_place_operation_on_the_users_batch(session: Session):
@@ -177,20 +159,14 @@ def batch_overwritten_after_the_call(session: Session):
         session.note(loss.item())
 
 
-def views_of_results(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            left, right = self.a(x).chunk(2, 1)
-            up, down = self.b(y).view(-1, 2, 16).unbind(1)
-            return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
-
-    train(session, Net())
+@between()
+def views_of_results(self, x, y):
+    left, right = self.a(x).chunk(2, 1)
+    up, down = self.b(y).view(-1, 2, 16).unbind(1)
+    return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
 
 
-def result_detached_for_one_of_its_users(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            return self.b(a.detach() + y) * a
-
-    train(session, Net())
+@between()
+def result_detached_for_one_of_its_users(self, x, y):
+    a = self.a(x)
+    return self.b(a.detach() + y) * a
