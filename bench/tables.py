@@ -19,7 +19,7 @@ from bench.context import tables as context_tables
 from bench.ddp import tables as ddp_tables
 from bench.gpu import tables as gpu_tables
 from bench.gpu.ladder import SM_TARGET_SPEEDUP
-from bench.never_slower.tables import never_slower_table
+from bench.never_slower import never_slower_table
 from bench.papers.page import kept_studies, paper_table
 from bench.papers.printed import PAPERS, read_paper
 from bench.pipeline.tables import measured_table

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Scaled, Two, batch, between, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, part, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -81,59 +81,34 @@ def memory_bank_written_at_indices(session: Session):
     train(session, Net())
 
 
-def center_of_a_teacher(session: Session):
-    class Centered(Scaled):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("center", torch.zeros(32))
-
-        def forward(self, x):
-            return super().forward(x) - self.center
-
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            self.b.center.mul_(0.9).add_(b.detach().mean(0), alpha=0.1)
-            return functional.cross_entropy(a, b.detach().softmax(-1))
-
-    train(session, Net(Centered(), Centered()))
+def _centered(self, x):
+    return self.net(x) - self.center
 
 
-def buffer_written_before_the_backward(session: Session):
-    class Centered(Scaled):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("center", torch.ones(32))
-
-        def forward(self, x):
-            return super().forward(x) + self.center
-
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            self.a.center.mul_(0.5).add_(x.mean(0))
-            return a * b
-
-    train(session, Net(Centered(), Centered()))
+@between(towers=lambda: alike(_centered, net=tower, center=lambda: torch.zeros(32)))
+def center_of_a_teacher(self, x, y):
+    a, b = self.a(x), self.b(y)
+    self.b.center.mul_(0.9).add_(b.detach().mean(0), alpha=0.1)
+    return functional.cross_entropy(a, b.detach().softmax(-1))
 
 
-def running_mean_read_between_modules(session: Session):
-    class Tracking(Scaled):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(32))
+@between(towers=lambda: alike(lambda self, x: self.net(x) + self.center, net=tower, center=lambda: torch.ones(32)))
+def buffer_written_before_the_backward(self, x, y):
+    a, b = self.a(x), self.b(y)
+    self.a.center.mul_(0.5).add_(x.mean(0))
+    return a * b
 
-        def forward(self, x):
-            made = super().forward(x)
-            self.mean.mul_(0.9).add_(made.detach().mean(0), alpha=0.1)
-            return made
 
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            return a * b + (self.a.mean - self.b.mean).square().sum()
+def _track(self, x):
+    made = self.net(x)
+    self.mean.mul_(0.9).add_(made.detach().mean(0), alpha=0.1)
+    return made
 
-    train(session, Net(Tracking(), Tracking()))
+
+@between(towers=lambda: alike(_track, net=tower, mean=lambda: torch.zeros(32)))
+def running_mean_read_between_modules(self, x, y):
+    a, b = self.a(x), self.b(y)
+    return a * b + (self.a.mean - self.b.mean).square().sum()
 
 
 @towers(net=tower, mean=lambda: torch.zeros(32))
@@ -144,32 +119,19 @@ def buffer_replaced_in_forward(self, x):
 
 
 def buffer_of_one_tower_read_by_the_other(session: Session):
-    class Tracking(Scaled):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(tower(), tower(), tower())
-            self.register_buffer("mean", torch.zeros(32))
+    def copy_mean(self, x):
+        made = self.net(x)
+        self.mean.copy_(made.detach().mean(0))
+        return made
 
-        def forward(self, x):
-            made = super().forward(x)
-            self.mean.copy_(made.detach().mean(0))
-            return made
-
-    class Reading(Scaled):
-        def forward(self, x):
-            return super().forward(x) - self.other[0].mean
-
-    model = Two(Tracking(), Reading())
+    deep = part(copy_mean, net=lambda: nn.Sequential(tower(), tower(), tower()), mean=lambda: torch.zeros(32))
+    model = Two(deep, part(lambda self, x: self.net(x) - self.other[0].mean))
     model.b.other = [model.a]
     train(session, model)
 
 
 def parameter_of_one_tower_read_by_the_other(session: Session):
-    class Reading(Scaled):
-        def forward(self, x):
-            return functional.gelu(super().forward(x) @ self.other[0].weight)[:, :32]
-
-    model = Two(b=Reading())
+    model = Two(b=part(lambda self, x: functional.gelu(self.net(x) @ self.other[0].weight)[:, :32]))
     model.b.other = [model.a[-1]]
     train(session, model)
 

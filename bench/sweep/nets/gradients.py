@@ -163,17 +163,15 @@ def gradients_of_some_parameters_only(session, model, optimizer, step):
     session.note(loss.item())
 
 
-def gradients_of_parameters_by_hand(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
+@stepping()
+def gradients_of_parameters_by_hand(session, model, optimizer, step):
+    loss = squared(model, batch(step))
     parameters = list(model.parameters())
-    for step in range(4):
-        loss = squared(model, batch(step))
-        gradients = torch.autograd.grad(loss, parameters)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.01 * gradient
-        session.note(loss.item())
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.01 * gradient
+    session.note(loss.item())
 
 
 @stepping()

@@ -9,14 +9,24 @@ from bench.sweep.nets.pieces import Two, between, towers, train
 from bench.sweep.session import Session
 
 
-def hook_keeps_a_feature_for_the_loss(session: Session):
-    model, kept = Two(), {}
-    model.a[2].register_forward_hook(lambda module, given, made: kept.update(feature=made))
+def _hooked(register):
+    """Makes a case of a loss that reads what a hook keeps."""
 
-    def loss(model, inputs):
-        return model(*inputs).square().mean() + kept["feature"].square().mean()
+    def case(loss):
+        def run(session: Session) -> None:
+            model, kept = Two(), {}
+            register(model, kept)
+            train(session, model, loss=lambda model, inputs: loss(model, inputs, kept))
 
-    train(session, model, loss=loss)
+        run.__module__ = loss.__module__
+        return run
+
+    return case
+
+
+@_hooked(lambda model, kept: model.a[2].register_forward_hook(lambda module, given, made: kept.update(feature=made)))
+def hook_keeps_a_feature_for_the_loss(model, inputs, kept):
+    return model(*inputs).square().mean() + kept["feature"].square().mean()
 
 
 def hook_keeps_a_detached_feature(session: Session):
@@ -27,14 +37,9 @@ def hook_keeps_a_detached_feature(session: Session):
     session.note(*kept[-4:])
 
 
-def hook_on_a_tower_keeps_its_result(session: Session):
-    model, kept = Two(), {}
-    model.a.register_forward_hook(lambda module, given, made: kept.update(a=made))
-
-    def loss(model, inputs):
-        return model(*inputs).square().mean() + kept["a"].abs().mean()
-
-    train(session, model, loss=loss)
+@_hooked(lambda model, kept: model.a.register_forward_hook(lambda module, given, made: kept.update(a=made)))
+def hook_on_a_tower_keeps_its_result(model, inputs, kept):
+    return model(*inputs).square().mean() + kept["a"].abs().mean()
 
 
 def forward_hook_replaces_the_result(session: Session):

@@ -13,8 +13,12 @@ from bench.sweep.nets.pieces import (
     Two,
     adamw,
     after_step,
+    alike,
     batch,
     before_step,
+    losses,
+    net,
+    part,
     squared,
     stepping,
     tower,
@@ -73,47 +77,39 @@ def lanes_removed_between_forward_and_backward(session: Session):
         session.note(loss.item())
 
 
-def error_in_a_tower_is_caught(session: Session):
-    class Checked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            if not x.isfinite().all():
-                raise ValueError("not finite")
-            return self.net(x)
-
-    def loss(model, inputs):
-        try:
-            return squared(model, inputs)
-        except ValueError as error:
-            session.note(str(error))
-            return squared(model, batch(60))
-
-    def sometimes_nan(step):
-        x, y = batch(step)
-        return (x / 0 if step == 2 else x), y
-
-    train(session, Two(Checked(), Checked()), loss=loss, batch=sometimes_nan, steps=5)
+def _checked(self, x):
+    if not x.isfinite().all():
+        raise ValueError("not finite")
+    return self.net(x)
 
 
-def error_between_modules_is_caught(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            if x[0, 0] > 1:
-                raise RuntimeError("skip this batch")
-            return a * b
+def _sometimes_nan(step):
+    x, y = batch(step)
+    return (x / 0 if step == 2 else x), y
 
-    model = Net(tower(nn.BatchNorm1d(32)))
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(12):
-        try:
-            train_step(session, model, optimizer, step)
-        except RuntimeError as error:
-            session.note(str(error))
+
+@losses(model=lambda: Two(*alike(_checked)), batch=_sometimes_nan, steps=5)
+def error_in_a_tower_is_caught(session, model, inputs):
+    try:
+        return squared(model, inputs)
+    except ValueError as error:
+        session.note(str(error))
+        return squared(model, batch(60))
+
+
+def _skip_some(self, x, y):
+    a, b = self.a(x), self.b(y)
+    if x[0, 0] > 1:
+        raise RuntimeError("skip this batch")
+    return a * b
+
+
+@stepping(model=lambda: net(_skip_some, tower(nn.BatchNorm1d(32))), steps=12)
+def error_between_modules_is_caught(session, model, optimizer, step):
+    try:
+        train_step(session, model, optimizer, step)
+    except RuntimeError as error:
+        session.note(str(error))
 
 
 @stepping(steps=5)
@@ -125,62 +121,51 @@ def wrong_shapes_are_caught(session, model, optimizer, step):
     train_step(session, model, optimizer, step)
 
 
-def keyboard_interrupt_in_mid_step(session: Session):
-    class Interrupted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.is_interrupted = tower(nn.BatchNorm1d(32)), False
-
-        def forward(self, x):
-            if self.is_interrupted:
-                raise KeyboardInterrupt
-            return self.net(x)
-
-    model = Two(Interrupted())
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(5):
-        model.a.is_interrupted = step == 2
-        try:
-            train_step(session, model, optimizer, step)
-        except KeyboardInterrupt:
-            session.note("interrupted")
+def _interrupt(self, x):
+    if self.is_interrupted:
+        raise KeyboardInterrupt
+    return self.net(x)
 
 
-def error_in_backward_is_caught(session: Session):
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.fails = bool(x[0, 0] > 0)
-            return x.clone()
+@stepping(model=lambda: Two(part(_interrupt, net=lambda: tower(nn.BatchNorm1d(32)), is_interrupted=False)), steps=5)
+def keyboard_interrupt_in_mid_step(session, model, optimizer, step):
+    model.a.is_interrupted = step == 2
+    try:
+        train_step(session, model, optimizer, step)
+    except KeyboardInterrupt:
+        session.note("interrupted")
 
-        @staticmethod
-        def backward(ctx, gradient):
-            if ctx.fails:
-                raise ArithmeticError("no gradient")
-            return gradient
 
-    class Failing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.fails = bool(x[0, 0] > 0)
+        return x.clone()
 
-        def forward(self, x):
-            return self.net(Fails.apply(x))
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise ArithmeticError("no gradient")
+        return gradient
 
-    model = Two(Failing())
-    session.colocate(model, tuple(part.requires_grad_() for part in batch(0)))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(6):
-        optimizer.zero_grad()
-        loss = model(*(part.requires_grad_() for part in batch(step))).square().mean()
-        try:
-            loss.backward()
-        except ArithmeticError:
-            session.note("skipped")
-            continue
-        optimizer.step()
-        session.note(loss.item())
+
+def _trained_batch(step):
+    return tuple(part.requires_grad_() for part in batch(step))
+
+
+@stepping(
+    model=lambda: Two(part(lambda self, x: self.net(_Fails.apply(x)))), sample=lambda model: _trained_batch(0), steps=6
+)
+def error_in_backward_is_caught(session, model, optimizer, step):
+    optimizer.zero_grad()
+    loss = model(*_trained_batch(step)).square().mean()
+    try:
+        loss.backward()
+    except ArithmeticError:
+        session.note("skipped")
+        return
+    optimizer.step()
+    session.note(loss.item())
 
 
 @stepping(model=lambda: Two(tower(nn.BatchNorm1d(32))), optimizer=adamw, steps=5)

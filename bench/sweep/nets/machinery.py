@@ -87,44 +87,37 @@ def jacobian_within_a_tower(self, x):
     return self.net(x) + slopes.square().sum((1, 2))[:, None]
 
 
-def function_mode_around_the_model(session: Session):
-    class Noting(TorchFunctionMode):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
+class _NotingFunctions(TorchFunctionMode):
+    calls = 0
 
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            self.calls += func is torch.nn.functional.gelu
-            return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.nn.functional.gelu
+        return func(*args, **(kwargs or {}))
 
-    mode = Noting()
 
+class _NotingDispatch(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.ops.aten.gelu.default
+        return func(*args, **(kwargs or {}))
+
+
+def _trained_under(session: Session, mode) -> None:
     def loss(model, inputs):
         with mode:
             return squared(model, inputs)
 
     train(session, Two(), loss=loss)
     session.note(mode.calls)
+
+
+def function_mode_around_the_model(session: Session):
+    _trained_under(session, _NotingFunctions())
 
 
 def dispatch_mode_around_the_model(session: Session):
-    class Noting(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.calls += func is torch.ops.aten.gelu.default
-            return func(*args, **(kwargs or {}))
-
-    mode = Noting()
-
-    def loss(model, inputs):
-        with mode:
-            return squared(model, inputs)
-
-    train(session, Two(), loss=loss)
-    session.note(mode.calls)
+    _trained_under(session, _NotingDispatch())
 
 
 def operations_counted(session: Session):

@@ -156,13 +156,18 @@ def between(*, towers: Callable[[], tuple[nn.Module, ...]] = tuple, **settings: 
 
     def case(forward: Callable[..., Any]) -> Case:
         def make() -> nn.Module:
-            model = type("Net", (Two,), {"forward": forward})(*towers())
+            model = net(forward, *towers())
             add_parts(model, parts)
             return model
 
         return _named(forward, make, training)
 
     return case
+
+
+def net(forward: Callable[..., Any], *towers: nn.Module) -> nn.Module:
+    """Returns a model of two towers with a function as its forward."""
+    return type("Net", (Two,), {"forward": forward})(*towers)
 
 
 def losses(*, model: Callable[[], nn.Module] = Two, **training: Any) -> Callable[..., Case]:
@@ -181,13 +186,14 @@ def stepping(
     *,
     model: Callable[[], nn.Module] = Two,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    sample: Callable[[nn.Module], Any] = lambda model: batch(0),
     steps: int = 4,
 ) -> Callable[[Callable[..., None]], Case]:
     def case(take: Callable[..., None]) -> Case:
         @wraps(take)
         def run(session: Session) -> None:
             made = model()
-            session.colocate(made, batch(0))
+            session.colocate(made, sample(made))
             optimize = optimizer(made)
             for step in range(steps):
                 take(session, made, optimize, step)

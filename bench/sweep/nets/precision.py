@@ -7,7 +7,20 @@ from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device, moved
-from bench.sweep.nets.pieces import Two, batch, between, losses, sgd, squared, tower, towers, train
+from bench.sweep.nets.pieces import (
+    Two,
+    alike,
+    batch,
+    before_step,
+    between,
+    losses,
+    net,
+    sgd,
+    squared,
+    tower,
+    towers,
+    train,
+)
 from bench.sweep.session import Session
 
 
@@ -34,18 +47,16 @@ def autocast_within_a_tower(self, x):
         return self.net(x).float()
 
 
-def autocast_switched_off_for_one_tower(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            with torch.autocast(device().type, enabled=False):
-                return a.float() * self.b(y.float())
+def _off_for_b(self, x, y):
+    a = self.a(x)
+    with torch.autocast(device().type, enabled=False):
+        return a.float() * self.b(y.float())
 
-    def loss(model, inputs):
-        with _bf16():
-            return model(*inputs).square().mean()
 
-    train(session, Net(), loss=loss)
+@losses(model=lambda: net(_off_for_b))
+def autocast_switched_off_for_one_tower(session, model, inputs):
+    with _bf16():
+        return model(*inputs).square().mean()
 
 
 def autocast_around_the_whole_step(session: Session):
@@ -99,29 +110,24 @@ def half_precision_tower_beside_a_float_one(self, x, y):
     return self.a(x.bfloat16()).float() * self.b(y)
 
 
-def model_made_bfloat16_in_mid_training(session: Session):
-    class Words(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.net = nn.Embedding(20, 32), tower()
+def _with_words(self, tokens):
+    return self.net(self.table(tokens))
 
-        def forward(self, tokens):
-            return self.net(self.table(tokens))
 
-    model = Two(Words(), Words())
+def _words(step):
+    generator = torch.Generator().manual_seed(step)
+    return moved(tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2)))
 
-    def words(step):
-        generator = torch.Generator().manual_seed(step)
-        return moved(tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2)))
 
-    train(
-        session,
-        model,
-        batch=words,
-        loss=lambda model, inputs: model(*inputs).float().square().mean(),
-        before=lambda step: model.bfloat16() if step == 2 else None,
-        optimizer=sgd,
-    )
+@before_step(
+    model=lambda: Two(*alike(_with_words, table=lambda: nn.Embedding(20, 32), net=tower)),
+    batch=_words,
+    loss=lambda model, inputs: model(*inputs).float().square().mean(),
+    optimizer=sgd,
+)
+def model_made_bfloat16_in_mid_training(session, model, step):
+    if step == 2:
+        model.bfloat16()
 
 
 def model_made_double_in_mid_training(session: Session):
@@ -141,53 +147,31 @@ def complex_features(self, x):
     return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
 
 
-def complex_results(session: Session):
-    class Complex(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.real, self.imaginary = tower(), nn.Linear(32, 32)
+def _complex(self, x):
+    return torch.complex(self.real(x), self.imaginary(x))
 
-        def forward(self, x):
-            return torch.complex(self.real(x), self.imaginary(x))
 
-    def loss(model, inputs):
-        return model(*inputs).abs().square().mean()
-
-    train(session, Two(Complex(), Complex()), loss=loss)
+@losses(model=lambda: Two(*alike(_complex, real=tower, imaginary=lambda: nn.Linear(32, 32))))
+def complex_results(session, model, inputs):
+    return model(*inputs).abs().square().mean()
 
 
 def deterministic_algorithms(session: Session):
-    class Scattered(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
+    def scatter(self, x):
+        return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
 
     torch.use_deterministic_algorithms(True)
     try:
-        train(session, Two(Scattered(), Scattered()))
+        train(session, Two(*alike(scatter)))
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def flags_of_backends_set_around_a_call(session: Session):
-    class Convolved(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Conv1d(1, 8, 5, padding=2)
-
-        def forward(self, x):
-            return self.net(x[:, None])
-
-    class Net(Two):
-        def forward(self, x, y):
-            with torch.backends.mkldnn.flags(enabled=False):
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net(Convolved(), Convolved()))
+@between(towers=lambda: alike(lambda self, x: self.net(x[:, None]), net=lambda: nn.Conv1d(1, 8, 5, padding=2)))
+def flags_of_backends_set_around_a_call(self, x, y):
+    with torch.backends.mkldnn.flags(enabled=False):
+        a = self.a(x)
+    return a * self.b(y)
 
 
 @towers(

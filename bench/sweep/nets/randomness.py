@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, between, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, part, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -105,28 +105,18 @@ def generator_of_its_own(self, x):
 def generator_shared_by_towers(session: Session):
     generator = torch.Generator(device()).manual_seed(3)
 
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
+    def noisy(self, x):
+        return self.net(x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device))
 
-        def forward(self, x):
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device))
-
-    train(session, Two(Noisy(), Noisy()))
+    train(session, Two(*alike(noisy)))
 
 
 def seed_set_in_forward(session: Session):
-    class Seeded(nn.Module):
-        def __init__(self, seed):
-            super().__init__()
-            self.net, self.seed = tower(nn.Dropout(0.2)), seed
+    def seeded(self, x):
+        torch.manual_seed(self.seed)
+        return self.net(x)
 
-        def forward(self, x):
-            torch.manual_seed(self.seed)
-            return self.net(x)
-
-    train(session, Two(Seeded(1), Seeded(2)))
+    train(session, Two(*(part(seeded, net=lambda: tower(nn.Dropout(0.2)), seed=seed) for seed in (1, 2))))
 
 
 @between(towers=lambda: (tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from bench.sweep.device import moved
-from bench.sweep.nets.pieces import Two, batch, between, losses, squared, tower, towers, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, losses, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -41,21 +41,10 @@ def halting_by_value(self, x):
     return hidden
 
 
-def result_of_another_length_for_the_same_shapes(session: Session):
-    class Trimmed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            return self.net(x[x[:, 0] > 0])
-
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            return a.mean(0) * b.sum(0)
-
-    train(session, Net(Trimmed(), Trimmed()), steps=6)
+@between(towers=lambda: alike(lambda self, x: self.net(x[x[:, 0] > 0])), steps=6)
+def result_of_another_length_for_the_same_shapes(self, x, y):
+    a, b = self.a(x), self.b(y)
+    return a.mean(0) * b.sum(0)
 
 
 @between()
@@ -72,59 +61,56 @@ def number_of_rows_depends_on_a_result(self, x, y):
     return self.b(y[kept]).sum(0) + a.mean(0)
 
 
-class Experts(nn.Module):
-    def __init__(self, route) -> None:
-        super().__init__()
-        self.gate, self.route = nn.Linear(32, 4), route
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(4))
+def _routed(**settings):
+    """Makes a case of a function that routes rows to four experts by the weights of a gate."""
 
-    def forward(self, x):
-        return self.route(self, x, self.gate(x).softmax(-1))
+    def case(route):
+        def forward(self, x):
+            return route(self, x, self.gate(x).softmax(-1))
 
+        def run(session: Session) -> None:
+            expert = lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))  # noqa: E731
+            experts = lambda: nn.ModuleList(expert() for _ in range(4))  # noqa: E731
+            train(session, Two(*alike(forward, gate=lambda: nn.Linear(32, 4), experts=experts)), **settings)
 
-def experts_by_topk_and_nonzero(session: Session):
-    def route(self, x, weights):
-        top, chosen = weights.topk(2)
-        made = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows, places = (chosen == index).nonzero(as_tuple=True)
-            made.index_add_(0, rows, expert(x[rows]) * top[rows, places, None])
-        return made
+        run.__module__ = route.__module__
+        return run
 
-    train(session, Two(Experts(route), Experts(route)))
+    return case
 
 
-def experts_by_bincount_and_split(session: Session):
-    def route(self, x, weights):
-        top, chosen = weights.max(-1)
-        order = chosen.argsort(stable=True)
-        counts = chosen.bincount(minlength=4).tolist()
-        parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
-        return torch.cat(parts)[order.argsort()] * top[:, None]
-
-    train(session, Two(Experts(route), Experts(route)))
-
-
-def experts_skipped_where_nobody_comes(session: Session):
-    def route(self, x, weights):
-        chosen = weights.argmax(-1)
-        made = x.clone()
-        for index in chosen.unique().tolist():
-            made[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
-        return made
-
-    train(session, Two(Experts(route), Experts(route)), batch=lambda step: batch(step, 4), steps=6)
+@_routed()
+def experts_by_topk_and_nonzero(self, x, weights):
+    top, chosen = weights.topk(2)
+    made = torch.zeros_like(x)
+    for index, expert in enumerate(self.experts):
+        rows, places = (chosen == index).nonzero(as_tuple=True)
+        made.index_add_(0, rows, expert(x[rows]) * top[rows, places, None])
+    return made
 
 
-def experts_with_a_balancing_loss(session: Session):
-    def route(self, x, weights):
-        self.balance = weights.mean(0).square().sum()
-        return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
+@_routed()
+def experts_by_bincount_and_split(self, x, weights):
+    top, chosen = weights.max(-1)
+    order = chosen.argsort(stable=True)
+    counts = chosen.bincount(minlength=4).tolist()
+    parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
+    return torch.cat(parts)[order.argsort()] * top[:, None]
 
-    def loss(model, inputs):
-        return squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance)
 
-    train(session, Two(Experts(route), Experts(route)), loss=loss)
+@_routed(batch=lambda step: batch(step, 4), steps=6)
+def experts_skipped_where_nobody_comes(self, x, weights):
+    chosen = weights.argmax(-1)
+    made = x.clone()
+    for index in chosen.unique().tolist():
+        made[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
+    return made
+
+
+@_routed(loss=lambda model, inputs: squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance))
+def experts_with_a_balancing_loss(self, x, weights):
+    self.balance = weights.mean(0).square().sum()
+    return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
 
 
 @towers(lstm=lambda: nn.LSTM(8, 16, batch_first=True, bidirectional=True))
@@ -135,15 +121,12 @@ def packed_sequences(self, x):
     return made.flatten(1)
 
 
-def packed_sequence_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
-            a, _ = self.a(packed)
-            b, _ = self.b(y.view(-1, 4, 8))
-            return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
-
-    train(session, Net(*(nn.GRU(8, 16, batch_first=True) for _ in range(2))))
+@between(towers=lambda: tuple(nn.GRU(8, 16, batch_first=True) for _ in range(2)))
+def packed_sequence_between_modules(self, x, y):
+    packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
+    a, _ = self.a(packed)
+    b, _ = self.b(y.view(-1, 4, 8))
+    return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
 
 
 def sequences_of_other_lengths_each_step(session: Session):
@@ -178,16 +161,11 @@ def batch_of_one(session: Session):
     train(session, Two(), batch=lambda step: batch(step, 1))
 
 
-def tower_called_on_some_steps_only(session: Session):
-    class Net(Two):
-        steps = 0
-
-        def forward(self, x, y):
-            self.steps += 1
-            a = self.a(x)
-            return a if self.steps % 3 == 0 else a * self.b(y)
-
-    train(session, Net(), steps=6)
+@between(steps=6, calls=0)
+def tower_called_on_some_steps_only(self, x, y):
+    self.calls += 1
+    a = self.a(x)
+    return a if self.calls % 3 == 0 else a * self.b(y)
 
 
 @between(batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
@@ -246,27 +224,27 @@ def module_that_calls_its_parent(session: Session):
     train(session, Net())
 
 
-def greedy_decoding(session: Session):
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.table, self.out = nn.GRUCell(32, 32), nn.Embedding(16, 32), nn.Linear(32, 16)
+def _decode(self, state):
+    token, logits = torch.zeros(len(state), dtype=torch.long, device=state.device), []
+    for _ in range(6):
+        state = self.cell(self.table(token), state)
+        logits.append(self.out(state))
+        token = logits[-1].argmax(1)
+        if (token == 3).all():
+            break
+    return torch.stack(logits, 1)
 
-        def forward(self, state):
-            token, logits = torch.zeros(len(state), dtype=torch.long, device=state.device), []
-            for _ in range(6):
-                state = self.cell(self.table(token), state)
-                logits.append(self.out(state))
-                token = logits[-1].argmax(1)
-                if (token == 3).all():
-                    break
-            return torch.stack(logits, 1)
 
-    class Net(Two):
-        def forward(self, x, y):
-            return self.a(x).sum(1) * self.b(y).sum(1)
-
-    train(session, Net(Decoder(), Decoder()))
+@between(
+    towers=lambda: alike(
+        _decode,
+        cell=lambda: nn.GRUCell(32, 32),
+        table=lambda: nn.Embedding(16, 32),
+        out=lambda: nn.Linear(32, 16),
+    )
+)
+def greedy_decoding(self, x, y):
+    return self.a(x).sum(1) * self.b(y).sum(1)
 
 
 @between()

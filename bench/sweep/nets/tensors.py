@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from bench.sweep.nets.pieces import Both, Two, batch, between, squared, tower, towers, train
+from bench.sweep.nets.pieces import Both, Two, alike, batch, between, losses, net, part, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -28,56 +27,47 @@ def reversed_gradients(self, x, y):
 
 
 def reversed_gradients_within_a_tower(session: Session):
-    class Adversary(nn.Module):
-        def __init__(self, scale):
-            super().__init__()
-            self.net, self.scale = tower(), scale
+    def adversary(self, x):
+        return Reversed.apply(self.net(x), self.scale)
 
-        def forward(self, x):
-            return Reversed.apply(self.net(x), self.scale)
-
-    train(session, Two(Adversary(0.1), Adversary(0.2)))
+    train(session, Two(*(part(adversary, net=tower, scale=scale) for scale in (0.1, 0.2))))
 
 
-def function_that_writes_its_input(session: Session):
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            return x.mul_(2)
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
-    class Net(Two):
-        def forward(self, x, y):
-            return Doubled.apply(self.a(x)) * self.b(y)
-
-    train(session, Net())
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
 
 
-def function_with_an_index_as_a_result(session: Session):
-    class Largest(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            values, places = x.max(1)
-            ctx.mark_non_differentiable(places)
-            ctx.save_for_backward(places)
-            ctx.width = x.shape[1]
-            return values, places
+@between()
+def function_that_writes_its_input(self, x, y):
+    return _Doubled.apply(self.a(x)) * self.b(y)
 
-        @staticmethod
-        def backward(ctx, gradient, _):
-            (places,) = ctx.saved_tensors
-            return functional.one_hot(places, ctx.width) * gradient[:, None]
 
-    class Net(Two):
-        def forward(self, x, y):
-            values, places = Largest.apply(self.a(x))
-            return values[:, None] * self.b(y) + places[:, None]
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.max(1)
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        ctx.width = x.shape[1]
+        return values, places
 
-    train(session, Net())
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (places,) = ctx.saved_tensors
+        return functional.one_hot(places, ctx.width) * gradient[:, None]
+
+
+@between()
+def function_with_an_index_as_a_result(self, x, y):
+    values, places = _Largest.apply(self.a(x))
+    return values[:, None] * self.b(y) + places[:, None]
 
 
 @towers()
@@ -86,30 +76,26 @@ def straight_through(self, x):
     return made + ((made * 8).round() / 8 - made).detach()
 
 
-def quantized_with_a_moving_codebook(session: Session):
-    class Quantized(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-            self.register_buffer("book", torch.randn(16, 32))
-            self.register_buffer("counts", torch.zeros(16))
+def _quantize(self, x):
+    made = self.net(x)
+    nearest = torch.cdist(made.detach(), self.book).argmin(1)
+    quantized = self.book[nearest]
+    if self.training:
+        hot = functional.one_hot(nearest, 16).float()
+        self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+        sums = hot.T @ made.detach()
+        self.book.mul_(0.9).add_(0.1 * sums / (hot.sum(0)[:, None] + 1))
+    return made + (quantized - made).detach(), functional.mse_loss(made, quantized)
 
-        def forward(self, x):
-            made = self.net(x)
-            nearest = torch.cdist(made.detach(), self.book).argmin(1)
-            quantized = self.book[nearest]
-            if self.training:
-                hot = functional.one_hot(nearest, 16).float()
-                self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
-                sums = hot.T @ made.detach()
-                self.book.mul_(0.9).add_(0.1 * sums / (hot.sum(0)[:, None] + 1))
-            return made + (quantized - made).detach(), functional.mse_loss(made, quantized)
 
-    def loss(model, inputs):
-        (a, first), (b, second) = model(*inputs)
-        return (a * b).square().mean() + first + second
-
-    train(session, Both(Quantized(), Quantized()), loss=loss)
+@losses(
+    model=lambda: Both(
+        *alike(_quantize, net=tower, book=lambda: torch.randn(16, 32), counts=lambda: torch.zeros(16)),
+    )
+)
+def quantized_with_a_moving_codebook(session, model, inputs):
+    (a, first), (b, second) = model(*inputs)
+    return (a * b).square().mean() + first + second
 
 
 @between()
@@ -128,19 +114,17 @@ def in_place_operation_on_an_input_after_its_call(self, x, y):
     return a * self.b(y) + hidden
 
 
-def in_place_operation_on_the_users_batch(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            y.mul_(0.5)
-            return a * self.b(y)
+def _halve(self, x, y):
+    a = self.a(x)
+    y.mul_(0.5)
+    return a * self.b(y)
 
-    def loss(model, inputs):
-        found = model(*inputs).square().mean()
-        session.note(inputs[1])
-        return found
 
-    train(session, Net(), loss=loss)
+@losses(model=lambda: net(_halve))
+def in_place_operation_on_the_users_batch(session, model, inputs):
+    result = model(*inputs).square().mean()
+    session.note(inputs[1])
+    return result
 
 
 def batch_overwritten_after_the_call(session: Session):

@@ -94,15 +94,11 @@ def norms_of_parameters_noted(session: Session):
     train(session, model, after=lambda step: session.note(*[p.norm().item() for p in model.parameters()]))
 
 
-def weights_changed_by_the_loop(session: Session):
-    model = Two()
-
-    @torch.no_grad()
-    def prune(step):
-        for parameter in model.parameters():
-            parameter *= parameter.abs() > 0.01
-
-    train(session, model, before=prune)
+@before_step()
+@torch.no_grad()
+def weights_changed_by_the_loop(session, model, step):
+    for parameter in model.parameters():
+        parameter *= parameter.abs() > 0.01
 
 
 @before_step(model=lambda: Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32))))
@@ -132,17 +128,12 @@ def inference_mode_for_one_tower(self, x, y):
     return a.clone() * self.b(y)
 
 
-def gradients_switched_off_on_some_steps(session: Session):
-    class Net(Two):
-        steps = 0
-
-        def forward(self, x, y):
-            self.steps += 1
-            with torch.set_grad_enabled(self.steps % 2 == 0):
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net(), steps=6)
+@between(steps=6, calls=0)
+def gradients_switched_off_on_some_steps(self, x, y):
+    self.calls += 1
+    with torch.set_grad_enabled(self.calls % 2 == 0):
+        a = self.a(x)
+    return a * self.b(y)
 
 
 def adversarial_pair_of_models(session: Session):

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, before_step, between, tokens, tower, towers, train
+from bench.sweep.nets.pieces import Two, batch, before_step, between, losses, tokens, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -94,20 +94,22 @@ def orthogonal_weights(session: Session):
     train(session, model)
 
 
-def symmetric_weights_cached(session: Session):
-    class Symmetric(nn.Module):
-        def forward(self, weight):
-            return weight.triu() + weight.triu(1).mT
+class _Symmetric(nn.Module):
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).mT
 
+
+def _symmetric_towers() -> Two:
     model = Two(tower(nn.Linear(32, 32)), tower(nn.Linear(32, 32)))
-    for part in (model.a, model.b):
-        parametrize.register_parametrization(part[5], "weight", Symmetric())
+    for side in (model.a, model.b):
+        parametrize.register_parametrization(side[5], "weight", _Symmetric())
+    return model
 
-    def loss(model, inputs):
-        with parametrize.cached():
-            return model(*inputs).square().mean()
 
-    train(session, model, loss=loss)
+@losses(model=_symmetric_towers)
+def symmetric_weights_cached(session, model, inputs):
+    with parametrize.cached():
+        return model(*inputs).square().mean()
 
 
 def batch_norm_in_both_towers(session: Session):
