@@ -15,9 +15,8 @@ from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.microbench.kernels import default_subjects
-from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.sharing.variants import open_variant
 from mosaic.microbench.timing import time_alone
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:

@@ -168,17 +168,19 @@ def error_in_backward_is_caught(session, model, optimizer, step):
     session.note(loss.item())
 
 
-@stepping(model=lambda: Two(tower(nn.BatchNorm1d(32))), optimizer=adamw, steps=5)
-def saved_and_loaded_in_mid_training(session, model, optimizer, step):
-    train_step(session, model, optimizer, step)
-    if step == 1:
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    if step == 3:
-        file.seek(0)
-        saved = torch.load(file)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+def saved_and_loaded_in_mid_training(session: Session):
+    model, file = Two(tower(nn.BatchNorm1d(32))), io.BytesIO()
+    session.colocate(model, batch(0))
+    optimizer = adamw(model)
+    for step in range(5):
+        train_step(session, model, optimizer, step)
+        if step == 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        if step == 3:
+            file.seek(0)
+            saved = torch.load(file)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
 
 
 def deepcopied_in_mid_training(session: Session):
