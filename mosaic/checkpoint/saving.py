@@ -117,8 +117,8 @@ class Saver:
         settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
         digest = hashlib.sha256(repr(part.layout).encode()).hexdigest()
         requests = self._ranks.all_gather((step, folder, part.labels, settings, digest))
-        whats = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
-        for index, what in enumerate(whats):
+        subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
+        for index, what in enumerate(subjects):
             if any(request[index] != requests[0][index] for request in requests):
                 each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(requests))
                 raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
