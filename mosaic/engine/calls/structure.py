@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import operator
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ PLAIN_TYPES = (
     str,
     bytes,
     slice,
+    enum.Enum,
     type(Ellipsis),
     torch.dtype,
     torch.device,
