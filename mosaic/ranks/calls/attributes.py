@@ -26,7 +26,16 @@ class Attributes:
     def __init__(self, module: nn.Module) -> None:
         self.own: set[str] = set()
         self._module = module
-        self._first = self.read()
+        self._tables = [vars(part) for part in module.modules()]
+        held = [value for table in self._tables for key, value in table.items() if key not in _OF_TORCH]
+        self._containers = [value for value in held if isinstance(value, dict | list)]
+        self._tensors = [value for value in held if isinstance(value, torch.Tensor)]
+        self._first, self._first_values = self.read(), self._values()
+
+    def _values(self) -> list[Any]:
+        """Returns what a change of any attribute changes; it costs a copy of each part's table."""
+        items = [tuple(held.items()) if isinstance(held, dict) else tuple(held) for held in self._containers]
+        return [*(tuple(table.values()) for table in self._tables), *items, *map(version_of, self._tensors)]
 
     def read(self) -> dict[str, tuple[Any, int | None]]:
         """Returns their values now, and for tensors how often they were written to."""
@@ -44,6 +53,8 @@ class Attributes:
 
     def set_since(self) -> str:
         """Describes what was set since the first reading, and not by the module itself; the same text on all ranks."""
+        if same(self._first_values, self._values()):
+            return ""
         now = self.read()
         texts = {name: _text(now[name][0]) for name in _changed(self._first, now) - self.own if name in now}
         return ", ".join(f"{name} = {text}" for name, text in sorted(texts.items()) if text)
