@@ -19,12 +19,12 @@ import mosaic
 from mosaic.cli.bench import Bench
 from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.demo import Demo
-from mosaic.cli.doctor.command import Doctor
+from mosaic.cli.doctor import Doctor
 from mosaic.cli.options import check_files
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
 from mosaic.cli.retrain import Retrain
-from mosaic.cli.run.command import Run
+from mosaic.cli.run import Run
 from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecipeError, MosaicError
 
 EXIT_CODES = """exit codes:

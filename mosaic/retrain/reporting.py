@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 from mosaic.artifact import load, save
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from mosaic.artifact import load, save, write_bytes
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mosaic.artifact import load
+from mosaic.checkpoint.folder import check_room
 from mosaic.checkpoint.methods import KeptModel
-from mosaic.checkpoint.room import check_room
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.folder import DayFolder, DayState
