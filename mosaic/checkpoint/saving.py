@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import hashlib
 import itertools
 import json
 import logging
@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from mosaic.checkpoint.folder import (
 )
 from mosaic.checkpoint.ranks import Ranks, tell_in
 from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, SavedState, random_state, to_plain
-from mosaic.checkpoint.tensors import SUFFIX, TensorSpec, write_tensors
+from mosaic.checkpoint.tensors import SUFFIX, describe, write_tensors
 from mosaic.errors import MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ NICENESS = 10
 
 _BYTES_BESIDE = 1 << 16
 """Allowance for data other than tensors (names, settings, ``extra``), and again for each 100 tensors."""
+
+_Layout = tuple[dict[str, TensorEntry], list[str], dict[str, tuple[list[list[str]], dict[str, Any]]]]
+"""A rank's tensors, the names of all tensors on any rank, and each optimizer's groups and states."""
 
 
 class Saver:
@@ -57,6 +60,7 @@ class Saver:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._copies = _Copies()
+        self._merged: tuple[list[str], _Merged] | None = None
         self._pending: tuple[SavingPlace, Future[None]] | None = None
 
     def prepare(self, state: SavedState) -> None:
@@ -74,20 +78,20 @@ class Saver:
             raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
-        own, error = None, None
+        part, error = None, None
         try:
-            own = _RankState(state, extra)
+            part = _Part.of(state, extra)
         except Exception as failure:  # of any kind, from the user's objects: all ranks have to raise
             error = failure
         self._ranks.raise_if_any_failed(error)
-        assert own is not None
-        merged = _Merged(self._ranks.all_gather((step, str(folder), own.description)))
+        assert part is not None
+        merged = self._agree(step, str(folder), part)
         place = self._make_place(folder, step)
         rank = self._ranks.rank
-        tensors = self._copies.of({name: own.tensors[name] for name in own.tensors if merged.writer[name] == rank})
+        tensors = self._copies.of({name: part.tensors[name] for name in part.tensors if merged.writer[name] == rank})
         text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
         tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        contents = _contents(step, own, merged, self._ranks.size, plan) if rank == 0 else None
+        contents = _contents(step, part, merged, self._ranks.size, plan) if rank == 0 else None
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
         group = self._ranks.background_group()
@@ -108,6 +112,21 @@ class Saver:
             kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
             raise kind(_failure(place, error)) from error
 
+    def _agree(self, step: int, folder: str, part: _Part) -> _Merged:
+        """Checks that all ranks save the same; gathers their layouts only where one differs from the last save's."""
+        settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
+        digest = hashlib.sha256(repr(part.layout).encode()).hexdigest()
+        requests = self._ranks.all_gather((step, folder, part.labels, settings, digest))
+        subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
+        for index, what in enumerate(subjects):
+            if any(request[index] != requests[0][index] for request in requests):
+                each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(requests))
+                raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+        digests = [request[-1] for request in requests]
+        if self._merged is None or self._merged[0] != digests:
+            self._merged = digests, _Merged(self._ranks.all_gather(part.layout))
+        return self._merged[1]
+
     def _make_place(self, folder: Path, step: int) -> SavingPlace:
         place, error = None, None
         if self._ranks.rank == 0:
@@ -122,93 +141,83 @@ class Saver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Description:
-    """One rank's part of a checkpoint, without the tensors' content."""
+class _Part:
+    """One rank's part of a checkpoint."""
 
+    tensors: dict[str, torch.Tensor]
+    """Not copied yet."""
+    rest: dict[str, Any]
+    """Everything except tensors and optimizers, as plain data."""
+    specs: dict[str, TensorEntry]
+    names: list[str]
+    """All tensors of the model and its companions, on any rank."""
+    tied: dict[str, str]
     optimizers: dict[str, OptimizerState]
     labels: tuple[list[str], ...]
     """Names of optimizers, companions and generators."""
-    specs: dict[str, TensorSpec]
-    names: list[str]
-    """All tensors of the model and its companions, on any rank."""
 
+    @property
+    def layout(self) -> _Layout:
+        return self.specs, self.names, {label: (each.groups, each.states) for label, each in self.optimizers.items()}
 
-class _RankState:
-    """One rank's part of a checkpoint: tensors, and everything else as plain data."""
-
-    def __init__(self, state: SavedState, extra: Mapping[str, Any]) -> None:
+    @staticmethod
+    def of(state: SavedState, extra: Mapping[str, Any]) -> _Part:
         modules = state.modules()
-        self.tied = modules[MODEL].tied
-        self.tensors = {
-            f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()
-        }
+        tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
         optimizers = {}
         for label, optimizer in state.optimizers.items():
-            optimizers[label], tensors = OptimizerState.of(optimizer, modules[MODEL], label)
-            self.tensors |= tensors
+            optimizers[label], own = OptimizerState.of(optimizer, modules[MODEL], label)
+            tensors |= own
         schedulers = {
             label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
         }
-        self.rest = {
-            **_by_label("scheduler", schedulers),
-            "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
-            "companions": list(state.companions or {}),
-            "generators": list(state.generators or {}),
-            "extra": to_plain(dict(extra), "extra"),
-        }
-        self.description = _Description(
-            optimizers=optimizers,
-            labels=(list(optimizers), self.rest["companions"], self.rest["generators"]),
-            specs={name: TensorSpec.of(name, tensor) for name, tensor in self.tensors.items()},
+        companions, generators = list(state.companions or {}), list(state.generators or {})
+        return _Part(
+            tensors=tensors,
+            rest={
+                **_by_label("scheduler", schedulers),
+                "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
+                "companions": companions,
+                "generators": generators,
+                "extra": to_plain(dict(extra), "extra"),
+            },
+            specs={name: describe(name, tensor) for name, tensor in tensors.items()},
             names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
+            tied=modules[MODEL].tied,
+            optimizers=optimizers,
+            labels=([*optimizers], companions, generators),
         )
 
 
 class _Merged:
-    """The parts of all ranks: which rank writes each tensor, and the optimizers' states.
+    """The layouts of all ranks: their optimizers' states, and the rank that writes each tensor.
 
     Raises:
-        ValueError: The ranks disagree.
         MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
     """
 
-    def __init__(self, parts: Sequence[tuple[int, str, _Description]]) -> None:
-        ranks = [part[2] for part in parts]
-        _check_equal("steps", [part[0] for part in parts])
-        _check_equal("folders", [part[1] for part in parts])
-        _check_equal("optimizers, companions or generators", [each.labels for each in ranks])
-        for label in ranks[0].optimizers:
-            own = [each.optimizers[label] for each in ranks]
-            _check_equal(
-                f"settings of optimizer {label}".strip(), [json.dumps([each.kind, *each.settings]) for each in own]
-            )
+    def __init__(self, layouts: Sequence[_Layout]) -> None:
         holders: dict[str, list[int]] = defaultdict(list)
-        specs: dict[str, TensorSpec] = {}
-        for rank, each in enumerate(ranks):
-            for name, spec in each.specs.items():
+        specs: dict[str, TensorEntry] = {}
+        for rank, (own, _, _) in enumerate(layouts):
+            for name, spec in own.items():
                 if specs.setdefault(name, spec) != spec:
                     raise MosaicError(
                         f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
                         f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
                     )
                 holders[name].append(rank)
-        if missing := [name for name in ranks[0].names if name not in specs]:
+        if missing := [name for name in layouts[0][1] if name not in specs]:
             raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(ranks))
-        self.optimizers = {}
-        for label, first in ranks[0].optimizers.items():
-            own = [each.optimizers[label] for each in ranks]
-            groups = [
-                list(dict.fromkeys(itertools.chain(*same))) for same in zip(*(each.groups for each in own), strict=True)
-            ]
-            states = {name: state for each in own for name, state in each.states.items()}
-            self.optimizers[label] = replace(first, groups=groups, states=states)
-
-
-def _check_equal(what: str, values: Sequence[Any]) -> None:
-    if any(value != values[0] for value in values):
-        each = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-        raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(layouts))
+        self.optimizers: dict[str, dict[str, Any]] = {}
+        for label in layouts[0][2]:
+            by_rank = [optimizers[label] for _, _, optimizers in layouts]
+            groups = zip(*(own for own, _ in by_rank), strict=True)
+            self.optimizers[label] = {
+                "groups": [list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+                "states": {name: state for _, states in by_rank for name, state in states.items()},
+            }
 
 
 def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
@@ -223,12 +232,11 @@ def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], n
     return writer
 
 
-def _contents(step: int, own: _RankState, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
+def _contents(step: int, part: _Part, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
     """Returns the manifest, still without files and tensors, and the state file."""
     from mosaic import __version__
 
-    optimizers = {label: each.to_json() for label, each in merged.optimizers.items()}
-    state = {**_by_label("optimizer", optimizers), **own.rest}
+    states = {label: {**each.to_json(), **merged.optimizers[label]} for label, each in part.optimizers.items()}
     manifest = Manifest(
         step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -238,9 +246,9 @@ def _contents(step: int, own: _RankState, merged: _Merged, num_ranks: int, plan:
         plan=plan,
         files=(),
         tensors=(),
-        tied=own.tied,
+        tied=part.tied,
     )
-    return manifest, (json.dumps(state) + "\n").encode()
+    return manifest, (json.dumps({**_by_label("optimizer", states), **part.rest}) + "\n").encode()
 
 
 def _by_label(what: str, states: dict[str, Any]) -> dict[str, Any]:
@@ -305,8 +313,8 @@ def _write(
         try:
             if not place.aside.is_dir():
                 raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-            specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
             name = f"rank-{rank:05d}{SUFFIX}"
+            specs = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
             num_bytes, sha256 = write_tensors(place.aside / name, specs, tensors.__getitem__)
             file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
         except Exception as error:  # of any kind: all ranks have to raise
@@ -336,14 +344,14 @@ def _gather(group: Any, failure: Exception | None, value: Any) -> list[Any]:
 
 
 def _finish(
-    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorSpec]]]
+    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorEntry]]]
 ) -> None:
     """Writes the state and the manifest."""
     state_file = FileEntry(name=STATE, num_bytes=len(state), sha256=write_flushed(state, place.aside / STATE))
     files, tensors = [state_file], []
     for file, specs in written:
         files.append(file)
-        tensors += [TensorEntry(**asdict(spec), file=file.name) for spec in specs]
+        tensors += specs
     tensors.sort(key=lambda tensor: tensor.name)
     replace(manifest, files=tuple(files), tensors=tuple(tensors)).write(place.aside)
 
@@ -359,39 +367,23 @@ def _failure(place: SavingPlace, error: BaseException) -> str:
 def room_needed(
     model: nn.Module, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
 ) -> int:
-    """Estimates the bytes of a checkpoint of all ranks, also before the first step.
+    """Estimates the bytes of a checkpoint of all ranks.
 
-    An optimizer without state makes it on tensors without memory; if it cannot, the estimate is two numbers for each
-    number of a parameter.
+    Before its first step an optimizer counts as one with two numbers for each number of a parameter (three with
+    ``amsgrad``), which is what AdamW keeps and more than most others do; SGD has one with momentum, and none without.
     """
     state = SavedState(model=model, optimizer=optimizer, companions=companions)
     sizes = [tensor.nbytes for module in state.modules().values() for tensor in module.tensors.values()]
     for each in state.optimizers.values():
         inner = getattr(each, "optimizer", each)  # accelerate wraps
-        future: dict[Any, list[int]] = {}  # a large model has thousands of parameters of a dozen shapes
         for group in inner.param_groups:
+            numbers = 2 + bool(group.get("amsgrad"))
+            if isinstance(inner, torch.optim.SGD):
+                numbers = int(group["momentum"] != 0)
             for parameter in group["params"]:
-                kind = id(group), parameter.shape, parameter.dtype
-                if parameter.requires_grad and inner.state.get(parameter):
-                    sizes += _tensor_bytes(inner.state[parameter])
+                own = inner.state.get(parameter)
+                if own:
+                    sizes += [value.nbytes for value in own.values() if hasattr(value, "nbytes")]
                 elif parameter.requires_grad:
-                    sizes += future[kind] if kind in future else future.setdefault(kind, _future(inner, group, kind))
+                    sizes.append(numbers * parameter.nbytes + 8)  # and its count of steps
     return sum(sizes) + _BYTES_BESIDE * (2 + len(sizes) // 100)
-
-
-def _tensor_bytes(state: Mapping[str, Any]) -> list[int]:
-    return [value.nbytes for value in state.values() if hasattr(value, "nbytes")]
-
-
-def _future(optimizer: Optimizer, group: Mapping[str, Any], kind: tuple[int, torch.Size, torch.dtype]) -> list[int]:
-    """Returns the bytes of the state that an optimizer will make for a parameter."""
-    parameter = torch.empty(kind[1], dtype=kind[2], device="meta").requires_grad_()
-    parameter.grad = torch.empty_like(parameter)
-    twin = copy.copy(optimizer)  # without hooks
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**group, "fused": False, "foreach": False, "params": [parameter]}]
-    try:
-        type(optimizer).step(twin)
-    except Exception:  # of any kind: some read values
-        return [parameter.nbytes, parameter.nbytes]
-    return _tensor_bytes(twin.state[parameter])
