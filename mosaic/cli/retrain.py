@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from tyro.conf import arg, subcommand
@@ -17,20 +17,12 @@ from mosaic.errors import MosaicError
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Create a working folder: recipe, model, a day of data, frozen rows; or files that start it every day."""
+    """Create a working folder: recipe, model, a day of data, frozen rows."""
 
     folder: FolderArgument = Path()
-    template: Literal["systemd", "slurm", "kubernetes", "cron"] | None = None
-    """Only write the files that start the folder's recipe every day by this scheduler."""
 
     def execute(self) -> None:
         """Writes the files and prints the next steps."""
-        if self.template is not None:
-            from mosaic.retrain.templates import next_steps, write_template
-
-            written = write_template(self.template, self.folder)
-            print(*(f"wrote {path}" for path in written), next_steps(self.template, self.folder), sep="\n")
-            return
         from mosaic.demo.days.starter import write_starter
 
         print(*(f"wrote {path}" for path in write_starter(self.folder)), sep="\n")

@@ -97,8 +97,6 @@ class Budget:
     """Processes that read samples, for each rank."""
     ranks: Annotated[int, Ge(1)] = 1
     """Processes that train, a device each; started by torchrun on this machine."""
-    ranks_exact: bool = False
-    """Give equal bits on any number of ranks; costs bandwidth, and colocates nothing."""
     pipeline: bool = False
     """Divide the model's layers over the ranks, which train and score it in a pipeline of ``micro_batches``: for a
     model whose gradients and optimizer's state do not fit one device."""
@@ -142,8 +140,6 @@ class Budget:
             return
         if self.ranks == 1:
             raise ValueError("pipeline = true divides layers over ranks, and ranks=1; set it to the number of devices")
-        if self.ranks_exact:
-            raise ValueError("pipeline = true gives other bits on other ranks; leave ranks_exact out")
         if self.exclude:
             raise ValueError("exclude is for modules that run side by side; leave it out with pipeline = true")
         if self.micro_batches < self.ranks or self.batch % self.micro_batches:
@@ -230,10 +226,6 @@ class Recipe:
             raise ValueError(f"device={self.device!r}; use auto, cpu or cuda")
         if self.export is not None and self.companions is None:
             raise ValueError(f"export={self.export!r} names a companion, and there is no 'companions'")
-        if self.budget.ranks_exact and self.budget.batch % self.budget.micro_batches:
-            raise ValueError(
-                "ranks_exact needs a batch that micro_batches divides: the same cut on any number of ranks"
-            )
 
 
 def read_recipe(path: Path) -> Recipe:

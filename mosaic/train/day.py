@@ -65,8 +65,6 @@ class DaySettings:
     """Processes that read samples, for this rank."""
     max_unreadable: float
     """Part of the samples that may draw an unreadable row."""
-    exact: bool
-    """Give equal bits on any number of ranks."""
     exact_data: bool
     """Refuse an iterable data set without a state."""
     colocate: bool
@@ -124,7 +122,6 @@ class Day:
         self.plan, within_day = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._placed(batches)
-        group.begin(self.model, self._cut)
         self._state = self._train_state()
         self.handle.prepare_saving(optimizer=self._state.optimizers, companions=self._state.companions)
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
@@ -218,7 +215,6 @@ class Day:
             num_ranks=1 if group.reads_all else group.size,
             rank=0 if group.reads_all else group.rank,
             micro_batches=settings.micro_batches,
-            exact=settings.exact,
         )
 
     def _loader(self, steps: range, workers: int, rejects: RejectCount, state: Any = None) -> StepLoader:
@@ -251,7 +247,7 @@ class Day:
             self.model,
             batches[0],
             group.device,
-            1 if settings.exact else group.size,
+            group.size,
             settings.modalities,
             colocate=settings.colocate,
             pipeline=settings.pipeline.said if settings.pipeline is not None else "",
@@ -263,7 +259,7 @@ class Day:
         before = _read(settings.plan_before) if current is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
         plan = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
-        if group.rank == 0 and (group.size == 1 or settings.exact or settings.pipeline is not None):
+        if group.rank == 0 and (group.size == 1 or settings.pipeline is not None):
             save(plan, settings.plan)
         return plan, within_day and f"{within_day}, so it was planned anew"
 
@@ -274,8 +270,6 @@ class Day:
             pipelined.remove()
             self.model = self._new_model()  # the trial may have changed it
             return choice.stored_of_pipeline(pipelined, key, why)
-        if settings.exact:
-            return choice.plain(key, why, "every rank has the whole model, so their number changes no bit")
         if not settings.colocate and group.size == 1:
             return choice.plain(key, why, "the recipe asks for the plain loop")
         if group.size > 1:
@@ -301,7 +295,7 @@ class Day:
         def sample() -> Any:
             return self._program.loss(self.model, batch)
 
-        if self._settings.exact or (plan.plan is None and group.size == 1):
+        if plan.plan is None and group.size == 1:
             return KeptModel(self.model, group.ranks)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._settings.colocate:
@@ -341,7 +335,7 @@ class Day:
                 save(here, settings.environment)
             return ""
         before = load(Environment, settings.environment)
-        return "; ".join(here.differences(replace(before, num_ranks=group.size) if settings.exact else before))
+        return "; ".join(here.differences(before))
 
     def _begin(self) -> tuple[int, DayNotes, Any]:
         """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
@@ -431,7 +425,7 @@ def _read(path: Path | None) -> StoredPlan | None:
 
 
 def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks_exact = true, or ranks = 1")
+    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks = 1")
 
 
 def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:

@@ -178,7 +178,6 @@ class Loop:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
         state, scaler, group = self._state, self._state.scaler, self._group
         losses = self._gradients(batch)
-        group.finish()
         self._clip()
         for optimizer in state.optimizers:
             if scaler is not None:
@@ -225,9 +224,8 @@ class Loop:
         losses = []
         for part in batch.micro_batches:
             seed_step(self._settings.seed, self.step, part.index, self._generators)
-            with group.micro_batch(part.index):
-                loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
-                (scaler.scale(loss) if scaler is not None else loss).backward()
+            loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
 

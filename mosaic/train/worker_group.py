@@ -1,25 +1,22 @@
-"""The worker group that trains a day: one rank, several colocated ranks, a pipeline, or exact copies."""
+"""The worker group that trains a day: one rank, several colocated ranks, or a pipeline."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.world import World
-from mosaic.train.data.loader import BatchCut
-from mosaic.train.tree_sum import ExactStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +51,6 @@ class WorkerGroup:
         self.scale = float(size)
         self.reads_all = size == 1
         self._group: Any = None
-
-    def begin(self, model: nn.Module, cut: BatchCut) -> None:
-        """Called after the model's parameters are placed."""
-
-    def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Surrounds forward and backward of a micro-batch, by its index in the global batch."""
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Called after the last micro-batch of a step; leaves the gradients of the global batch."""
 
     def leave(self) -> None:
         """Called at the end."""
@@ -175,33 +162,3 @@ class PipelineGroup(WorkerGroup):
 
     def _small_group(self) -> Any:
         return self._world.agreements
-
-
-class ExactGroup(WorkerGroup):
-    """Ranks that each have the whole model and add gradients in one order: equal bits on any number of ranks."""
-
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
-        super().__init__(device, rank, size)
-        self.scale = 1.0
-        self._world = World.join(device) if size > 1 else None
-        self.ranks = self._world
-        self._step: ExactStep | None = None
-
-    def begin(self, model: nn.Module, cut: BatchCut) -> None:
-        """Prepares the sums."""
-        self._step = ExactStep(model, cut)
-
-    def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Records the gradients of the block as those of one micro-batch."""
-        assert self._step is not None
-        return self._step.micro_batch(index)
-
-    def finish(self) -> None:
-        """Sums the gradients."""
-        assert self._step is not None
-        self._step.finish()
-
-    def leave(self) -> None:
-        """Closes the world."""
-        if self._world is not None:
-            self._world.close()

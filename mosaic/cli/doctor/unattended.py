@@ -132,7 +132,7 @@ def _starting(node: NodeFacts) -> Iterator[Diagnosis]:
         yield _say(
             "note",
             "systemd does not run this machine",
-            "use another template: mosaic retrain init --template slurm, kubernetes or cron",
+            "start runs by Slurm, Kubernetes or cron; examples/retrain in the repository has a file for each",
         )
     elif not node.lingers:
         yield _say(

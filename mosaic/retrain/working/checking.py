@@ -57,7 +57,7 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         yield f"disk: there is room for {settings.loop.keep + 2} checkpoints of {size / 2**20:.1f} MiB, and the export"
         digest = day.handle.digest()
         day.export(work.day.model, None)
-        if work.recipe.budget.ranks > 1 and not settings.exact and settings.pipeline is None:
+        if work.recipe.budget.ranks > 1 and settings.pipeline is None:
             day.check_for_ranks()
             yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
         group.first_does(lambda: _read_back(work, digest))

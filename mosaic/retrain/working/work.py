@@ -24,7 +24,7 @@ from mosaic.train.day import DaySettings, PipelineSettings, device_of
 from mosaic.train.loop import LoopSettings
 from mosaic.train.program import Program
 from mosaic.train.records import StoredPlan, Trained
-from mosaic.train.worker_group import ExactGroup, PipelineGroup, WorkerGroup
+from mosaic.train.worker_group import PipelineGroup, WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class Work:
         """Returns the worker group."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = device_of(self.recipe.device, rank)
-        budget = self.recipe.budget
-        kind = ExactGroup if budget.ranks_exact else PipelineGroup if budget.pipeline else WorkerGroup
+        kind = PipelineGroup if self.recipe.budget.pipeline else WorkerGroup
         return kind(device, rank, size)
 
     @property
@@ -126,7 +125,6 @@ class Work:
             micro_batches=budget.micro_batches,
             workers=budget.workers,
             max_unreadable=self.recipe.sources.max_unreadable,
-            exact=budget.ranks_exact,
             exact_data=self.recipe.sources.exact,
             colocate=budget.colocate,
             exclude=budget.exclude,

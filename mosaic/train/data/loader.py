@@ -47,19 +47,12 @@ class BatchCut:
     """This rank."""
     micro_batches: int = 1
     """Parts of the global batch, rounded up to a multiple of the ranks."""
-    exact: bool = False
-    """Do not round: equal bits need the same parts on any number of ranks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks or self.micro_batches < 1:
             raise ValueError(
                 f"rank={self.rank}, num_ranks={self.num_ranks}, micro_batches={self.micro_batches}; ranks count from "
                 "0, and there is a micro-batch or more"
-            )
-        if self.exact and self.micro_batches % self.num_ranks:
-            raise ValueError(
-                f"micro_batches={self.micro_batches} on {self.num_ranks} ranks; for equal bits take a multiple of "
-                f"every number of ranks that will train, such as {self._rounded}"
             )
         if self.batch < self._rounded:
             raise ValueError(

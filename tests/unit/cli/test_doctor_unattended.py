@@ -68,7 +68,7 @@ def test_a_fit_node_has_nothing_to_do():
         ({"swap_used_bytes": 2 * GIB}, "warning", "2.0 GiB of memory lie on the disk", "who takes the memory"),
         ({"clock_kept": False}, "warning", "nothing keeps the clock right", "chrony"),
         ({"time_zone": "CET/CEST"}, "note", "time zone is CET/CEST", "UTC"),
-        ({"systemd": False}, "note", "systemd does not run this machine", "--template slurm"),
+        ({"systemd": False}, "note", "systemd does not run this machine", "examples/retrain"),
         ({"lingers": False}, "note", "units of the user ada end", "loginctl enable-linger ada"),
         ({"panic_seconds": 0}, "note", "kernel.panic = 0", "sysctl kernel.panic=30"),
         ({"reboots_itself": "/etc/apt/x"}, "note", "by themselves (/etc/apt/x)", "Automatic-Reboot-Time"),

@@ -60,7 +60,6 @@ def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
         ),
         ("batch = 16", PIPELINE.replace("micro_batches = 8", ""), "micro_batches=1 .*divides batch=16, best 8 or more"),
         ("batch = 16", PIPELINE.replace("batches = 8", "batches = 3"), "micro_batches=3 pass through 2 ranks"),
-        ("batch = 16", f"{PIPELINE}\nranks_exact = true", "leave ranks_exact out"),
         ("batch = 16", f"{PIPELINE}\nexclude = ['left']", "leave it out with pipeline = true"),
         ('frozen = "data/frozen"', "", "sources.frozen: "),
         ("data/{day}", "data", "sources.new: path='data' needs {day} once.*'data/{day}'"),

@@ -148,7 +148,6 @@ def test_weights_of_micro_batches_add_up_to_one_over_all_ranks():
         ({"batch": 8, "rank": 2, "num_ranks": 2}, "ranks count from 0"),
         ({"batch": 8, "micro_batches": 0}, "a micro-batch or more"),
         ({"batch": 3, "num_ranks": 2, "micro_batches": 4}, "a batch of 4 or more"),
-        ({"batch": 8, "num_ranks": 4, "micro_batches": 2, "exact": True}, "such as 4"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(fields: dict[str, int], rule: str):
