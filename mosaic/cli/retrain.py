@@ -55,8 +55,8 @@ class RunDay:
 
     def execute(self) -> int:
         """Runs; returns the exit code."""
+        from mosaic.retrain.day import Clock, run
         from mosaic.retrain.folder import named_remedy
-        from mosaic.retrain.run import Clock, run
 
         clock = Clock()
         if self.now is not None:
@@ -91,8 +91,7 @@ class Report:
     def execute(self) -> None:
         """Writes report.json and report.html."""
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.page import write_page
-        from mosaic.retrain.reporting import find_day, report_of
+        from mosaic.retrain.report import find_day, report_of, write_page
 
         day = find_day(Folder(self.folder), self.day)
         report = report_of(Folder(self.folder), day)
@@ -176,7 +175,7 @@ class Demo:
 
         from mosaic.demo.days.play import play, played_table
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.reporting import find_day
+        from mosaic.retrain.report import find_day
 
         played = play(self.folder, lambda line: print(line, flush=True))
         Console().print(played_table(played))
@@ -210,7 +209,7 @@ class Retrain:
 def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     from mosaic.retrain.folder import Folder
     from mosaic.retrain.recipe import read_recipe
-    from mosaic.retrain.reporting import find_day
+    from mosaic.retrain.report import find_day
     from mosaic.retrain.workers import Workers
 
     folder = Folder(root)

@@ -170,7 +170,6 @@ class Folder:
     history = _File("history.jsonl")
     hold = _File("hold")
     pending = _File("hooks.json")
-    frozen = _File("frozen.json")
     versions = _File("versions")
     quarantine = _File("quarantine")
 

@@ -25,8 +25,7 @@ class Comparison:
     """Challenger and another version on the same rows; larger values are better."""
 
     name: str
-    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``. Where a gain on fresh rows bought a loss
-    on old frozen rows, the others are ``frozen, recent rows`` and ``anchor, recent rows``."""
+    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``."""
     against: str
     """The compared version, such as ``0041``."""
     num_rows: int
@@ -46,12 +45,9 @@ class Comparison:
     limit: float
     """Limit of the lower end, below 0: minus the margin times the set's factor."""
     counts: bool
-    """True if the verdict depends on it; a slice with few rows does not count."""
+    """True if the verdict depends on it; slices and few fresh rows are shown only."""
     passed: bool
-    """True if the lower end is above the limit; a slice also passes if it is not worse beyond chance, by Holm's
-    correction over all slices that count."""
-    power: float | None = None
-    """Chance that an equal model passes, by the rows; None if not computed."""
+    """True if the lower end is above the limit; for a slice, if the upper end is not below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from mosaic.train.data.sources import Sources
 from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
-WORKER = "mosaic.retrain.working.worker"
+WORKER = "mosaic.retrain.worker.main"
 """Module of a worker."""
 PARTS = ("look", "train", "score")
 """Parts of a worker's task, in order: check the data, train, score versions for the gate."""

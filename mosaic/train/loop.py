@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
+from mosaic.train.budget import DaySettings
 from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
@@ -39,26 +39,6 @@ MAX_TRIES = 3
 """Most attempts of a step whose modules are called in a new way."""
 MAX_STEPS_NOT_FINITE = 20
 """Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """Settings of a loop."""
-
-    seed: int
-    """Seed of all random numbers."""
-    save_s: float
-    """Seconds between checkpoints."""
-    keep: int
-    """Checkpoints to keep."""
-    clip_norm: float | None = None
-    """Largest norm of the gradients; None for no limit."""
-    until: float | None
-    """Deadline on the clock of ``time.monotonic()``; None for none."""
-    checkpoints: Path
-    """The day's checkpoints."""
-    metrics: Path | None
-    """``metrics.jsonl``; None on all ranks but the first."""
 
 
 @dataclass(slots=True)
@@ -121,7 +101,7 @@ class Loop:
         self,
         program: Program,
         state: TrainState,
-        settings: LoopSettings,
+        settings: DaySettings,
         group: WorkerGroup,
         stop: StopRequests,
         *,
@@ -219,24 +199,24 @@ class Loop:
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         state, scaler, group = self._state, self._state.scaler, self._group
         if isinstance(state.keeper, PipelinedModel):
-            seed_step(self._settings.seed, self.step, 0)
+            seed_step(self._settings.budget.seed, self.step, 0)
             return state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
         losses = []
         for part in batch.micro_batches:
-            seed_step(self._settings.seed, self.step, part.index, self._generators)
+            seed_step(self._settings.budget.seed, self.step, part.index, self._generators)
             loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
             (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
 
     def _clip(self) -> None:
-        if self._settings.clip_norm is None:
+        if self._settings.budget.clip_norm is None:
             return
         state = self._state
         if state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clip_norm)
+        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.budget.clip_norm)
 
     def _flush_log(self) -> None:
         """Logs all finished steps; a run that resumes here does not repeat them."""
@@ -268,7 +248,7 @@ class Loop:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
-        flags = bool(self._stop.received), over, now - self._saved >= settings.save_s
+        flags = bool(self._stop.received), over, now - self._saved >= settings.budget.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
         (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
@@ -294,7 +274,7 @@ class Loop:
             keeper.save(
                 settings.checkpoints,
                 step=self.step,
-                keep=settings.keep,
+                keep=settings.budget.keep,
                 extra=self._extra(),
                 **self._state.checkpointed,
             )

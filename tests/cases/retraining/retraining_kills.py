@@ -24,7 +24,7 @@ from mosaic.artifact import load, to_json
 from mosaic.lines import lines_of
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.reporting import is_told
+from mosaic.retrain.report import is_reported
 from mosaic.train.records import StoredPlan
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
@@ -68,7 +68,7 @@ def kill_promotion(top: Path) -> None:
             "versions": [each.name for each in versions.all_versions(folder)],
             "earlier": [row["before"] for row in promoted],
             "left": [path.name for path in (*folder.versions.glob(".*"), *folder.path.glob(".champion*"))],
-            "page": is_told(folder.days()[-1]),
+            "page": is_reported(folder.days()[-1]),
         }
         if instant % 3 == 0 or ended == 0:
             assert Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait() == 0

@@ -14,13 +14,13 @@ from types import ModuleType
 import pytest
 import torch
 
-import mosaic.retrain.run as launcher
+import mosaic.retrain.day as launcher
 from bench.retrain.small_folder import write_folder
 from mosaic.artifact import load
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.records import DayReport
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 
 FIRST = "2026-11-20"
 

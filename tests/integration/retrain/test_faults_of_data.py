@@ -9,7 +9,7 @@ import pytest
 from conftest import Node
 
 from bench.retrain.small_folder import bits_of, write_day, write_rows
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]

@@ -17,8 +17,8 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.errors import InvalidFileError
 from mosaic.retrain import steering, versions
+from mosaic.retrain.day import Clock
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.run import Clock
 from mosaic.train.records import Environment, StoredPlan
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"

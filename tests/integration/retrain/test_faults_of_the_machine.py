@@ -26,9 +26,9 @@ from mosaic.engine import find_modules
 from mosaic.lines import steps_in
 from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
+from mosaic.retrain.day import Clock
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.run import Clock
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 from mosaic.train.records import StoredPlan
 from mosaic.user_file import import_file
 
@@ -157,9 +157,7 @@ def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day
     assert bits_of(other.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
 
 
-@pytest.mark.parametrize(
-    "part", ["model.safetensors", "/versions/", "gate.json", "frozen.json", "hooks.json", "history.jsonl"]
-)
+@pytest.mark.parametrize("part", ["model.safetensors", "/versions/", "gate.json", "hooks.json", "history.jsonl"])
 def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make, part: str):
     node = make_node(promote={"hooks": ["true"]})
     with pytest.MonkeyPatch.context() as patch:
@@ -216,14 +214,14 @@ def test_a_window_that_ends_in_training_lets_the_day_be_judged_as_it_is(make_nod
 
 
 def test_a_window_that_ends_in_the_evaluation_leaves_it_for_the_next(make_node: Make):
-    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.judge, [0.0]
+    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.score_versions, [0.0]
 
     def late(*given: object) -> None:
         late_s[0] = 3600.0
         judge(*given)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "judge", late)
+        patch.setattr(worker, "score_versions", late)
         patch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0]))
         assert node.run(at("2026-11-22T05:00Z")) == 75
     assert "the window ended before the day was judged" in node.report.reason

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import mosaic.retrain.run as launcher
+import mosaic.retrain.day as launcher
 from mosaic.retrain.recipe import read_recipe
 
 TESTS = Path(__file__).parents[2]

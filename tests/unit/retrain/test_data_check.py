@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mosaic import artifact
+from mosaic.retrain.data_check import DataCheck, DataCheckSettings, DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.gate import Scores
-from mosaic.retrain.intake.data_check import DataCheck, DataCheckSettings, check_data
-from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
 from mosaic.retrain.records import Finding
 
 SETTINGS = DataCheckSettings()

@@ -11,7 +11,8 @@ import pytest
 from bench.retrain.small_folder import write_recipe
 from mosaic.cli.main import run as command_line
 from mosaic.errors import InvalidRecipeError
-from mosaic.retrain.recipe import Budget, Recipe, read_recipe
+from mosaic.retrain.recipe import Recipe, read_recipe
+from mosaic.train.budget import Budget
 
 TEXT = """\
 model = "train.py:Towers"

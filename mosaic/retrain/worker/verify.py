@@ -10,7 +10,7 @@ from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
-from mosaic.retrain.working.work import Work
+from mosaic.retrain.worker.work import Work
 from mosaic.train.day import Day
 from mosaic.train.records import Trained
 from mosaic.train.signals import StopRequests
@@ -39,13 +39,13 @@ def verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> st
         if group.rank == 0:
             shutil.copytree(first.path, checkpoints / first.path.name)
         settings = work.settings(group, None)
-        loop = replace(
-            settings.loop,
+        settings = replace(
+            settings,
+            budget=replace(settings.budget, save="1000000h"),  # saves only at the end
             checkpoints=checkpoints,
             metrics=metrics if group.rank == 0 else None,
-            save_s=float("inf"),
         )
-        day = Day(work.program, work.samples(), replace(settings, loop=loop), group)
+        day = Day(work.program, work.samples(), settings, group)
         trained = day.train(stop, to=to)
         day.leave()
         return _compare(work, steps_in(metrics), trained, first.step, to)

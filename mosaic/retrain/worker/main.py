@@ -1,6 +1,6 @@
 """The worker process, which needs torch: checks a day's data, trains, and scores versions for the gate.
 
-Run by the launcher as ``python -m mosaic.retrain.working.worker FOLDER DAY look train score``. Each part ends with
+Run by the launcher as ``python -m mosaic.retrain.worker.main FOLDER DAY look train score``. Each part ends with
 atomically written files, and is skipped if they exist.
 """
 
@@ -19,16 +19,15 @@ from torch import nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
+from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import Folder, named_remedy
-from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.worker.check import check
+from mosaic.retrain.worker.data import check_new_data, freeze
+from mosaic.retrain.worker.score import score_versions
+from mosaic.retrain.worker.verify import verify
+from mosaic.retrain.worker.work import Work
 from mosaic.retrain.workers import PARTS, LastWords
-from mosaic.retrain.working.checking import check
-from mosaic.retrain.working.freezing import freeze
-from mosaic.retrain.working.judging import judge
-from mosaic.retrain.working.looking import look
-from mosaic.retrain.working.verifying import verify
-from mosaic.retrain.working.work import Work
 from mosaic.train import exits
 from mosaic.train.data.loader import LoaderDiedError
 from mosaic.train.day import Day, end_ranks
@@ -125,7 +124,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
         if not is_there(work.day.sources):
             group.first_does(lambda: freeze(work))
         if not is_there(work.day.data_check):
-            look(work, group)
+            check_new_data(work, group)
         data_check = load(DataCheck, work.day.data_check)
         if data_check.quarantine:
             raise _StopError(exits.QUARANTINED, data_check.reason)
@@ -133,7 +132,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
     if "train" in arguments.parts and not is_there(work.day.trained):
         model = _train(work, group, stop, arguments.train_until)
     if "score" in arguments.parts and not is_there(work.day.scores):
-        judge(work, group, model, check_time)
+        score_versions(work, group, model, check_time)
 
 
 def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | None) -> nn.Module | None:

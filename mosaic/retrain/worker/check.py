@@ -7,21 +7,18 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from mosaic.artifact import load
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.checkpoint.room import check_room
 from mosaic.errors import MosaicError
-from mosaic.retrain import versions
+from mosaic.retrain import arrivals, versions
+from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, DayState
-from mosaic.retrain.gate import DayScores, resolution, resolution_finding
-from mosaic.retrain.intake.arrivals import Arrivals
-from mosaic.retrain.intake.data_check import DataCheck
-from mosaic.retrain.working.freezing import freeze
-from mosaic.retrain.working.judging import frozen_scores
-from mosaic.retrain.working.looking import look
-from mosaic.retrain.working.work import Work
+from mosaic.retrain.gate import margin_finding
+from mosaic.retrain.worker.data import check_new_data, freeze
+from mosaic.retrain.worker.score import frozen_rows, model_of, score_rows, weights_of
+from mosaic.retrain.worker.work import Work
 from mosaic.train.day import Day
 from mosaic.train.worker_group import WorkerGroup
 
@@ -41,7 +38,7 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         sources = work.sources
         rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
         yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
-        look(work, group)
+        check_new_data(work, group)
         data_check = load(DataCheck, work.day.data_check)
         yield from (f"data: {finding.sentence}" for finding in data_check.findings)
         if data_check.quarantine:
@@ -52,12 +49,12 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
         step_ms = statistics.median(took[1:])
         yield f"step: {step_ms:.1f} ms; a day takes about {sources.num_steps * step_ms / 60e3:.1f} min"
         yield from (f"plan: {line}" for line in day.plan.said.splitlines())
-        size = day.checkpoint_bytes
-        check_room(work.day.checkpoints, checkpoint_bytes=size, count=settings.loop.keep + 2, more_bytes=size)
-        yield f"disk: there is room for {settings.loop.keep + 2} checkpoints of {size / 2**20:.1f} MiB, and the export"
+        size, count = day.checkpoint_bytes, settings.budget.keep + 2
+        check_room(work.day.checkpoints, checkpoint_bytes=size, count=count, more_bytes=size)
+        yield f"disk: there is room for {count} checkpoints of {size / 2**20:.1f} MiB, and the export"
         digest = day.handle.digest()
         day.export(work.day.model, None)
-        if work.recipe.budget.ranks > 1 and settings.pipeline is None:
+        if work.recipe.budget.ranks > 1 and not settings.budget.pipeline:
             day.check_for_ranks()
             yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
         group.first_does(lambda: _read_back(work, digest))
@@ -68,16 +65,15 @@ def check(work: Work, group: WorkerGroup) -> Iterator[str]:
 
 def _rehearse(work: Work) -> None:
     """Begins a day on the new data, or on the last day's."""
-    arrivals = Arrivals(work.folder, work.recipe)
-    ready = arrivals.ready()
+    ready = arrivals.ready_dates(work.folder, work.recipe)
     if not ready:
         new = work.recipe.sources.new
         raise MosaicError(
             f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
             "there, and that file last"
         )
-    dates = arrivals.new() or ready[-1:]
-    replay = tuple(date for date in arrivals.replay() if date not in dates)
+    dates = arrivals.new_dates(work.folder, work.recipe) or ready[-1:]
+    replay = tuple(date for date in arrivals.replay_dates(work.folder, work.recipe) if date not in dates)
     work.day.path.mkdir()
     work.day.set(
         DayState(
@@ -111,35 +107,20 @@ def _read_back(work: Work, digest: str) -> None:
 
 
 def _gate(work: Work, group: WorkerGroup) -> Iterator[str]:
-    """Reports the resolution of the frozen rows; refuses a margin that they cannot resolve."""
+    """Reports what the frozen rows can tell; refuses a margin below that."""
     gate, champion = work.recipe.gate, work.day.state.champion
-    scores = frozen_scores(work, group, champion)
-    if scores is None:
+    rows = frozen_rows(work)
+    if not rows:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
+    with model_of(work, weights_of(work, champion), group) as model:
+        scores = score_rows(work, group, model, champion or "none", "frozen", rows)
     missing = [name for name in gate.slices if name not in scores.columns]
     if missing:
         raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
-    last = _last_challenger(work)
-    finding = resolution_finding(resolution(scores, gate, last=last), gate)
+    finding = margin_finding(scores, gate)
     yield f"gate: {finding.sentence}"
     if not finding.passed:
         raise MosaicError(finding.sentence)
-
-
-def _last_challenger(work: Work) -> Any:
-    """Returns the last challenger's scores on the champion's frozen rows; None without any."""
-    champion = work.day.state.champion
-    for day in reversed(work.folder.days()):
-        if day.scores.is_file() and champion is not None:
-            state = day.state
-            scores = load(DayScores, day.scores)
-            champion_scores, challenger_scores = scores.find(champion, "frozen"), scores.find(state.version, "frozen")
-            if champion_scores is not None and challenger_scores is not None and state.version != champion:
-                return challenger_scores
-            before = scores.find(state.champion, "frozen") if state.champion is not None else None
-            if champion_scores is not None and before is not None and state.champion != champion:
-                return before
-    return None
 
 
 def _hooks(work: Work) -> Iterator[str]:

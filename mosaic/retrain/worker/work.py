@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 from mosaic.artifact import load
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.retrain import versions
+from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import DayFolder, Folder, load_of_earlier_day
-from mosaic.retrain.intake.usual import DayFigures
-from mosaic.retrain.recipe import Recipe, seconds_of
+from mosaic.retrain.recipe import Recipe
+from mosaic.train.budget import DaySettings
 from mosaic.train.choice import drift_of
 from mosaic.train.data.positions import CYCLE, PositionStream, Source
 from mosaic.train.data.samples import Samples, is_iterable
 from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
-from mosaic.train.day import DaySettings, PipelineSettings, device_of
-from mosaic.train.loop import LoopSettings
+from mosaic.train.day import device_of
 from mosaic.train.program import Program
 from mosaic.train.records import StoredPlan, Trained
 from mosaic.train.worker_group import PipelineGroup, WorkerGroup
@@ -89,17 +89,6 @@ class Work:
         kind = PipelineGroup if self.recipe.budget.pipeline else WorkerGroup
         return kind(device, rank, size)
 
-    @property
-    def pipeline(self) -> PipelineSettings | None:
-        """The recipe's pipeline settings; None for no pipeline."""
-        budget = self.recipe.budget
-        if not budget.pipeline:
-            return None
-        description = f"{budget.micro_batches} micro-batches"
-        if budget.memory_gb is not None:
-            description += f", {budget.memory_gb:g} GB a rank"
-        return PipelineSettings(memory_bytes=round((budget.memory_gb or 0) * 1e9), said=description)
-
     def settings(self, group: WorkerGroup, until: float | None) -> DaySettings:
         """Returns the settings of the training; ``until`` is its deadline on the clock of ``time.monotonic()``."""
         budget, state = self.recipe.budget, self.day.state
@@ -111,33 +100,22 @@ class Work:
         stored = load_of_earlier_day(StoredPlan, before[-1].plan) if before else None
         last = load_of_earlier_day(Trained, before[-1].trained) if before else None
         return DaySettings(
-            loop=LoopSettings(
-                seed=self.sources.seed,
-                save_s=seconds_of(budget.save, "save"),
-                keep=budget.keep,
-                clip_norm=budget.clip_norm,
-                until=until,
-                checkpoints=self.day.checkpoints,
-                metrics=self.day.metrics if group.rank == 0 else None,
-            ),
+            budget=replace(budget, batch=self.sources.batch, seed=self.sources.seed),
             num_steps=self.sources.num_steps,
-            batch=self.sources.batch,
-            micro_batches=budget.micro_batches,
-            workers=budget.workers,
             max_unreadable=self.recipe.sources.max_unreadable,
             exact_data=self.recipe.sources.exact,
-            colocate=budget.colocate,
-            exclude=budget.exclude,
-            pipeline=self.pipeline,
-            start=start,
-            weights=champion.weights if champion is not None else None,
+            modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
+            program=sha256_of(self.program_file),
+            until=until,
+            checkpoints=self.day.checkpoints,
+            metrics=self.day.metrics if group.rank == 0 else None,
+            environment=self.day.environment,
             plan=self.day.plan,
             profile=self.day.profile,
             plan_before=before[-1].plan if stored is not None else None,
             drift=drift_of(stored, last.step_ms if last is not None else None),
-            modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
-            environment=self.day.environment,
-            program=sha256_of(self.program_file),
+            start=start,
+            weights=champion.weights if champion is not None else None,
         )
 
     def _begins_fresh(self) -> bool:

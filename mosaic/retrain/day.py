@@ -1,12 +1,18 @@
-"""``mosaic retrain run``: runs the missing phases of a folder's day; it can start at any time.
+"""``mosaic retrain run``: takes a folder's day from the phase it stands in to its end; it can start at any time.
 
-The launcher holds the lock, starts the training processes, and decides; it loads no torch. Each phase ends with an
-atomically written file, so a killed run resumes with the first phase without its file.
+::
+
+    prepared  ->  training  ->  trained  ->  evaluated  ->  decided  ->  the outcome
+       |             |            |             |             |
+    state.json   data_check   trained.json  scores.json   gate.json, the version
+                 (workers)     (workers)     (workers)     (launcher)
+
+Each phase ends with an atomically written file, so a killed run resumes with the first phase without its file. The
+launcher holds the lock, starts the training processes, and decides; it loads no torch.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import shlex
 from collections.abc import Callable
@@ -17,32 +23,20 @@ from pathlib import Path
 from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.retrain import hooks, versions
+from mosaic.retrain import arrivals, hooks, versions
+from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
-from mosaic.retrain.frozen import ROW, frozen_rows, looked_at, renewed
-from mosaic.retrain.gate import (
-    Contest,
-    DayScores,
-    ModelFacts,
-    decide,
-    renewal,
-    resolution,
-    resolution_finding,
-    validity_findings,
-)
-from mosaic.retrain.intake.arrivals import Arrivals, archive
-from mosaic.retrain.intake.data_check import DataCheck
+from mosaic.retrain.gate import Contest, DayScores, ModelFacts, RowSet, decide
 from mosaic.retrain.lock import boot_id, held
-from mosaic.retrain.recipe import Recipe, read_recipe, seconds_of
+from mosaic.retrain.recipe import Recipe, read_recipe
 from mosaic.retrain.records import GateResult, Outcome
-from mosaic.retrain.reporting import is_told, write_report
+from mosaic.retrain.report import is_reported, write_report
 from mosaic.retrain.versions import Card
 from mosaic.retrain.workers import Ended, Workers
 from mosaic.train.exits import DONE, FAILED, INTERRUPTED
 from mosaic.train.exits import QUARANTINED as REFUSED
 from mosaic.train.records import NEW_WEIGHTS, Environment, Trained
 
-_LOG = logging.getLogger(__name__)
 CODES: dict[Outcome, int] = {
     "promoted": DONE,
     "held": DONE,
@@ -52,8 +46,7 @@ CODES: dict[Outcome, int] = {
     "interrupted": INTERRUPTED,
 }
 """Exit codes by outcome."""
-
-MAX_UNTOLD = 7
+MAX_UNREPORTED = 7
 """Last days whose missing reports are written."""
 Say = Callable[[str], None]
 """Prints a line."""
@@ -81,62 +74,61 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
     folder, clock = Folder(root), clock or Clock()
     recipe = read_recipe(folder.recipe)
     with held(root, utc_text(clock.now())):
-        late = hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion"))
-        for sentence in late:
-            say(sentence)
-        opens = recipe.budget.opens(clock.now())
-        if opens is not None:
+        for failure in hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion")):
+            say(failure)
+        if (opens := recipe.budget.opens(clock.now())) is not None:
             say(f"the window is closed until {utc_text(opens)}; nothing was begun")
             return DONE
-        for over in folder.days()[-MAX_UNTOLD:]:
-            if over.state.is_over and not is_told(over):  # it was killed between its end and its report
-                write_report(folder, over)
-        day = _day_to_go_on_with(folder, recipe, clock)
+        for past in folder.days()[-MAX_UNREPORTED:]:
+            if past.state.is_over and not is_reported(past):  # it was killed between its end and its report
+                write_report(folder, past)
+        day = _unfinished_day(folder, recipe) or _new_day(folder, recipe, clock)
         if day is None:
             say("there is nothing new; see `mosaic retrain status`")
             return DONE
         return _Day(folder, recipe, day, clock, say).run()
 
 
-def _day_to_go_on_with(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
-    """Returns the unfinished day, or a new day if data has arrived; None for nothing to do."""
-    arrivals = Arrivals(folder, recipe)
-    new = arrivals.new()
+def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
+    """Returns the day to go on with; archives a failed day if newer data arrived, whose day uses its data too."""
+    new = arrivals.new_dates(folder, recipe)
     for day in folder.days():  # not only the last: a day's data may come late
         if not day.state.is_over:
             if day.state.outcome != "failed" or not new:
                 return day
-            archive(day)  # it failed, and other data arrived: the new day uses its data too
-    new = arrivals.new()
+            arrivals.archive(day)
+    return None
+
+
+def _new_day(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
+    """Creates a day's folder, which begins with its state; None without new data."""
+    new = arrivals.new_dates(folder, recipe)
     if not new:
         return None
     day = folder.day(max(new))
     if day.has_begun:  # it was quarantined, and a person released its data
-        archive(day)
-    return _prepare(folder, recipe, day, new, arrivals.replay(), clock)
-
-
-def _prepare(
-    folder: Folder, recipe: Recipe, day: DayFolder, new: tuple[str, ...], replay: tuple[str, ...], clock: Clock
-) -> DayFolder:
-    """Creates a day's folder; the day begins with its state."""
+        arrivals.archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
-    now = clock.now()
-    deadline = recipe.budget.deadline(now)
+    champion, now = versions.linked(folder, "champion"), clock.now()
     state = DayState(
         day=max(new),
         phase="prepared",
         new=new,
-        replay=replay,
-        parent=versions.linked(folder, "champion"),
-        champion=versions.linked(folder, "champion"),
+        replay=arrivals.replay_dates(folder, recipe),
+        parent=champion,
+        champion=champion,
         anchor=versions.linked(folder, "anchor"),
         version=versions.next_name(folder),
         began=utc_text(now),
-        deadline=None if deadline is None else utc_text(deadline),
+        deadline=_deadline(recipe, now),
     )
     day.set(state)
     return day
+
+
+def _deadline(recipe: Recipe, now: datetime) -> str | None:
+    deadline = recipe.budget.deadline(now)
+    return None if deadline is None else utc_text(deadline)
 
 
 class _Day:
@@ -154,11 +146,11 @@ class _Day:
         """Runs the remaining phases; returns the exit code."""
         self._reopen()
         try:
-            self._train_and_score()
+            self._train_and_score()  # prepared, training, trained
             if self._phase() == "evaluated":
                 self._decide()
             if self._state.phase == "decided":
-                self._finish()
+                self._apply()
         except (MosaicError, OSError) as error:
             self._end("failed", str(error))
         outcome = self._state.outcome
@@ -178,10 +170,19 @@ class _Day:
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._set(outcome=outcome, reason=reason, ended=utc_text(self._clock.now()))
 
-    def _remember(self, sentences: tuple[str, ...]) -> None:
-        """Adds messages to the report, each once, even after a kill."""
-        messages = self._state.messages
-        self._set(messages=(*messages, *(sentence for sentence in sentences if sentence not in messages)))
+    def _phase(self) -> Phase:
+        """Reads the phase from the day's files, and records it."""
+        day, phase = self._day, self._state.phase
+        if phase not in ("prepared", "training", "trained"):
+            return phase
+        if day.scores.is_file():
+            phase = "evaluated"
+        elif day.trained.is_file():
+            phase = "trained"
+        elif day.data_check.is_file() and not load(DataCheck, day.data_check).quarantine:
+            phase = "training"
+        self._set(phase=phase)
+        return phase
 
     def _reopen(self) -> None:
         """Resumes where the last run of this day ended; a new night has a new window."""
@@ -190,13 +191,7 @@ class _Day:
         if starts and not starts[-1].ended:
             cause = "launcher killed" if starts[-1].boot == boot_id() else "new boot"
             starts = (*starts[:-1], replace(starts[-1], ended=cause))
-        deadline = self._recipe.budget.deadline(self._clock.now())
-        self._set(
-            starts=starts,
-            deadline=None if deadline is None else utc_text(deadline),
-            outcome=None if not state.is_over else state.outcome,
-            reason="",
-        )
+        self._set(starts=starts, deadline=_deadline(self._recipe, self._clock.now()), outcome=None, reason="")
         self._follow_links()
 
     def _follow_links(self) -> None:
@@ -214,15 +209,13 @@ class _Day:
 
     def _train_and_score(self) -> None:
         """Runs the workers until the day is evaluated, or ends without an evaluation."""
-        tries = stuck = 0
+        crashes = stuck = 0
         while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
             start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
             self._set(starts=(*self._state.starts, start))
             total_s = self._seconds_left()
-            train_s = (
-                None if total_s is None else max(0.0, total_s - seconds_of(self._recipe.budget.judging, "judging"))
-            )
+            train_s = None if total_s is None else max(0.0, total_s - self._recipe.budget.judging_s)
             ended = self._workers.run(phase, train_s, total_s)
             self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
             if ended.outcome is not None:
@@ -230,13 +223,10 @@ class _Day:
                     self._quarantine(ended)
                 self._end(ended.outcome, ended.reason)
                 return
-            if (self._phase(), self._workers.step) != (phase, from_step):
-                stuck = 0
-            else:
-                stuck += 1
-            tries += ended.crashed
-            if stuck > 1 or tries > self._recipe.budget.restarts:
-                where = f"at step {from_step}" if stuck > 1 else f"{tries} times"
+            stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
+            crashes += ended.crashed
+            if stuck > 1 or crashes > self._recipe.budget.restarts:
+                where = f"at step {from_step}" if stuck > 1 else f"{crashes} times"
                 self._end("failed", f"training ended early again ({ended.how}), {where}: {ended.reason}".rstrip(": "))
                 return
             if ended.crashed:
@@ -249,20 +239,6 @@ class _Day:
             return None
         return max(0.0, (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds())
 
-    def _phase(self) -> Phase:
-        """Reads the phase from the day's files, and records it."""
-        day, phase = self._day, self._state.phase
-        if phase not in ("prepared", "training", "trained"):
-            return phase
-        if day.scores.is_file():
-            phase = "evaluated"
-        elif day.trained.is_file():
-            phase = "trained"
-        elif day.data_check.is_file() and not load(DataCheck, day.data_check).quarantine:
-            phase = "training"
-        self._set(phase=phase)
-        return phase
-
     def _quarantine(self, ended: Ended) -> None:
         self._folder.quarantine.mkdir(exist_ok=True)
         for day in self._state.new:
@@ -271,67 +247,31 @@ class _Day:
 
     def _decide(self) -> None:
         """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
-        state, gate = self._state, self._recipe.gate
+        state, scores = self._state, load(DayScores, self._day.scores)
         assert state.version is not None
-        scores = load(DayScores, self._day.scores)
-        versions.add(self._folder, self._card(scores), self._day.model, self._program_file)
-        frozen = frozen_rows(self._folder, self._recipe.sources.frozen)
+        program = self._folder.path / self._recipe.model.partition(":")[0]
+        versions.add(self._folder, self._card(scores), self._day.model, program)
         contest = Contest(
-            day=state.day,
             challenger=state.version,
             champion=state.champion,
             anchor=state.anchor,
-            findings=validity_findings(load(ModelFacts, self._day.facts), gate),
+            facts=load(ModelFacts, self._day.facts),
             refused_before=_refused_before(self._folder, state.day),
-            looks=frozen.looks,
             folder=shlex.quote(str(self._folder.path.resolve())),
         )
-        result = decide(scores, contest, gate)
-        save(result, self._day.gate)
-        challenger, reference = scores.find(state.version, "frozen"), scores.find(state.champion, "frozen")
-        # two good models estimate the resolution of the rows
-        if challenger is not None and reference is not None and result.passes:
-            finding = resolution_finding(resolution(challenger, gate, last=reference), gate)
-            self._remember(() if finding.passed else (finding.sentence,))
-        save(looked_at(frozen, state.day), self._folder.frozen)
+        save(decide(scores, contest, self._recipe.gate), self._day.gate)
         self._set(phase="decided")
-
-    def _finish(self) -> None:
-        """Applies the gate's result; a repeat after a kill changes nothing."""
-        state, result = self._state, load(GateResult, self._day.gate)
-        assert state.version is not None
-        if not result.passes:
-            self._folder.note("refused", day=state.day, version=state.version, reason=result.reason)
-            self._end("refused", result.reason)
-        elif versions.is_overruled(self._folder, state.version):
-            self._end("held", f"{result.reason} It was promoted, and a person has changed the champion since.")
-        elif self._folder.hold.exists() and versions.linked(self._folder, "champion") != state.version:
-            self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
-        else:
-            hooks.remember(self._folder, self._recipe.promote, state.version, state.day)
-            versions.promote(self._folder, state.version, day=state.day, by="gate")
-            self._renew_frozen_rows(state.version)
-            self._end("promoted", result.reason)
-            write_report(self._folder, self._day)  # hooks may read it; what they say is added
-            self._remember(hooks.run_pending(self._folder, self._recipe.promote, state.version))
-        versions.drop_old(self._folder, self._recipe.promote.keep_versions)
-
-    def _renew_frozen_rows(self, version: str) -> None:
-        """Replaces worn frozen rows by some of the day's fresh rows, if the recipe has ``renew_rows``."""
-        if not self._recipe.gate.renew_rows:
-            return
-        scores, rows = load(DayScores, self._day.scores), frozen_rows(self._folder, self._recipe.sources.frozen)
-        frozen, fresh = scores.find(version, "frozen"), scores.find(version, "fresh")
-        if frozen is not None and fresh is not None:
-            change = renewal(frozen, fresh, self._state.day, self._recipe.gate)
-            names = frozen.columns[ROW], fresh.columns[ROW]
-            save(renewed(rows, change, *names, self._state.day), self._folder.frozen)
 
     def _card(self, scores: DayScores) -> Card:
         state, trained = self._state, load(Trained, self._day.trained)
         assert state.version is not None
         environment = load(Environment, self._day.environment)
-        scores_of = {kind: scores.find(state.version, kind) for kind in ("frozen", "fresh")}
+        values: dict[str, float] = {}
+        kinds: tuple[RowSet, ...] = ("frozen", "fresh")
+        for kind in kinds:
+            if (of := scores.find(state.version, kind)) is not None:
+                finite = [value for value in of.value if value is not None]
+                values[kind] = sum(finite) / len(finite) if finite else math.nan
         return Card(
             version=state.version,
             day=state.day,
@@ -342,17 +282,29 @@ class _Day:
             code=environment.program,
             mosaic=environment.mosaic,
             torch=environment.torch,
-            values={kind: _mean(scores.value) for kind, scores in scores_of.items() if scores is not None},
+            values=values,
         )
 
-    @property
-    def _program_file(self) -> Path:
-        return self._folder.path / self._recipe.model.partition(":")[0]
-
-
-def _mean(values: tuple[float | None, ...]) -> float:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else math.nan
+    def _apply(self) -> None:
+        """Applies the gate's result; a repeat after a kill changes nothing."""
+        folder, promote, state = self._folder, self._recipe.promote, self._state
+        result = load(GateResult, self._day.gate)
+        assert state.version is not None
+        if not result.passes:
+            folder.note("refused", day=state.day, version=state.version, reason=result.reason)
+            self._end("refused", result.reason)
+        elif versions.is_overruled(folder, state.version):
+            self._end("held", f"{result.reason} It was promoted, and a person has changed the champion since.")
+        elif folder.hold.exists() and versions.linked(folder, "champion") != state.version:
+            self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
+        else:
+            hooks.remember(folder, promote, state.version, state.day)
+            versions.promote(folder, state.version, day=state.day, by="gate")
+            self._end("promoted", result.reason)
+            write_report(folder, self._day)  # hooks may read it; their failures are added
+            failures = hooks.run_pending(folder, promote, state.version)
+            self._set(messages=tuple(dict.fromkeys((*self._state.messages, *failures))))  # each once, even after a kill
+        versions.drop_old(folder, promote.keep_versions)
 
 
 def _refused_before(folder: Folder, today: str) -> int:

@@ -1,4 +1,4 @@
-"""Scoring the challenger, the champion and the anchor on the same rows, for the gate."""
+"""Scores the challenger, the champion and the anchor on the same rows, for the gate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from mosaic.artifact import save
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
-from mosaic.retrain.frozen import ROW, frozen_rows
-from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
-from mosaic.retrain.gate.scores import RowSet
-from mosaic.retrain.working.work import Work
+from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, digest_of_rows, joined
+from mosaic.retrain.worker.work import Work
 from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.data.sources import held_out_rows
@@ -26,19 +24,24 @@ from mosaic.train.pipelined import PipelinedScores
 from mosaic.train.scoring import Scored, Unreadable, latency_ms, read_rows, score_batches
 from mosaic.train.worker_group import WorkerGroup
 
+Row = tuple[str, Any]
+"""The name of a row, such as ``data/frozen:7``, and its sample."""
+
 
 @contextmanager
 def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: bool = True) -> Iterator[Scored]:
     """Constructs today's model for scoring; parts without weights are untrained."""
-    seed_step(work.recipe.budget.seed, 0, 0)
+    budget = work.recipe.budget
+    seed_step(budget.seed, 0, 0)
     model = work.program.make_model().to(group.device)
     if weights is not None:
         KeptModel(model).load_weights(weights, partial=partial)
-    if work.pipeline is None:
+    if not budget.pipeline:
         yield model
         return
-    limit, count = work.pipeline.memory_bytes, work.recipe.budget.micro_batches
-    scores = PipelinedScores(model, work.program.score, micro_batches=count, memory_bytes=limit)
+    scores = PipelinedScores(
+        model, work.program.score, micro_batches=budget.micro_batches, memory_bytes=budget.memory_bytes
+    )
     try:
         yield scores
     finally:
@@ -50,7 +53,7 @@ def weights_of(work: Work, version: str | None) -> Path | None:
     return None if version is None else versions.find(work.folder, version).weights
 
 
-def judge(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: Callable[[], None]) -> None:
+def score_versions(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: Callable[[], None]) -> None:
     """Writes ``facts.json`` and ``scores.json``.
 
     Args:
@@ -61,48 +64,36 @@ def judge(work: Work, group: WorkerGroup, model: nn.Module | None, check_time: C
     """
     state = work.day.state
     assert state.version is not None
-    rows = {"frozen": tuple(_frozen(work)), "fresh": tuple(_fresh(work))}
-    names = dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None)
+    rows: dict[RowSet, tuple[Row, ...]] = {"frozen": frozen_rows(work), "fresh": tuple(_fresh_rows(work))}
     scores = []
-    for name in names:
+    for name in dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None):
         check_time()
         is_new = name == state.version
         weights = work.day.model if is_new else weights_of(work, name)
         with model_of(work, weights, group, partial=not is_new) as scored:
             if is_new:
                 facts = _facts(work, group, scored, model, rows["frozen"] or rows["fresh"])
-            scores += [_scores(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
+            scores += [score_rows(work, group, scored, name, kind, part) for kind, part in rows.items() if part]
     if group.rank == 0:
         save(facts, work.day.facts)
         save(DayScores(scores=tuple(scores)), work.day.scores)
 
 
-def frozen_scores(work: Work, group: WorkerGroup, version: str | None) -> Scores | None:
-    """Returns the scores of a version, or of new weights, on the frozen rows; None without frozen rows."""
-    rows = tuple(_frozen(work))
-    if not rows:
-        return None
-    with model_of(work, weights_of(work, version), group) as model:
-        return _scores(work, group, model, version or "none", "frozen", rows)
+def frozen_rows(work: Work) -> tuple[Row, ...]:
+    """Returns the rows that compare versions."""
+    return tuple(_rows(work, work.recipe.sources.frozen))
 
 
-class _Row:
-    """A row to score."""
-
-    __slots__ = ("added", "name", "sample")
-
-    def __init__(self, name: str, sample: Any, added: str) -> None:
-        self.name = name
-        self.sample = sample
-        self.added = added
+def score_rows(
+    work: Work, group: WorkerGroup, model: Scored, version: str, kind: RowSet, rows: tuple[Row, ...]
+) -> Scores:
+    """Returns a version's scores on rows."""
+    samples = (sample for _, sample in rows)
+    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=group.device))
+    return Scores.of(version, kind, digest_of_rows(name for name, _ in rows), columns)
 
 
-def _frozen(work: Work) -> Iterator[_Row]:
-    for part in frozen_rows(work.folder, work.recipe.sources.frozen).parts:
-        yield from _rows(work, part.path, part.rows, part.added)
-
-
-def _fresh(work: Work) -> Iterator[_Row]:
+def _fresh_rows(work: Work) -> Iterator[Row]:
     """Yields the held-out rows of the day's new data."""
     sources = work.sources
     for record in sources.of_kind("new"):
@@ -110,10 +101,10 @@ def _fresh(work: Work) -> Iterator[_Row]:
             continue
         data = work.program.make_dataset(work.folder.path / record.path, False)
         out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
-        yield from _rows(work, record.path, tuple(np.flatnonzero(out).tolist()), "")
+        yield from _rows(work, record.path, tuple(np.flatnonzero(out).tolist()))
 
 
-def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> Iterator[_Row]:
+def _rows(work: Work, path: str, rows: tuple[int, ...] | None = None) -> Iterator[Row]:
     data = work.program.make_dataset(work.folder.path / path, False)
     if is_iterable(data):
         raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
@@ -124,26 +115,15 @@ def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> It
                 f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
                 "take it out of the folder"
             )
-        yield _Row(f"{path}:{row}", sample, added)
-
-
-def _scores(work: Work, group: WorkerGroup, model: Scored, version: str, kind: str, rows: tuple[_Row, ...]) -> Scores:
-    samples = (row.sample for row in rows)
-    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=group.device))
-    if any(row.added for row in rows):
-        columns["added"] = [row.added for row in rows]
-    columns[ROW] = [row.name for row in rows]
-    of: RowSet = "frozen" if kind == "frozen" else "fresh"
-    return Scores.of(version, of, digest_of_rows(row.name for row in rows), columns)
+        yield f"{path}:{row}", sample
 
 
 def _facts(
-    work: Work, group: WorkerGroup, exported: Scored, model: nn.Module | None, rows: tuple[_Row, ...]
+    work: Work, group: WorkerGroup, exported: Scored, model: nn.Module | None, rows: tuple[Row, ...]
 ) -> ModelFacts:
     """Measures the facts that do not depend on other versions."""
-    first = [row.sample for row in rows[: work.recipe.budget.batch]]
+    first = [sample for _, sample in rows[: work.recipe.budget.batch]]
     plain = exported.model if isinstance(exported, PipelinedScores) else exported
-    invalid = tuple(name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all()))
     difference = None
     if model is not None and first:
         reloaded, original = (
@@ -152,7 +132,9 @@ def _facts(
         )
         difference = float(np.max(np.abs(reloaded - original)))
     return ModelFacts(
-        invalid_tensors=invalid,
+        invalid_tensors=tuple(
+            name for name, tensor in plain.state_dict().items() if not bool(torch.isfinite(tensor).all())
+        ),
         export_difference=difference,
         size_bytes=work.day.model.stat().st_size,
         latency_ms=latency_ms(work.program, exported, first[:1], group.device) if first else None,
