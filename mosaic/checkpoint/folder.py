@@ -1,8 +1,8 @@
-"""The folder of a run's checkpoints: which are complete, which is the newest, and which are dropped.
+"""The folder of a run's checkpoints: its files, their manifest, which are complete, which are dropped, and disk space.
 
-A checkpoint is written in a hidden folder beside its place and renamed once it is on the disk; no pointer to the
-newest one exists that could be behind or ahead. Names carry a number that grows with every save: a run that went back
-to an earlier step and saves the same step again replaces nothing::
+A checkpoint is written in a hidden folder beside its place and renamed once it is on the disk. No pointer to the newest
+one exists that could be behind or ahead. Names carry a number that grows with every save: a run that went back to an
+earlier step and saves the same step again replaces nothing::
 
     checkpoints/
         00000007-step-700/      complete: manifest.json, state.json, rank-00000.safetensors, ...
@@ -15,20 +15,151 @@ This file needs no torch.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
+import os
 import re
 import secrets
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from mosaic.checkpoint.disk import is_full, remove_folder, rename_flushed, sha256_of
-from mosaic.checkpoint.manifest import MANIFEST, FileEntry, Manifest
-from mosaic.errors import InvalidCheckpointError, MosaicError, NoRoomError
+from mosaic.artifact import fingerprint, load, to_json
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+"""A checkpoint's table of contents."""
+STATE = "state.json"
+"""All state except tensors."""
+MODEL, COMPANION, OPTIMIZER, RANDOM = "model.", "companion.", "optimizer.", "random."
+"""Prefixes of the names of tensors."""
+
 _COMPLETE = re.compile(r"(\d{8,})-step-(\d+)")
 _ASIDE = re.compile(r"\.(?:saving|dropped)-(\d{8,})-.*")
+
+
+def is_full(error: BaseException) -> bool:
+    """Returns True if an error reports a full disk or an exhausted quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_error(path: Path, error: OSError) -> MosaicError:
+    """Returns the error of a file or folder that cannot be written."""
+    return (NoRoomError if is_full(error) else MosaicError)(
+        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+    )
+
+
+def write_flushed(content: bytes, path: Path) -> str:
+    """Writes a new file, flushes it to the disk, and returns its SHA-256."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def flush_folder(path: Path) -> None:
+    """Flushes the names in a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of a checkpoint."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    """In hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """A tensor of a checkpoint, whole in one file."""
+
+    name: str
+    """``model.NAME``, ``companion.LABEL/NAME``, ``optimizer.NAME/KEY``, ``optimizer.LABEL/NAME/KEY`` or
+    ``random.RANK``."""
+    dtype: str
+    """As in safetensors, such as ``F32``."""
+    shape: tuple[int, ...]
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Contents of a complete checkpoint."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's layout."""
+    step: int
+    """The step that it was saved at, as the loop counts."""
+    created: str
+    """Date and time, ISO 8601, UTC."""
+    mosaic: str
+    """Version of Mosaic that wrote it."""
+    torch: str
+    """Version of torch that wrote it."""
+    num_ranks: int
+    """Number of ranks that wrote it; any number may read it."""
+    plan: str
+    """Fingerprint of the plan that ran; any plan may read it."""
+    files: tuple[FileEntry, ...]
+    """All other files."""
+    tensors: tuple[TensorEntry, ...]
+    tied: dict[str, str]
+    """Other keys of the model's ``state_dict``, and the key under which their tensor is saved."""
+    digest: str = ""
+    """Fingerprint of all of the above."""
+
+    def sealed(self) -> Manifest:
+        """Returns a copy with its digest."""
+        return replace(self, digest=fingerprint(replace(self, digest="")))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(file.num_bytes for file in self.files)
+
+    def write(self, folder: Path) -> None:
+        """Writes the manifest, with its digest, into a checkpoint's folder."""
+        write_flushed(to_json(self.sealed()).encode(), folder / MANIFEST)
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        """Reads the manifest of a checkpoint.
+
+        Raises:
+            InvalidCheckpointError: It is missing, cut short or changed.
+        """
+        try:
+            manifest = load(Manifest, folder / MANIFEST)
+        except InvalidFileError as error:
+            raise InvalidCheckpointError(str(error)) from error
+        if manifest.sealed() != manifest:
+            raise InvalidCheckpointError(
+                f"{folder / MANIFEST}: its content was changed: digest={manifest.digest!r}, and its content has "
+                f"{manifest.sealed().digest!r}; load an earlier checkpoint"
+            )
+        return manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -38,85 +169,31 @@ class Checkpoint:
     serial: int
     """Number of the save; the newest has the largest."""
     step: int
-    """The step that it was saved at."""
     path: Path
-    """Its folder."""
 
 
 def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
     """Returns the complete checkpoints of a run, the newest first."""
-    if not folder.is_dir():
-        return ()
-    complete = []
-    for path in folder.iterdir():
-        match = _COMPLETE.fullmatch(path.name)
-        if match is not None and path.is_dir():
-            complete.append(Checkpoint(serial=int(match[1]), step=int(match[2]), path=path))
+    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    matches = [(path, match) for path in paths if (match := _COMPLETE.fullmatch(path.name)) is not None]
+    complete = [Checkpoint(serial=int(match[1]), step=int(match[2]), path=path) for path, match in matches]
     return tuple(sorted(complete, reverse=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavingPlace:
-    """The hidden folder of a checkpoint being written, and its final name."""
+def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
+    """Returns the checkpoints to try, in order: the newest, or the newest of a step, and then the earlier ones.
 
-    aside: Path
-    final: Path
-    """Its name once it is complete."""
-
-    @staticmethod
-    def make(folder: Path, step: int) -> SavingPlace:
-        """Makes room for the next checkpoint.
-
-        Raises:
-            MosaicError: The folder cannot be made or written.
-        """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            serial = max((checkpoint.serial for checkpoint in checkpoints_in(folder)), default=0) + 1
-            aside = folder / f".saving-{serial:08d}-{secrets.token_hex(4)}"
-            aside.mkdir()
-        except OSError as error:
-            raise (NoRoomError if is_full(error) else MosaicError)(
-                f"cannot save in {folder}: {error.strerror or error}; choose a folder that can be written"
-            ) from error
-        return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
-
-    def commit(self, keep: int) -> None:
-        """Renames the flushed folder to the newest checkpoint, and drops those beyond the ``keep`` newest."""
-        rename_flushed(self.aside, self.final)
-        drop_old(self.final.parent, keep)
-
-    def abandon(self) -> None:
-        """Removes the files written so far."""
-        remove_folder(self.aside)
-
-
-def drop_old(folder: Path, keep: int) -> None:
-    """Removes all but the ``keep`` newest checkpoints, and remains of killed runs; see ``drop``."""
-    complete = checkpoints_in(folder)
-    drop(folder, complete[keep:], through=complete[0].serial)
-
-
-def drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
-    """Removes checkpoints, and the hidden folders that killed runs left.
-
-    A rename precedes each removal: a half-removed checkpoint never counts. A failure is logged and ignored, because
-    training does not depend on the removal.
-
-    Args:
-        folder: The run's checkpoints.
-        checkpoints: Those to remove.
-        through: The last serial number whose remains are removed; by default all remains are.
+    Raises:
+        InvalidCheckpointError: No checkpoint, or none of that step, exists; lists the existing ones.
     """
-    try:
-        for old in checkpoints:
-            old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
-        for path in folder.iterdir():
-            match = _ASIDE.fullmatch(path.name)
-            if match is not None and (through is None or int(match[1]) <= through):
-                remove_folder(path)
-    except OSError as error:
-        _LOG.warning("cannot remove an old checkpoint in %s: %s", folder, error)
+    complete = checkpoints_in(folder)
+    if not complete:
+        raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; pass the folder of save()")
+    first = next((index for index, each in enumerate(complete) if step in (None, each.step)), None)
+    if first is None:
+        steps = ", ".join(str(checkpoint.step) for checkpoint in complete)
+        raise InvalidCheckpointError(f"there is no checkpoint of step={step} in {folder}; there are steps {steps}")
+    return complete[first:]
 
 
 def damage_of(checkpoint: Path, *, part: int = 0, parts: int = 1) -> tuple[str, ...]:
@@ -147,25 +224,100 @@ def _damage(checkpoint: Path, file: FileEntry) -> str | None:
     return None
 
 
-def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
-    """Returns the checkpoints to try, in order: the newest, or the newest of a step, and then the earlier ones.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingPlace:
+    """The hidden folder of a checkpoint being written, and its final name."""
 
-    Raises:
-        InvalidCheckpointError: No checkpoint, or none of that step, exists; lists the existing ones.
+    aside: Path
+    final: Path
+
+    @staticmethod
+    def make(folder: Path, step: int) -> SavingPlace:
+        """Makes the hidden folder of the next checkpoint.
+
+        Raises:
+            MosaicError: The folder cannot be made or written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            serial = max((checkpoint.serial for checkpoint in checkpoints_in(folder)), default=0) + 1
+            aside = folder / f".saving-{serial:08d}-{secrets.token_hex(4)}"
+            aside.mkdir()
+        except OSError as error:
+            raise write_error(folder, error) from error
+        return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
+
+    def commit(self, keep: int) -> None:
+        """Renames the flushed folder to the newest checkpoint, and drops those beyond the ``keep`` newest."""
+        flush_folder(self.aside)
+        self.aside.rename(self.final)
+        flush_folder(self.final.parent)
+        complete = checkpoints_in(self.final.parent)
+        _drop(self.final.parent, complete[keep:], through=complete[0].serial)
+
+    def abandon(self) -> None:
+        """Removes the files written so far."""
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+
+def make_room(folder: Path) -> tuple[Checkpoint, ...]:
+    """Removes all checkpoints except the newest intact one, and remains of killed saves.
+
+    Call it after a save ran into a full disk, while no save is in progress. If none is intact, all stay.
+
+    Returns:
+        The removed checkpoints.
     """
     complete = checkpoints_in(folder)
-    if not complete:
-        raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; pass the folder of save()")
-    first = 0
-    if step is not None:
-        first = next((index for index, checkpoint in enumerate(complete) if checkpoint.step == step), -1)
-        if first < 0:
-            raise InvalidCheckpointError(
-                f"there is no checkpoint of step={step} in {folder}; there are those of {steps_of(complete)}"
-            )
-    return complete[first:]
+    intact = next((checkpoint for checkpoint in complete if not damage_of(checkpoint.path)), None)
+    others = [checkpoint for checkpoint in complete if intact is not None and checkpoint != intact]
+    _drop(folder, others)
+    left = checkpoints_in(folder)
+    return tuple(checkpoint for checkpoint in others if checkpoint not in left)
 
 
-def steps_of(checkpoints: Sequence[Checkpoint]) -> str:
-    """Lists the steps of checkpoints, such as ``steps 300, 200``."""
-    return f"step{'s' if len(checkpoints) > 1 else ''} {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}"
+def _drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
+    """Removes checkpoints, and the hidden folders that killed runs left up to the serial number ``through``.
+
+    A rename precedes each removal: a half-removed checkpoint never counts. A failure is logged and ignored, because
+    training does not depend on the removal.
+    """
+    try:
+        for old in checkpoints:
+            old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
+        for path in folder.iterdir():
+            match = _ASIDE.fullmatch(path.name)
+            if match is not None and (through is None or int(match[1]) <= through):
+                shutil.rmtree(path)
+    except OSError as error:
+        _LOG.warning("cannot remove an old checkpoint in %s: %s", folder, error)
+
+
+def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: int = 0) -> None:
+    """Checks the disk space for checkpoints before a run begins.
+
+    Args:
+        folder: The run's checkpoints; existing ones count.
+        checkpoint_bytes: Bytes of one checkpoint; see ``mosaic.checkpoint.saving.room_needed``.
+        count: Number at once: those that stay, one being written, and one to spare.
+        more_bytes: Bytes of other files that will be written to this disk.
+
+    Raises:
+        NoRoomError: The disk has less space; the message has both sizes and a remedy.
+    """
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    num_new = max(0, count - len(checkpoints_in(folder)))
+    needed = num_new * checkpoint_bytes + more_bytes
+    if free < needed:
+        raise NoRoomError(
+            f"the disk of {folder} has {_size(free)} free and {_size(needed)} are needed: {num_new} checkpoints of "
+            f"{_size(checkpoint_bytes)} and {_size(more_bytes)} beside; free {_size(needed - free)}, keep fewer "
+            "checkpoints, or choose a folder on another disk"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

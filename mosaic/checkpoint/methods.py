@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mosaic.checkpoint.belongings import Belongings, OneOrSeveral
     from mosaic.checkpoint.loading import Loaded
-    from mosaic.checkpoint.model_tensors import Overlap
     from mosaic.checkpoint.saving import Saver
+    from mosaic.checkpoint.state import OneOrSeveral, SavedState
+    from mosaic.checkpoint.tensors import Overlap
 
 
 class KeepsCheckpoints(ABC):
@@ -79,24 +79,12 @@ class KeepsCheckpoints(ABC):
             MosaicError: The previous save failed otherwise, the folder cannot be written, or the ranks differ.
             TypeError: A checkpoint cannot hold one of the values; names it.
         """
-        from mosaic.checkpoint.saving import SaveRequest
-
+        state = self._saved_state(optimizer, scheduler, scaler, companions, generators)
         self._settle()
-        request = SaveRequest(
-            model=self._model,
-            folder=Path(folder),
-            step=step,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            companions=companions,
-            generators=generators,
-            extra=extra or {},
-            keep=keep,
-            plan=self._plan_name(),
-        )
-        with self._made_whole(request):
-            return self._the_saver().save(request)
+        with self._made_whole(state):
+            return self._the_saver().save(
+                state, Path(folder), step=step, extra=extra or {}, keep=keep, plan=self._plan_name()
+            )
 
     def prepare_saving(
         self, *, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
@@ -105,9 +93,7 @@ class KeepsCheckpoints(ABC):
 
         Call it before the first step; fresh memory takes several times as long as a copy.
         """
-        from mosaic.checkpoint.belongings import Belongings
-
-        self._the_saver().prepare(Belongings(model=self._model, optimizer=optimizer, companions=companions))
+        self._the_saver().prepare(self._saved_state(optimizer, companions=companions))
 
     def finish_saving(self) -> None:
         """Waits until the pending checkpoint, if any, is on the disk.
@@ -163,29 +149,25 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: No checkpoint exists, it is damaged, or it differs from the model or optimizer.
         """
         from mosaic.checkpoint.folder import checkpoints_in
-        from mosaic.checkpoint.loading import LoadRequest, load
+        from mosaic.checkpoint.loading import load
 
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
         if missing_ok and ranks.broadcast(not checkpoints_in(Path(folder))):
             return None
-        request = LoadRequest(
-            model=self._model,
-            folder=Path(folder),
-            step=step,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            companions=companions,
-            generators=generators,
-            fall_back=fall_back,
-            partial=partial,
-            new_run=new_run,
-            draws_alike=self._draws_alike,
-        )
-        with self._made_whole(request):
-            loaded = load(request, ranks)
+        state = self._saved_state(optimizer, scheduler, scaler, companions, generators)
+        with self._made_whole(state):
+            loaded = load(
+                state,
+                Path(folder),
+                ranks,
+                step=step,
+                fall_back=fall_back,
+                partial=partial,
+                new_run=new_run,
+                draws_alike=self._draws_alike,
+            )
         self._lacks_weights = False
         return loaded
 
@@ -197,7 +179,7 @@ class KeepsCheckpoints(ABC):
         Raises:
             MosaicError: The file cannot be written, and does not exist.
         """
-        from mosaic.checkpoint.plain_weights import export
+        from mosaic.checkpoint.weights import export
 
         self._settle()
         with self._made_whole():
@@ -217,7 +199,7 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: The file is of another model; lists the differences.
             InvalidFileError: It is not such a file, or is truncated.
         """
-        from mosaic.checkpoint.plain_weights import load_weights
+        from mosaic.checkpoint.weights import load_weights
 
         self._settle()
         with self._made_whole():
@@ -227,7 +209,7 @@ class KeepsCheckpoints(ABC):
 
     def digest(self) -> str:
         """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
-        from mosaic.checkpoint.model_tensors import digest_of
+        from mosaic.checkpoint.tensors import digest_of
 
         self._settle()
         with self._made_whole():
@@ -241,7 +223,7 @@ class KeepsCheckpoints(ABC):
         Returns:
             The steps of the removed checkpoints.
         """
-        from mosaic.checkpoint.room import make_room
+        from mosaic.checkpoint.folder import make_room
 
         self.finish_saving()
         ranks = self._the_ranks()
@@ -263,7 +245,26 @@ class KeepsCheckpoints(ABC):
     def _make_ranks(self) -> Ranks:
         return OneRank()
 
-    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+    def _saved_state(
+        self,
+        optimizer: OneOrSeveral[Optimizer] = None,
+        scheduler: OneOrSeveral[Any] = None,
+        scaler: Any = None,
+        companions: Mapping[str, nn.Module] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+    ) -> SavedState:
+        from mosaic.checkpoint.state import SavedState
+
+        return SavedState(
+            model=self._model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            companions=companions,
+            generators=generators,
+        )
+
+    def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         """Returns a context in which the tensors of the model and its optimizers are unsharded."""
         return nullcontext()
 

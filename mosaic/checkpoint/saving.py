@@ -2,89 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import copy
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import logging
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from mosaic.checkpoint.belongings import Belongings
-from mosaic.checkpoint.folder import SavingPlace
-from mosaic.checkpoint.manifest import MODEL, RANDOM, Manifest
-from mosaic.checkpoint.optimizer_state import OptimizerState, collect
-from mosaic.checkpoint.plain_data import to_plain
-from mosaic.checkpoint.random_state import random_state
-from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.room import bytes_of_all
-from mosaic.checkpoint.shared_layout import RankLayout, SharedLayout
-from mosaic.checkpoint.tensor_file import TensorSpec
-from mosaic.checkpoint.writing import Contents, Copies, Writing
-from mosaic.errors import MosaicError
+from mosaic.checkpoint.folder import (
+    MODEL,
+    RANDOM,
+    STATE,
+    FileEntry,
+    Manifest,
+    SavingPlace,
+    TensorEntry,
+    is_full,
+    write_flushed,
+)
+from mosaic.checkpoint.ranks import Ranks, tell_in
+from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, SavedState, random_state, to_plain
+from mosaic.checkpoint.tensors import SUFFIX, TensorSpec, write_tensors
+from mosaic.errors import MosaicError, NoRoomError
 
+_LOG = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest(Belongings):
-    """Arguments of a save."""
+NICENESS = 10
+"""Of the writing thread: beside a computing thread on the same core it gets a tenth of the core."""
 
-    folder: Path
-    """The run's checkpoints."""
-    step: int
-    """The loop's count."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Plain data, saved by rank 0."""
-    keep: int = 3
-    """Number of checkpoints that stay in the folder."""
-    plan: str = ""
-    """Fingerprint of the plan that runs."""
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep} would leave no checkpoint; keep at least 1")
-        if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 0:
-            raise ValueError(f"step={self.step!r} is not a count of steps; use a whole number from 0 on")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """One rank's share of a save."""
-
-    tensors: dict[str, torch.Tensor]
-    layout: RankLayout
-    tied: dict[str, str]
-    optimizers: dict[str, OptimizerState]
-    rest: dict[str, Any]
-    """Everything except tensors and optimizers."""
-
-    @staticmethod
-    def of(job: SaveRequest) -> _Share:
-        modules = job.modules()
-        model = modules[MODEL]
-        tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
-        optimizers = {}
-        for label, optimizer in job.optimizers.items():
-            optimizers[label], more = collect(optimizer, model, label)
-            tensors.update(more)
-        layout = RankLayout(
-            tensors={name: TensorSpec.of(name, tensor) for name, tensor in tensors.items()},
-            names=tuple(f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors),
-            groups={label: each.groups for label, each in optimizers.items()},
-            states={label: each.states for label, each in optimizers.items()},
-        )
-        schedulers = {
-            label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in job.schedulers.items()
-        }
-        rest = {
-            **_by_name("scheduler", schedulers),
-            "scaler": None if job.scaler is None else to_plain(job.scaler.state_dict(), "scaler"),
-            "companions": list(job.companions or {}),
-            "generators": list(job.generators or {}),
-            "extra": to_plain(dict(job.extra), "extra"),
-        }
-        return _Share(tensors=tensors, layout=layout, tied=model.tied, optimizers=optimizers, rest=rest)
+_BYTES_BESIDE = 1 << 16
+"""Allowance for data other than tensors (names, settings, ``extra``), and again for each 100 tensors."""
 
 
 class Saver:
@@ -96,36 +56,43 @@ class Saver:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._writing: Writing | None = None
-        self._layout: tuple[list[str], SharedLayout] | None = None
-        self._copies = Copies()
+        self._copies = _Copies()
+        self._pending: tuple[SavingPlace, Future[None]] | None = None
 
-    def prepare(self, belongings: Belongings) -> None:
+    def prepare(self, state: SavedState) -> None:
         """Allocates memory for the copies: the first save then takes no longer than later ones."""
-        pinned = any(tensor.is_cuda for tensor in belongings.model.parameters())
-        self._copies.reserve(bytes_of_all(belongings) // self._ranks.size, pinned=pinned)
+        pinned = any(tensor.is_cuda for tensor in state.model.parameters())
+        num_bytes = room_needed(state.model, state.optimizer, state.companions) // self._ranks.size
+        self._copies.reserve(num_bytes, pinned=pinned)
 
-    def save(self, job: SaveRequest) -> Path:
-        """Begins a checkpoint and returns its folder.
-
-        Raises:
-            MosaicError: The previous save failed, the folder cannot be written, or the ranks differ.
-            TypeError: A value cannot be saved; names it.
-        """
+    def save(
+        self, state: SavedState, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int = 3, plan: str = ""
+    ) -> Path:
+        """Begins a checkpoint and returns its folder; see ``KeepsCheckpoints.save``."""
         self.finish()
-        share, error = None, None
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
+        own, error = None, None
         try:
-            share = _Share.of(job)
+            own = _RankState(state, extra)
         except Exception as failure:  # of any kind, from the user's objects: all ranks have to raise
             error = failure
         self._ranks.raise_if_any_failed(error)
-        assert share is not None
-        layout = self._agreed(job, share)
-        place = self._place(job)
-        tensors = self._copies.of({name: share.tensors[name] for name in layout.writes[self._ranks.rank]})
-        tensors[f"{RANDOM}{self._ranks.rank}"] = _random_bytes(job.generators)
-        contents = _contents(job, share, layout, self._ranks.size) if self._ranks.rank == 0 else None
-        self._writing = Writing(tensors, place, contents, self._ranks)
+        assert own is not None
+        merged = _Merged(self._ranks.all_gather((step, str(folder), own.description)))
+        place = self._make_place(folder, step)
+        rank = self._ranks.rank
+        tensors = self._copies.of({name: own.tensors[name] for name in own.tensors if merged.writer[name] == rank})
+        text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
+        tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        contents = _contents(step, own, merged, self._ranks.size, plan) if rank == 0 else None
+        # A pool's thread is joined at the end of the process, as a checkpoint has to be.
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
+        group = self._ranks.background_group()
+        self._pending = place, thread.submit(_write, tensors, place, rank, group, contents, keep)
+        thread.shutdown(wait=False)
         return place.final
 
     def finish(self) -> None:
@@ -134,40 +101,18 @@ class Saver:
         Raises:
             MosaicError: It could not be written. Earlier checkpoints are unchanged.
         """
-        if self._writing is None:
+        if self._pending is None:
             return
-        writing, self._writing = self._writing, None
-        writing.wait()
+        (place, future), self._pending = self._pending, None
+        if (error := future.exception()) is not None:
+            kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
+            raise kind(_failure(place, error)) from error
 
-    def _agreed(self, job: SaveRequest, share: _Share) -> SharedLayout:
-        """Checks that all ranks save the same, and returns the tensors that each writes."""
-        settings = {label: json.dumps([entry.kind, *entry.settings]) for label, entry in share.optimizers.items()}
-        beside = [*settings], share.rest["companions"], share.rest["generators"]
-        requests = self._ranks.all_gather((job.step, str(job.folder), beside, settings, _hash(share.layout)))
-        for rank, entry in enumerate(each[3] for each in requests):
-            if bool(entry) != bool(requests[0][3]):
-                without = 0 if entry else rank
-                raise ValueError(f"rank {without} saves no optimizer and others do; pass it on all ranks")
-        for what, index in (("steps", 0), ("folders", 1), ("optimizers, companions or generators", 2)):
-            if any(each[index] != requests[0][index] for each in requests):
-                each = "; ".join(f"rank {rank}: {entry[index]}" for rank, entry in enumerate(requests))
-                raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
-        for rank, entry in enumerate(each[3] for each in requests):
-            if entry != requests[0][3]:
-                raise ValueError(
-                    f"the settings of rank {rank}'s optimizer are {entry} and those of rank 0's {requests[0][3]}; they "
-                    "have to be the same on all ranks"
-                )
-        hashes = [each[-1] for each in requests]
-        if self._layout is None or self._layout[0] != hashes:
-            self._layout = hashes, SharedLayout.of(self._ranks.all_gather(share.layout))
-        return self._layout[1]
-
-    def _place(self, job: SaveRequest) -> SavingPlace:
+    def _make_place(self, folder: Path, step: int) -> SavingPlace:
         place, error = None, None
         if self._ranks.rank == 0:
             try:
-                place = SavingPlace.make(job.folder, job.step)
+                place = SavingPlace.make(folder, step)
             except MosaicError as failure:
                 error = failure
         self._ranks.raise_if_any_failed(error)
@@ -176,37 +121,277 @@ class Saver:
         return place
 
 
-def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: int) -> Contents:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Description:
+    """One rank's part of a checkpoint, without the tensors' content."""
+
+    optimizers: dict[str, OptimizerState]
+    labels: tuple[list[str], ...]
+    """Names of optimizers, companions and generators."""
+    specs: dict[str, TensorSpec]
+    names: list[str]
+    """All tensors of the model and its companions, on any rank."""
+
+
+class _RankState:
+    """One rank's part of a checkpoint: tensors, and everything else as plain data."""
+
+    def __init__(self, state: SavedState, extra: Mapping[str, Any]) -> None:
+        modules = state.modules()
+        self.tied = modules[MODEL].tied
+        self.tensors = {
+            f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()
+        }
+        optimizers = {}
+        for label, optimizer in state.optimizers.items():
+            optimizers[label], tensors = OptimizerState.of(optimizer, modules[MODEL], label)
+            self.tensors |= tensors
+        schedulers = {
+            label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
+        }
+        self.rest = {
+            **_by_label("scheduler", schedulers),
+            "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
+            "companions": list(state.companions or {}),
+            "generators": list(state.generators or {}),
+            "extra": to_plain(dict(extra), "extra"),
+        }
+        self.description = _Description(
+            optimizers=optimizers,
+            labels=(list(optimizers), self.rest["companions"], self.rest["generators"]),
+            specs={name: TensorSpec.of(name, tensor) for name, tensor in self.tensors.items()},
+            names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
+        )
+
+
+class _Merged:
+    """The parts of all ranks: which rank writes each tensor, and the optimizers' states.
+
+    Raises:
+        ValueError: The ranks disagree.
+        MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
+    """
+
+    def __init__(self, parts: Sequence[tuple[int, str, _Description]]) -> None:
+        ranks = [part[2] for part in parts]
+        _check_equal("steps", [part[0] for part in parts])
+        _check_equal("folders", [part[1] for part in parts])
+        _check_equal("optimizers, companions or generators", [each.labels for each in ranks])
+        for label in ranks[0].optimizers:
+            own = [each.optimizers[label] for each in ranks]
+            _check_equal(
+                f"settings of optimizer {label}".strip(), [json.dumps([each.kind, *each.settings]) for each in own]
+            )
+        holders: dict[str, list[int]] = defaultdict(list)
+        specs: dict[str, TensorSpec] = {}
+        for rank, each in enumerate(ranks):
+            for name, spec in each.specs.items():
+                if specs.setdefault(name, spec) != spec:
+                    raise MosaicError(
+                        f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
+                        f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
+                    )
+                holders[name].append(rank)
+        if missing := [name for name in ranks[0].names if name not in specs]:
+            raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
+        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(ranks))
+        self.optimizers = {}
+        for label, first in ranks[0].optimizers.items():
+            own = [each.optimizers[label] for each in ranks]
+            groups = [
+                list(dict.fromkeys(itertools.chain(*same))) for same in zip(*(each.groups for each in own), strict=True)
+            ]
+            states = {name: state for each in own for name, state in each.states.items()}
+            self.optimizers[label] = replace(first, groups=groups, states=states)
+
+
+def _check_equal(what: str, values: Sequence[Any]) -> None:
+    if any(value != values[0] for value in values):
+        each = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+
+
+def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Returns the rank that writes each tensor, one that has it, such that all ranks write about as much.
+
+    Tensors on a single rank come first, then the largest first, each to the rank with the least load so far.
+    """
+    load, writer = [0] * num_ranks, {}
+    for name in sorted(holders, key=lambda name: (len(holders[name]) > 1, -num_bytes[name], name)):
+        writer[name] = min(holders[name], key=lambda rank: (load[rank], rank))
+        load[writer[name]] += num_bytes[name]
+    return writer
+
+
+def _contents(step: int, own: _RankState, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
+    """Returns the manifest, still without files and tensors, and the state file."""
     from mosaic import __version__
 
-    optimizers = {
-        label: {**each.to_json(), "groups": layout.groups[label], "states": layout.states[label]}
-        for label, each in share.optimizers.items()
-    }
-    state = {**_by_name("optimizer", optimizers), **share.rest}
+    optimizers = {label: each.to_json() for label, each in merged.optimizers.items()}
+    state = {**_by_label("optimizer", optimizers), **own.rest}
     manifest = Manifest(
-        step=job.step,
+        step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         mosaic=__version__,
         torch=torch.__version__,
         num_ranks=num_ranks,
-        plan=job.plan,
+        plan=plan,
         files=(),
         tensors=(),
-        tied=share.tied,
+        tied=own.tied,
     )
-    return Contents(manifest=manifest, state=state, keep=job.keep)
+    return manifest, (json.dumps(state) + "\n").encode()
 
 
-def _by_name(what: str, states: dict[str, Any]) -> dict[str, Any]:
+def _by_label(what: str, states: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of a state file for optimizers or schedulers: a single one, or several by name."""
     return {what: states.get(""), f"{what}s": {label: state for label, state in states.items() if label}}
 
 
-def _random_bytes(generators: Mapping[str, torch.Generator] | None) -> torch.Tensor:
-    text = json.dumps(to_plain(random_state(generators), "the random state")).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+class _Copies:
+    """Copies of tensors in memory that training does not touch.
+
+    Later copies reuse the memory: fresh memory takes several times as long as copying into it. It is pinned for tensors
+    on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, num_bytes: int, *, pinned: bool) -> None:
+        """Allocates the memory and touches its pages."""
+        if self._grow(num_bytes, pinned=pinned):
+            self._memory.zero_()
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns copies, valid until the next call."""
+        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        self._grow(starts[-1], pinned=bool(devices))
+        copies = {}
+        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
+            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
+            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def _grow(self, num_bytes: int, *, pinned: bool) -> bool:
+        is_short = self._memory.numel() < num_bytes or (pinned and not self._memory.is_pinned())
+        if is_short:
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        return is_short
 
 
-def _hash(layout: RankLayout) -> str:
-    return hashlib.sha256(repr(layout).encode()).hexdigest()
+def _lower_priority() -> None:
+    """Lowers the priority of this thread, which hashes and copies a whole checkpoint, below training."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with contextlib.suppress(OSError):  # forbidden here: it is only slower
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _write(
+    tensors: Mapping[str, torch.Tensor],
+    place: SavingPlace,
+    rank: int,
+    group: Any,
+    contents: tuple[Manifest, bytes] | None,
+    keep: int,
+) -> None:
+    """Writes this rank's file, and on rank 0 the rest; a failure is logged at once, even if the loop never waits."""
+    try:
+        file, specs, failure = None, [], None
+        try:
+            if not place.aside.is_dir():
+                raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
+            specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+            name = f"rank-{rank:05d}{SUFFIX}"
+            num_bytes, sha256 = write_tensors(place.aside / name, specs, tensors.__getitem__)
+            file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
+        except Exception as error:  # of any kind: all ranks have to raise
+            failure = error
+        written, failure = _gather(group, failure, (file, specs)), None
+        try:
+            if contents is not None:
+                _finish(place, *contents, written)
+                place.commit(keep)
+        except Exception as error:  # of any kind: all ranks have to raise
+            failure = error
+        _gather(group, failure, None)
+    except Exception as error:  # of any kind: it is raised again
+        _LOG.error(_failure(place, error))
+        if rank == 0:
+            place.abandon()
+        raise
+
+
+def _gather(group: Any, failure: Exception | None, value: Any) -> list[Any]:
+    """Gathers values from all ranks; raises on all if one failed: NoRoomError if its disk was full."""
+    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
+    reports = tell_in(group, (reason, failure is not None and is_full(failure), value))
+    if failed := [f"{report[0]} (rank {rank})" for rank, report in enumerate(reports) if report[0] is not None]:
+        raise (NoRoomError if any(report[1] for report in reports) else MosaicError)("; ".join(failed))
+    return [report[2] for report in reports]
+
+
+def _finish(
+    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorSpec]]]
+) -> None:
+    """Writes the state and the manifest."""
+    state_file = FileEntry(name=STATE, num_bytes=len(state), sha256=write_flushed(state, place.aside / STATE))
+    files, tensors = [state_file], []
+    for file, specs in written:
+        files.append(file)
+        tensors += [TensorEntry(**asdict(spec), file=file.name) for spec in specs]
+    tensors.sort(key=lambda tensor: tensor.name)
+    replace(manifest, files=tuple(files), tensors=tuple(tensors)).write(place.aside)
+
+
+def _failure(place: SavingPlace, error: BaseException) -> str:
+    reason = str(error) if isinstance(error, MosaicError) else f"{type(error).__name__}: {error}"
+    return (
+        f"{place.final} could not be saved: {reason}; earlier ones are intact: make room, or choose a folder that all "
+        "ranks can write"
+    )
+
+
+def room_needed(
+    model: nn.Module, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
+) -> int:
+    """Estimates the bytes of a checkpoint of all ranks, also before the first step.
+
+    An optimizer without state makes it on tensors without memory; if it cannot, the estimate is two numbers for each
+    number of a parameter.
+    """
+    state = SavedState(model=model, optimizer=optimizer, companions=companions)
+    sizes = [tensor.nbytes for module in state.modules().values() for tensor in module.tensors.values()]
+    for each in state.optimizers.values():
+        inner = getattr(each, "optimizer", each)  # accelerate wraps
+        future: dict[Any, list[int]] = {}  # a large model has thousands of parameters of a dozen shapes
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                kind = id(group), parameter.shape, parameter.dtype
+                if parameter.requires_grad and inner.state.get(parameter):
+                    sizes += _tensor_bytes(inner.state[parameter])
+                elif parameter.requires_grad:
+                    sizes += future[kind] if kind in future else future.setdefault(kind, _future(inner, group, kind))
+    return sum(sizes) + _BYTES_BESIDE * (2 + len(sizes) // 100)
+
+
+def _tensor_bytes(state: Mapping[str, Any]) -> list[int]:
+    return [value.nbytes for value in state.values() if hasattr(value, "nbytes")]
+
+
+def _future(optimizer: Optimizer, group: Mapping[str, Any], kind: tuple[int, torch.Size, torch.dtype]) -> list[int]:
+    """Returns the bytes of the state that an optimizer will make for a parameter."""
+    parameter = torch.empty(kind[1], dtype=kind[2], device="meta").requires_grad_()
+    parameter.grad = torch.empty_like(parameter)
+    twin = copy.copy(optimizer)  # without hooks
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "fused": False, "foreach": False, "params": [parameter]}]
+    try:
+        type(optimizer).step(twin)
+    except Exception:  # of any kind: some read values
+        return [parameter.nbytes, parameter.nbytes]
+    return _tensor_bytes(twin.state[parameter])

@@ -48,7 +48,7 @@ class Checkpoints:
         for row in rows:
             print(_line(row), file=out)
         if self.export is not None:
-            from mosaic.checkpoint.plain_weights import extract_weights
+            from mosaic.checkpoint.weights import extract_weights
 
             count = extract_weights(checkpoints[0].path, self.export)
             print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)
@@ -58,8 +58,7 @@ class Checkpoints:
 
 
 def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
-    from mosaic.checkpoint.folder import damage_of
-    from mosaic.checkpoint.manifest import Manifest
+    from mosaic.checkpoint.folder import Manifest, damage_of
 
     row: dict[str, Any] = {"path": str(checkpoint.path), "step": checkpoint.step, "verified": verify, "damage": []}
     try:

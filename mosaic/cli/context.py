@@ -14,8 +14,7 @@ from tyro.conf import arg
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.context import CONTEXT_METHODS, ContextPlan, MaskWords, causal, plan_context
 from mosaic.errors import MosaicError
-from mosaic.report.context_picture import draw_context
-from mosaic.report.context_table import context_table
+from mosaic.report.context_picture import context_table, draw_context
 from mosaic.user_file import import_file
 
 

@@ -19,7 +19,7 @@ import mosaic
 from mosaic.cli.bench import Bench
 from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.demo import Demo
-from mosaic.cli.doctor.command import Doctor
+from mosaic.cli.doctor import Doctor
 from mosaic.cli.options import check_files
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand

@@ -26,9 +26,8 @@ from mosaic.pipelining.semu.step import gradient_sums_ns
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.transformer import TransformerModule
-from mosaic.report.context_cost_table import context_cost_table
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
-from mosaic.report.pipeline_table import pipeline_table
+from mosaic.report.pipeline_table import context_cost_table, pipeline_table
 from mosaic.user_file import import_file
 
 _ZOO = "zoo:"

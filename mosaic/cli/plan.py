@@ -301,7 +301,7 @@ def _with_ranks(basis: Basis, cost: AnalyticCost, counted: Counted) -> Basis:
 
 
 def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
-    from mosaic.report.comparison import comparison_table
+    from mosaic.report.table import comparison_table
     from mosaic.solver.compare import compare
 
     rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)

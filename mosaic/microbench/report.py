@@ -61,10 +61,9 @@ def make_table(result: Result, report: Report) -> Table:
     """Returns the table, with lines on absent and left-out measurements and on the machine."""
     digits_of = [digits for _, digits in report.headings]
     rows = [[_cell(value, digits) for value, digits in zip(row, digits_of, strict=True)] for row in report.rows]
-    least = [min(12, max((len(row[index]) for row in rows), default=4)) for index in range(len(report.headings))]
     title = f"{report.title}: {result.origin.device.name}"
     columns = [(words, digits is not None) for words, digits in report.headings]
-    table = empty_table(title, "\n".join([*report.summary, *_caption(result)]), columns, least=least)
+    table = empty_table(title, "\n".join([*report.summary, *_caption(result)]), columns)
     above = ""
     for first, *others in rows:
         table.add_row(*plain(["" if report.merged and first == above else first, *others]))

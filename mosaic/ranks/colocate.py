@@ -55,7 +55,7 @@ def colocate_ranks(
 
     A plan that Mosaic solved for is tried before it is kept, here, before the loop begins: it and the plan of every
     module on all ranks, which is data-parallel training on this engine, take turns at the sample's step, forward and
-    backward, and a third plan if there is time for it. The slowest rank's time counts. The fastest runs, and
+    backward. The slowest rank's time counts. The fastest runs, and
     data-parallel training if none beats it beyond the noise; without any trial where none is predicted to gain 2 %.
     No step of it trains: gradients, buffers and random numbers are as before. It ends when the steps that
     count have taken as long as 20 of data-parallel training; one step before each turn's, and making the communicators
@@ -91,6 +91,7 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
         trial = _trial_of(options, is_given=request.plan is not None)
         plan = request.plan
         candidates = plans_of_first(on, options, trial, cache) if plan is None else _given(plan, on, trial)
+        session.is_rough = candidates.is_rough
     chosen, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
     if trial is not None and len(candidates.plans) > 1:
         with session.timed("try"):

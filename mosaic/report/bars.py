@@ -92,6 +92,12 @@ def slots_text(slots: Sequence[int]) -> str:
     return ",".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in slot_runs(slots)) or "none"
 
 
+def device_text(plan: Plan) -> str:
+    """Returns a plan's devices for people: ``4 × H100, 16 slots each``."""
+    text = f"{plan.device.name}, {plan.device.num_slots} slots"
+    return f"{plan.num_devices} × {text} each" if plan.num_devices > 1 else text
+
+
 def ms_text(time_ms: float) -> str:
     """Returns milliseconds with at least three digits and no exponent."""
     return f"{time_ms:.0f}" if time_ms >= 100 else f"{time_ms:.3g}"

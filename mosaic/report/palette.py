@@ -1,62 +1,37 @@
 """One colour for each module, the same in pictures and in the terminal.
 
-The hues are from the colour-blind safe sets of Okabe and Ito and of Paul Tol, ordered so that the first few
-also differ in lightness. Backward has the module's colour mixed with white; grey is kept for glue.
+The hues are from the colour-blind safe sets of Okabe and Ito and of Paul Tol, ordered so that the first few also differ
+in lightness. A module's backward has its colour mixed with white; grey is kept for glue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+INK, FAINT, GRID, OUTSIDE, GLUE = "#1c1c1c", "#6a6a6a", "#dcdcdc", "#efefef", "#a8a8a8"
+"""Text; secondary text; lines between lanes; time outside of steps; operations between modules."""
 _HUES = (
-    "#0072b2",  # blue
-    "#e69f00",  # orange
-    "#009e73",  # green
-    "#cc6fa4",  # pink
-    "#56b4e9",  # sky
-    "#d55e00",  # vermilion
-    "#332288",  # indigo
-    "#117733",  # dark green
-    "#882255",  # wine
-    "#bfa93a",  # sand
-    "#7a5230",  # brown
-    "#999933",  # olive
+    *("#0072b2", "#e69f00", "#009e73", "#cc6fa4", "#56b4e9", "#d55e00"),
+    *("#332288", "#117733", "#882255", "#bfa93a", "#7a5230", "#999933"),
 )
 
-INK = "#1c1c1c"
-"""Text and axes."""
-FAINT = "#6a6a6a"
-"""Secondary text."""
-GRID = "#dcdcdc"
-"""Lines between lanes."""
-OUTSIDE = "#efefef"
-"""Time that no step covers."""
-GLUE = "#a8a8a8"
-"""Operations between modules."""
 
-
-def colors_of(modules: Iterable[str]) -> dict[str, str]:
-    """Gives each module a colour ``#rrggbb`` by order of first appearance; after twelve they repeat."""
-    names = dict.fromkeys(modules)
-    return {name: _HUES[index % len(_HUES)] for index, name in enumerate(names)}
+def colors_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns a colour ``#rrggbb`` for each name by order of first appearance; after twelve they repeat."""
+    return {name: _HUES[index % len(_HUES)] for index, name in enumerate(dict.fromkeys(names))}
 
 
 def lighter(color: str, share: float = 0.58) -> str:
     """Returns ``color`` mixed with ``share`` of white."""
-    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in _parts(color))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in bytes.fromhex(color[1:]))
 
 
 def darker(color: str, share: float = 0.35) -> str:
     """Returns ``color`` mixed with ``share`` of black."""
-    return "#" + "".join(f"{round(part * (1 - share)):02x}" for part in _parts(color))
+    return "#" + "".join(f"{round(part * (1 - share)):02x}" for part in bytes.fromhex(color[1:]))
 
 
 def ink_on(color: str) -> str:
-    """Returns the text colour, black or white, with the higher contrast on ``color`` (WCAG 2 luminance)."""
-    linear = [(part / 255 + 0.055) ** 2.4 / 1.055**2.4 if part > 10 else part / 255 / 12.92 for part in _parts(color)]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.06 else INK
-
-
-def _parts(color: str) -> tuple[int, int, int]:
-    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+    """Returns the text colour, black or white, that is easier to read on ``color``."""
+    red, green, blue = ((part / 255) ** 2.2 for part in bytes.fromhex(color[1:]))
+    return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.22 else INK

@@ -10,37 +10,32 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.semu.step import rank_timelines
-from mosaic.pipelining.semu.timeline import MemoryTimeline
-from mosaic.pipelining.tasks import Task, TaskGraph
+from mosaic.pipelining.tasks import TaskGraph
 from mosaic.report.bars import ms_text
-from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
+from mosaic.report.figure import (
+    add_bar,
+    add_label,
+    add_legend,
+    check_path,
+    legend_rows,
+    new_figure,
+    save_figure,
+    set_head,
+)
 from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter
 
-_WIDTH, _LEFT, _RIGHT = 11.0, 0.85, 1.05
-_HEAD, _ABOVE, _BETWEEN = 0.42, 0.3, 0.16
-_MAX_PANEL = 4.8
-_MEMORY_SHARE = 0.4
-"""Share of a rank's height for its memory."""
-_GAP_SHARE = 0.12
-"""Share of a rank's height left white below it."""
+_MEMORY, _GAP = 0.4, 0.12
+"""Shares of a rank's height for its memory, and left white below it."""
 _MAX_LABELS = 800
 _SHADES = {ActionKind.FORWARD: 0.0, ActionKind.BACKWARD: 0.5, ActionKind.WEIGHTS: 0.78}
 """Share of white in a module's colour."""
 _USED, _OVER = "#9fb3c1", "#c0392b"
-_MEMORY_NOTE = (
-    "under each rank its memory: grey what is in use, dashed the limit, red what is over it; right the most in use"
-)
-_GB = 1e9
-
-
 SIMULATED = "Pipeline schedules (simulated)"
 """Title of simulated pictures."""
 
@@ -61,11 +56,18 @@ class PipelineRun:
         """End of the last task."""
         return max((at + t.time_ns for at, t in zip(self.start_ns, self.graph.tasks, strict=True)), default=0)
 
-    @property
-    def bubble_share(self) -> float:
-        """Idle share of the rows' time."""
-        total = self.makespan_ns * self.graph.num_rows
-        return 1 - sum(task.time_ns for task in self.graph.tasks) / total if total else 0.0
+    def memory_of(self, rank: int) -> tuple[list[float], list[float]]:
+        """Returns times of changes in milliseconds and the bytes in use from each on, by tasks' takes and frees."""
+        changes = [(0, self.graph.base_bytes[rank] if self.graph.base_bytes else 0), (self.makespan_ns, 0)]
+        for task, start in zip(self.graph.tasks, self.start_ns, strict=True):
+            if self.graph.rank_of[task.row] == rank:
+                changes += [(start, task.takes_bytes), (start + task.time_ns, -task.frees_bytes)]
+        total: dict[int, float] = {}
+        used = 0.0
+        for at, change in sorted(changes):
+            used += change
+            total[at] = used
+        return [at / 1e6 for at in total], list(total.values())
 
 
 def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED, subtitle: str = "") -> None:
@@ -85,11 +87,11 @@ def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMU
         ValueError: ``runs`` is empty, a run's numbers of starts and tasks differ, or the suffix is unsupported.
     """
     check_path(path)
-    pipelines_canvas(runs, title=title, subtitle=subtitle).save(path)
+    save_figure(pipelines_figure(runs, title=title, subtitle=subtitle), path)
 
 
-def pipelines_canvas(runs: Sequence[PipelineRun], *, title: str = SIMULATED, subtitle: str = "") -> Canvas:
-    """Returns the page of ``draw_pipelines``, with axes per run."""
+def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, subtitle: str = "") -> Any:
+    """Returns the figure of ``draw_pipelines``, with axes per run."""
     if not runs:
         raise ValueError("no runs; give at least one simulated step")
     for run in runs:
@@ -97,149 +99,85 @@ def pipelines_canvas(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
             raise ValueError(f"{run.title!r} has {len(run.start_ns)} starts of {len(run.graph.tasks)} tasks")
     tasks = [task for run in runs for task in run.graph.tasks]
     colors = colors_of(part.module for task in tasks for part in task.parts)
-    legend = legend_rows(
-        colors,
-        glue=False,
-        weights=any(task.kind == ActionKind.WEIGHTS for task in tasks),
-        page_width=_WIDTH - _LEFT - _RIGHT,
+    peaks = [max(run.memory_of(rank)[1]) for run in runs for rank in range(run.graph.num_ranks)]
+    most_bytes = max([*peaks, *(limit for run in runs for limit in run.graph.limit_bytes)]) if any(peaks) else 0.0
+    weights = ", lightest: for weights" if any(task.kind == ActionKind.WEIGHTS for task in tasks) else ""
+    entries = colors | {f"darker: forward, lighter: backward{weights}": "", "idle": "#ffffff"}
+    entries |= {"memory of the rank (dashed: its limit)": _USED, "over the limit": _OVER} if most_bytes else {}
+    figure = new_figure(
+        [_height(run, has_memory=most_bytes > 0) for run in runs],
+        title=title,
+        subtitle=subtitle,
+        rows=legend_rows(entries),
     )
-    uses = [rank_timelines(run.graph, run.start_ns) for run in runs]
-    most = _most_bytes(runs, uses)
-    heights = [_panel_height(run, with_memory=most > 0) for run in runs]
-    head = _HEAD + (0.2 if subtitle else 0.0)
-    body = sum(heights) + len(runs) * _ABOVE + (len(runs) - 1) * _BETWEEN
-    note = 0.22 if most else 0.0
-    canvas = Canvas(width=_WIDTH, height=head + body + 0.66 + note + 0.24 * len(legend))
-    canvas.text(0.2, 0.3, title, size=13, fontweight="bold")
-    if subtitle:
-        canvas.text(0.2, 0.52, subtitle, color=FAINT)
     end_ms = max(run.makespan_ns for run in runs) / 1e6 or 1.0
-    top = head
-    for index, (run, use, height) in enumerate(zip(runs, uses, heights, strict=True)):
-        axes = canvas.panel(_LEFT, top + _ABOVE, _WIDTH - _LEFT - _RIGHT, height)
-        axes.set(xlim=(0, end_ms * 1.005), ylim=(run.graph.num_ranks or 1, 0), facecolor=OUTSIDE)
-        _head(canvas, run, runs[0], top)
-        _Panel(canvas=canvas, axes=axes, run=run, colors=colors, most_bytes=most).draw(use)
-        axes.tick_params(axis="x", labelbottom=index == len(runs) - 1)
-        top += _ABOVE + height + _BETWEEN
-    axes.set_xlabel("milliseconds from the start of the step", color=INK, fontsize=10)
-    if most:
-        canvas.text(_LEFT, top - _BETWEEN + 0.62, _MEMORY_NOTE, color=FAINT, size=9)
-    draw_legend(canvas, legend, _LEFT, canvas.height - 0.08 - 0.24 * len(legend))
-    return canvas
+    for axes, run in zip(figure.axes, runs, strict=True):
+        ranks = run.graph.num_ranks
+        axes.set(xlim=(0, end_ms * 1.005), ylim=(ranks or 1, 0), facecolor=OUTSIDE)
+        add_bar(axes, 0, 0, run.makespan_ns / 1e6, ranks, "#ffffff", edgecolor="none", zorder=0.2)
+        for rank in range(1, ranks):
+            axes.axhline(rank, color=GRID, linewidth=0.6, zorder=0.3)
+        every = max(1, -(-ranks // 16))
+        axes.set_yticks([rank + 0.3 for rank in range(0, ranks, every)], map("rank {}".format, range(0, ranks, every)))
+        axes.tick_params(axis="x", labelbottom=axes is figure.axes[-1])
+        set_head(axes, run.title, _fact(run, runs[0]))
+        share = 1 - _GAP - (_MEMORY if most_bytes else 0)
+        _draw_tasks(axes, run, colors, share)
+        if most_bytes:
+            for rank in range(ranks):
+                _draw_memory(axes, run, rank, most_bytes, is_labelled=rank % every == 0)
+    figure.axes[-1].set_xlabel("milliseconds from the start of the step")
+    add_legend(figure, entries)
+    return figure
 
 
-def _most_bytes(runs: Sequence[PipelineRun], uses: Sequence[Sequence[MemoryTimeline]]) -> int:
-    """Top of the memory scale of all ranks and runs; 0 without known memory."""
-    used = max((line.peak_bytes for use in uses for line in use), default=0)
-    return max([used, *(limit for run in runs for limit in run.graph.limit_bytes)]) if used else 0
+def _height(run: PipelineRun, *, has_memory: bool) -> float:
+    lanes = max((run.graph.rank_of.count(rank) for rank in set(run.graph.rank_of)), default=1)
+    row = (0.3 + 0.14 * (lanes - 1)) / (1 - _GAP - (_MEMORY if has_memory else 0))
+    return max(0.5, min(row * max(1, run.graph.num_ranks), 4.8))
 
 
-def _panel_height(run: PipelineRun, *, with_memory: bool) -> float:
-    ranks = max(1, run.graph.num_ranks)
-    lanes = max(run.graph.rank_of.count(rank) for rank in set(run.graph.rank_of) or {0})
-    row_height = (0.3 + 0.14 * (max(1, lanes) - 1)) / (1 - _GAP_SHARE - (_MEMORY_SHARE if with_memory else 0))
-    return max(0.5, min(row_height * ranks, _MAX_PANEL))
+def _fact(run: PipelineRun, first: PipelineRun) -> str:
+    if not run.graph.tasks:
+        return "nothing runs"
+    busy = sum(task.time_ns for task in run.graph.tasks) / (run.makespan_ns * run.graph.num_rows)
+    text = f"{ms_text(run.makespan_ns / 1e6)} ms, {1 - busy:.1%} bubbles"
+    return text if run is first else f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 
 
-def _head(canvas: Canvas, run: PipelineRun, first: PipelineRun, top: float) -> None:
-    end = canvas.text(_LEFT, top + 0.2, run.title, size=11.5, fontweight="bold")
-    text = f"{ms_text(run.makespan_ns / 1e6)} ms, {run.bubble_share:.1%} bubbles"
-    if run is not first and run.makespan_ns:
-        text += f"; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
-    canvas.text(end + 0.15, top + 0.2, text if run.graph.tasks else "nothing runs", color=FAINT)
+def _draw_tasks(axes: Any, run: PipelineRun, colors: dict[str, str], share: float) -> None:
+    """Draws a rank's rows one below the other in ``share`` of its height; modules of a mixed task share its row."""
+    for task, start in zip(run.graph.tasks, run.start_ns, strict=True):
+        rank = run.graph.rank_of[task.row]
+        rows = [row for row, own in enumerate(run.graph.rank_of) if own == rank]
+        height = share / len(rows) / len(task.parts)
+        for index, part in enumerate(task.parts):
+            color = lighter(colors[part.module], _SHADES[task.kind])
+            low = rank + _GAP / 2 + share / len(rows) * rows.index(task.row) + height * index
+            box = (start / 1e6, low, task.time_ns / 1e6, height)
+            gid = f"{run.title}/{task.row}/{part.module}/{task.kind}"
+            is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
+            add_bar(axes, *box, color, edgecolor="white" if is_sparse else "none", linewidth=0.3, gid=gid)
+            if index == 0 and is_sparse:
+                add_label(axes, *box, str(task.microbatch), color)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Panel:
-    """One run's axes: rank r lies between r and r + 1, downwards."""
-
-    canvas: Canvas
-    axes: Any
-    run: PipelineRun
-    colors: dict[str, str]
-    most_bytes: int
-
-    def draw(self, use: Sequence[MemoryTimeline]) -> None:
-        graph, end_ms = self.run.graph, self.run.makespan_ns / 1e6
-        self.canvas.bar(self.axes, (0, 0, end_ms, graph.num_ranks), "#ffffff", edgecolor="none", zorder=0.2)
-        for rank in range(1, graph.num_ranks):
-            self.axes.axhline(rank, color=GRID, linewidth=0.6, zorder=0.3)
-        self._draw_tasks()
-        every = max(1, -(-graph.num_ranks // 16))
-        shown = range(0, graph.num_ranks, every)
-        self.axes.set_yticks(
-            [rank + self._bars_share / 2 + _GAP_SHARE / 2 for rank in shown], map("rank {}".format, shown)
-        )
-        self.axes.tick_params(axis="y", length=0, labelsize=9.5 if every == 1 and graph.num_ranks <= 8 else 7.5)
-        if self.most_bytes:
-            for rank, line in enumerate(use):
-                self._draw_memory(rank, line, label=rank % every == 0)
-
-    @property
-    def _bars_share(self) -> float:
-        return 1 - _GAP_SHARE - (_MEMORY_SHARE if self.most_bytes else 0.0)
-
-    def _draw_tasks(self) -> None:
-        graph = self.run.graph
-        inches = self.axes.get_position().width * self.canvas.width / self.axes.get_xlim()[1]
-        widths = sorted(task.time_ns / 1e6 * inches for task in graph.tasks)
-        is_wide = bool(widths) and widths[len(widths) // 4] > 0.03  # else edges would hide what they enclose
-        bars: defaultdict[tuple[int, int, int, str, ActionKind], list[tuple[float, float]]] = defaultdict(list)
-        for task, start in zip(graph.tasks, self.run.start_ns, strict=True):
-            for at, part in enumerate(task.parts):
-                key = task.row, at, len(task.parts), part.module, task.kind
-                bars[key].append((start / 1e6, task.time_ns / 1e6))
-        for (row, at, count, module, kind), spans in bars.items():
-            low, height = self._place(row, at, count)
-            self.axes.broken_barh(
-                spans, (low, height), facecolor=lighter(self.colors[module], _SHADES[kind]),
-                edgecolor="white" if is_wide else "none", linewidth=0.5, zorder=2,
-                gid=f"{self.run.title}/{row}/{module}/{kind}",
-            )  # fmt: skip
-        if is_wide and len(graph.tasks) <= _MAX_LABELS:
-            for task, start in zip(graph.tasks, self.run.start_ns, strict=True):
-                if task.time_ns / 1e6 * inches > 0.08 * len(str(task.microbatch)) + 0.04:
-                    self._label(task, start)
-
-    def _place(self, row: int, at: int = 0, count: int = 1) -> tuple[float, float]:
-        """Top and height of one of ``count`` modules that a task of the row mixes."""
-        rank = self.run.graph.rank_of[row]
-        lanes = [other for other, own in enumerate(self.run.graph.rank_of) if own == rank]
-        height = self._bars_share / len(lanes)
-        return rank + _GAP_SHARE / 2 + height * (lanes.index(row) + at / count), height / count
-
-    def _label(self, task: Task, start: int) -> None:
-        low, height = self._place(task.row)
-        color = lighter(self.colors[task.parts[0].module], _SHADES[task.kind])
-        self.canvas.label(self.axes, (start / 1e6, low, task.time_ns / 1e6, height), str(task.microbatch), color)
-
-    def _draw_memory(self, rank: int, line: MemoryTimeline, *, label: bool) -> None:
-        limit = self.run.graph.limit_bytes[rank] if self.run.graph.limit_bytes else 0
-        bottom = rank + 1 - _GAP_SHARE / 2
-        scale = (_MEMORY_SHARE - 0.04) / self.most_bytes
-        times = [at / 1e6 for at in line.at_ns] + [self.run.makespan_ns / 1e6]
-        used = [*line.in_use_bytes, line.in_use_bytes[-1]]
-        gid = f"{self.run.title}/{rank}"
-        fills = [(0, used, _USED, "memory")]
-        if limit and max(used) > limit:
-            fills.append((limit, [max(size, limit) for size in used], _OVER, "over"))
-        for base, sizes, color, name in fills:
-            heights = [bottom - scale * size for size in sizes]
-            self.axes.fill_between(
-                times, heights, bottom - scale * base, step="post", color=color, linewidth=0, zorder=1.5,
-                gid=f"{gid}/{name}",
-            )  # fmt: skip
-        if limit:
-            self.axes.plot(
-                (0, times[-1]), [bottom - scale * limit] * 2, color=INK, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3,
-                gid=f"{gid}/limit",
-            )  # fmt: skip
-        if label:
-            most = max(used)
-            self.axes.text(
-                1.008, bottom - _MEMORY_SHARE / 2,
-                f"{most / _GB:.3g} of {limit / _GB:.3g} GB" if limit else f"{most / _GB:.3g} GB",
-                transform=self.axes.get_yaxis_transform(), fontsize=7.5, va="center",
-                color=_OVER if limit and most > limit else FAINT,
-            )  # fmt: skip
+def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, is_labelled: bool) -> None:
+    limit = run.graph.limit_bytes[rank] if run.graph.limit_bytes else 0
+    bottom, scale = rank + 1 - _GAP / 2, (_MEMORY - 0.04) / most_bytes
+    times, used = run.memory_of(rank)
+    fills = [(0.0, used, _USED, "memory")]
+    if limit and max(used) > limit:
+        fills.append((limit, [max(size, limit) for size in used], _OVER, "over"))
+    for base, sizes, color, name in fills:
+        heights = [bottom - scale * size for size in sizes]
+        style = {"step": "post", "color": color, "linewidth": 0, "zorder": 1.5, "gid": f"{run.title}/{rank}/{name}"}
+        axes.fill_between(times, heights, bottom - scale * base, **style)
+    if limit:
+        level = bottom - scale * limit
+        axes.plot((0, times[-1]), (level, level), color=INK, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3)
+    if is_labelled:
+        text = f"{max(used) / 1e9:.3g}" + (f" of {limit / 1e9:.3g} GB" if limit else " GB")
+        color = _OVER if limit and max(used) > limit else FAINT
+        at = (1.005, bottom - _MEMORY / 2)
+        axes.text(*at, text, transform=axes.get_yaxis_transform(), fontsize=7.5, va="center", color=color)

@@ -1,4 +1,4 @@
-"""Terminal table of a planned pipeline step and baselines."""
+"""Terminal tables of a planned pipeline step: beside baselines, and the costs of sequences that ranks share."""
 
 from __future__ import annotations
 
@@ -8,43 +8,32 @@ from typing import TYPE_CHECKING
 from mosaic.pipelining.compare import Contender, bubble_share
 from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.report.frame import empty_table, plain
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.transformer import TransformerModule
+from mosaic.report.frame import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = (
-    ("schedule", False),
-    ("step\nms", True),
-    ("× ours", True),
-    ("bubbles\n%", True),
-    ("fullest rank\nGB", True),
-    ("activations", False),
-)
-
 
 def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Table:
     """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
-    table = empty_table("One step, simulated", "nothing here was measured", _COLUMNS)
-    table.add_row(*plain(_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned)), "bold"))
+    rows = [_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned))]
     for contender in contenders:
         if (run := contender.run) is None:
-            table.add_row(*plain([contender.name, "-", "-", "-", "-", contender.reason], ""))
+            rows.append([contender.name, "-", "-", "-", "-", contender.reason])
             continue
         ratio = run.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
-        table.add_row(*plain(_cells(contender.name, run.graph, run.timed, ratio, run.strategy), ""))
-    return table
+        rows.append(_cells(contender.name, run.graph, run.timed, ratio, run.strategy))
+    numbers = ("step\nms", "× ours", "bubbles\n%", "fullest rank\nGB")
+    columns = [("schedule", False), *((heading, True) for heading in numbers), ("activations", False)]
+    return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
 
 
 def _cells(name: str, graph: TaskGraph, timed: Timed, ratio: float, strategy: str) -> list[str]:
-    return [
-        name,
-        f"{timed.makespan_ns / 1e6:.1f}",
-        f"{ratio:.2f}",
-        f"{100 * bubble_share(graph, timed):.1f}",
-        f"{max(timed.peak_bytes) / 1e9:.1f}",
-        strategy,
-    ]
+    bubbles, fullest = f"{100 * bubble_share(graph, timed):.1f}", f"{max(timed.peak_bytes) / 1e9:.1f}"
+    return [name, f"{timed.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, strategy]
 
 
 def _strategies(planned: PlannedStep) -> str:
@@ -53,3 +42,46 @@ def _strategies(planned: PlannedStep) -> str:
     layers = [index for choices in planned.strategies.values() for index in choices]
     changed = sum(index > 0 for index in layers)
     return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"
+
+
+def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
+    """Returns a row per module: one layer, with a rank's largest part of a microbatch.
+
+    Forward receives keys and values, and backward receives them again and returns their gradients in 32 bits, twice as
+    many bytes. Fetched is the memory of both at a time, in backward.
+    """
+    rows = []
+    for module in model.modules:
+        if isinstance(module, TransformerModule):
+            loads = [
+                module.writer(microbatch, units).context_tokens if (units := module.units(microbatch)) else 0
+                for microbatch in microbatches
+            ]
+            if any(loads):
+                rows.append(_cost_cells(module, microbatches[loads.index(max(loads))]))
+    numbers = (
+        *("tokens\na rank", "work: most\n× mean", "forward, backward\nms"),
+        *("received\nMB", "fetched\nMB", "kept\nMB"),
+    )
+    columns = [("module", False), *((heading, True) for heading in numbers)]
+    caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"
+    return make_table("Sequences shared by context ranks, simulated", columns, rows, caption=caption)
+
+
+def _cost_cells(module: TransformerModule, microbatch: Microbatch) -> list[str]:
+    units = module.units(microbatch)
+    layers, writer = module.layers(microbatch, units), module.writer(microbatch, units)
+    layer, fetched = layers[len(layers) // 2], module.fetched(microbatch, units)
+    received, together = "-", "-"
+    if fetched is not None:
+        received = f"{fetched.groups * fetched.received_bytes / 1e6:.1f}"
+        together = f"{min(2, fetched.groups) * (fetched.num_bytes + fetched.gradient_bytes) / 1e6:.1f}"
+    return [
+        module.name,
+        str(writer.context_tokens),
+        "-" if writer.share is None else f"{writer.share.imbalance:.3f}",
+        f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}",
+        received,
+        together,
+        f"{layer.strategies[0].kept_bytes / 1e6:.1f}",
+    ]

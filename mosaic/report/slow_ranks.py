@@ -7,12 +7,19 @@ step if others remain. A delay of a step or two does not make a rank slow: a slo
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from mosaic.errors import InvalidFileError
-from mosaic.rank_trace import RankSpan, RankTrace
+from mosaic.rank_trace import RankTrace
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MIN_RATIO = 1.25
 """Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
@@ -20,6 +27,8 @@ MIN_STEP_SHARE = 0.75
 """Least share of steps with that ratio: a machine that is sometimes busy is not slow."""
 MIN_LOST_SHARE = 0.03
 """Least lost share of a step's time to report."""
+_Times = Mapping[tuple[str, str], Mapping[int, tuple[float, float]]]
+"""By module and phase, then by step: milliseconds, and the planned ones (1 without a plan)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +41,6 @@ class SlowModule:
     """Median of a step on the rank."""
     elsewhere_ms: float
     """Median of the other ranks' medians; for planned work, this rank's time at their pace."""
-
-    @property
-    def ratio(self) -> float:
-        """Ratio of both times."""
-        return self.here_ms / self.elsewhere_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +86,41 @@ class RankComparison:
         for rank in self.slow:
             modules = "; ".join(
                 f"{slow.module} {slow.phase} {slow.here_ms:.2f} ms instead of {slow.elsewhere_ms:.2f} "
-                f"({slow.ratio:.1f} times)"
+                f"({slow.here_ms / slow.elsewhere_ms:.1f} times)"
                 for slow in rank.slow
             )
             lines.append(f"rank {rank.rank} ({rank.host}) is slow, by {rank.lost_ms:.2f} ms a step: {modules}")
-        if not lines:
-            if any(rank.num_compared for rank in self.ranks):
-                lines.append("no rank is slow: what several of them compute takes about as long on each")
-            else:
-                lines.append("nothing can be compared: no module runs on two of these ranks")
+        if not lines and any(rank.num_compared for rank in self.ranks):
+            lines.append("no rank is slow: modules of several ranks take about as long on each")
+        elif not lines:
+            lines.append("nothing can be compared: no module runs on two of these ranks")
         if self.missing:
-            lines.append(f"not looked at, since no trace was given: rank {', '.join(map(str, self.missing))}")
+            lines.append(f"without a trace: rank {', '.join(map(str, self.missing))}")
         return tuple(lines)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {**asdict(self), "sentences": self.sentences()}
+
+    def print(self, console: Console) -> None:
+        """Prints a row for each rank, and the sentences."""
+        from mosaic.report.frame import make_table
+
+        headings = ("rank", "computes\nms a step", "waits\nms a step", "slow by\nms a step")
+        rows = []
+        for rank in self.ranks:
+            lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"
+            rows.append((str(rank.rank), f"{rank.compute_ms:.2f}", f"{rank.wait_ms:.2f}", lost, rank.host))
+        columns = [*((heading, True) for heading in headings), ("machine", False)]
+        console.print(make_table(f"{self.num_steps} steps, measured", columns, rows))
+        for sentence in self.sentences():
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def examine_traces(paths: Sequence[Path]) -> RankComparison:
+    """Reads traces, or folders of them, and compares the ranks; raises as ``compare_ranks``."""
+    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    return compare_ranks([RankTrace.read(path) for path in files])
 
 
 def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
@@ -102,114 +129,78 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
     Raises:
         InvalidFileError: Fewer than two traces, two of one rank, traces of different runs, or one without work.
     """
-    _check(traces)
+    if len(traces) < 2:
+        raise InvalidFileError("one trace compares nothing; give the traces of two or more ranks")
     traces = sorted(traces, key=lambda trace: trace.rank)
+    for first, second in pairwise(traces):
+        if first.rank == second.rank:
+            raise InvalidFileError(f"there are two traces of rank {first.rank}; give one of each rank")
+        if first.run != second.run:
+            raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
     common = set.intersection(*({span.step for span in trace.spans} for trace in traces))
     if not common:
         raise InvalidFileError("the traces have no step in common; write them at the same time on all ranks")
     steps = common - {min(common)} or common
-    tables = {trace.rank: _by_step(_of_kind(trace.spans, "compute", steps)) for trace in traces}
+    times = {trace.rank: _times(trace, steps) for trace in traces}
     return RankComparison(
-        ranks=tuple(_summary(trace, tables, steps) for trace in traces),
-        missing=tuple(sorted(set(range(traces[0].num_ranks)) - {trace.rank for trace in traces})),
+        ranks=tuple(_summary(trace, times, steps) for trace in traces),
+        missing=tuple(sorted(set(range(traces[0].num_ranks)) - set(times))),
         num_steps=len(steps),
     )
 
 
-def _check(traces: Sequence[RankTrace]) -> None:
-    if len(traces) < 2:
-        raise InvalidFileError("traces of two ranks at least are needed; give all that handle.write_trace() wrote")
-    ranks = [trace.rank for trace in traces]
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if twice:
-        raise InvalidFileError(f"there are two traces of rank {', '.join(map(str, twice))}; give one of each rank")
-    if len({trace.run for trace in traces}) > 1:
-        raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
-    empty = [trace.rank for trace in traces if not trace.spans]
-    if empty:
-        raise InvalidFileError(
-            f"the trace of rank {', '.join(map(str, empty))} has no work; write traces after some steps"
-        )
+def _times(trace: RankTrace, steps: set[int]) -> _Times:
+    times: dict[tuple[str, str], dict[int, tuple[float, float]]] = defaultdict(dict)
+    for span in trace.spans:
+        if span.kind == "compute" and span.step in steps:
+            by_step = times[span.module, span.phase]
+            before, planned = by_step.get(span.step, (0.0, 0.0))
+            by_step[span.step] = before + span.duration_ms, planned + span.expected_ms
+    return times
 
 
-def _of_kind(spans: Iterable[RankSpan], kind: str, steps: set[int]) -> list[RankSpan]:
-    return [span for span in spans if span.kind == kind and span.step in steps]
-
-
-@dataclass(slots=True)
-class _Work:
-    """Work of one module and phase in one step."""
-
-    time_ms: float = 0.0
-    expected_ms: float = 0.0
-
-    @property
-    def amount(self) -> float:
-        """Planned amount of work; 1 without a plan."""
-        return self.expected_ms or 1.0
-
-    @property
-    def pace(self) -> float:
-        """Time per amount."""
-        return self.time_ms / self.amount
-
-
-_Table = dict[tuple[str, str], dict[int, _Work]]
-"""Work by module and phase, then by step."""
-
-
-def _by_step(spans: Iterable[RankSpan]) -> _Table:
-    table: _Table = {}
-    for span in spans:
-        work = table.setdefault((span.module, span.phase), {}).setdefault(span.step, _Work())
-        work.time_ms += span.duration_ms
-        work.expected_ms += span.expected_ms
-    return table
-
-
-def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) -> RankSummary:
-    slow, compared = [], 0
-    for (module, phase), here in tables[trace.rank].items():
+def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> RankSummary:
+    slow, num_compared = [], 0
+    for (module, phase), works in times[trace.rank].items():
         others = [
-            table[module, phase] for rank, table in tables.items() if rank != trace.rank and (module, phase) in table
+            _paces(table[module, phase])
+            for rank, table in times.items()
+            if rank != trace.rank and (module, phase) in table
         ]
-        if others:
-            compared += 1
-            amount = statistics.median(work.amount for work in here.values())
-            here_ms = amount * _median_pace(here)
-            elsewhere_ms = amount * statistics.median(map(_median_pace, others))
-            if elsewhere_ms > 0 and here_ms >= MIN_RATIO * elsewhere_ms and _mostly_longer(here, others):
-                slow.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
-    compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
-    wait = _per_step(_of_kind(trace.spans, "wait", steps), steps)
-    lost = sum(item.here_ms - item.elsewhere_ms for item in slow)
+        if not others:
+            continue
+        num_compared += 1
+        here, amount = _paces(works), median(planned or 1.0 for _, planned in works.values())
+        here_pace, pace = median(here.values()), median(median(other.values()) for other in others)
+        ratios = [
+            here[step] / median(same) for step in here if (same := [other[step] for other in others if step in other])
+        ]
+        longer = sum(ratio >= MIN_RATIO for ratio in ratios)
+        if here_pace >= MIN_RATIO * pace and longer >= MIN_STEP_SHARE * len(ratios):
+            here_ms, elsewhere_ms = amount * here_pace, amount * pace
+            slow.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     slow.sort(key=lambda item: item.elsewhere_ms - item.here_ms)
+    compute_ms, wait_ms = _per_step(trace, "compute", steps), _per_step(trace, "wait", steps)
+    lost_ms = sum(item.here_ms - item.elsewhere_ms for item in slow)
     return RankSummary(
         rank=trace.rank,
         host=trace.host,
-        compute_ms=compute,
-        wait_ms=wait,
-        num_compared=compared,
-        slow=tuple(slow) if lost > MIN_LOST_SHARE * (compute + wait) else (),
+        compute_ms=compute_ms,
+        wait_ms=wait_ms,
+        num_compared=num_compared,
+        slow=tuple(slow) if lost_ms > MIN_LOST_SHARE * (compute_ms + wait_ms) else (),
     )
 
 
-def _median_pace(works: Mapping[int, _Work]) -> float:
-    return statistics.median(work.pace for work in works.values())
+def _paces(works: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    """Returns time over planned time by step; a span of no length has the least pace."""
+    return {step: max(time_ms, 1e-9) / (planned_ms or 1.0) for step, (time_ms, planned_ms) in works.items()}
 
 
-def _mostly_longer(here: Mapping[int, _Work], others: Sequence[Mapping[int, _Work]]) -> bool:
-    """Returns True if a module takes longer than elsewhere in most of the common steps."""
-    longer = []
-    for step, work in here.items():
-        elsewhere = [other[step].pace for other in others if step in other]
-        if elsewhere:
-            longer.append(work.pace >= MIN_RATIO * statistics.median(elsewhere))
-    return sum(longer) >= MIN_STEP_SHARE * len(longer)
-
-
-def _per_step(spans: Iterable[RankSpan], steps: set[int]) -> float:
+def _per_step(trace: RankTrace, kind: str, steps: set[int]) -> float:
+    """Returns the median over the steps of the time of one kind."""
     times = dict.fromkeys(steps, 0.0)
-    for span in spans:
-        times[span.step] += span.duration_ms
-    return statistics.median(times.values())
+    for span in trace.spans:
+        if span.kind == kind and span.step in steps:
+            times[span.step] += span.duration_ms
+    return median(times.values())

@@ -1,4 +1,4 @@
-"""Tables and bars for the terminal: graphs, measured profiles, predicted plans."""
+"""Tables and bars for the terminal: graphs, measured profiles, predicted plans, compared planners."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, Stage
+from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile, Sample, note_of_others
-from mosaic.report.bars import bars_of_plan, ms_text, rows_of_slots, slots_text
-from mosaic.report.frame import Column, empty_table, plain
+from mosaic.report.bars import bars_of_plan, device_text, ms_text, rows_of_slots, slots_text
+from mosaic.report.frame import empty_table, make_table, plain
 from mosaic.report.palette import colors_of, ink_on, lighter
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_NOTHING = "-"
-
-
-def _table(title: str, caption: str, columns: Sequence[Column]) -> Table:
-    return empty_table(title, caption, columns, least=[8] * len(columns))
+    from mosaic.solver.compare import Comparison
 
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
@@ -31,28 +27,19 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         plan: The plan.
         graph: Adds each module's predecessors.
     """
-    columns = [
-        ("stage", True),
-        ("module", False),
-        ("devices", True),
-        ("slots", True),
-        ("quota", True),
-        ("forward\nms", True),
-        ("backward\nms", True),
-    ]
     has_communication = plan.communication_ms > 0
-    columns += [("route\nms", True), ("sum\nms", True)] if has_communication else []
+    numbers = ["devices", "slots", "quota", "forward\nms", "backward\nms"]
+    numbers += ["route\nms", "sum\nms"] if has_communication else []
+    columns = [("stage", True), ("module", False), *((heading, True) for heading in numbers)]
     columns += [("waits for", False)] if graph else []
-    many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
-    title = f"Plan, predicted: {many}{plan.device.name}, {plan.device.num_slots} slots"
-    table = _table(title, _plan_caption(plan), columns)
+    table = empty_table(f"Plan, predicted: {device_text(plan)}", _plan_caption(plan), columns)
     for index, stage in enumerate(plan.stages):
         for row, placement in enumerate(stage.placements):
             cells = [
                 str(index) if row == 0 else "",
                 placement.module,
                 slots_text(placement.devices),
-                _slots_of(placement),
+                " / ".join(slots_text(slots) for slots in placement.slots_by_device or (placement.slots,)),
                 f"{placement.quota}/{plan.device.num_slots} ({plan.device.fraction(placement.quota):.0%})",
                 f"{placement.forward_ms:.2f}",
                 f"{placement.backward_ms:.2f}",
@@ -60,20 +47,12 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
             if has_communication:
                 routing_ms = placement.route_forward_ms + placement.route_backward_ms
                 cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
-            cells += [", ".join(graph.predecessors(placement.module)) or _NOTHING] if graph else []
+            cells += [", ".join(graph.predecessors(placement.module)) or "-"] if graph else []
             table.add_row(*plain(cells), end_section=len(stage.placements) == 1)
         if len(stage.placements) > 1:
-            table.add_row(*plain(_maxima(stage), style="bold"), end_section=True)
+            slowest = ["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"]
+            table.add_row(*plain(slowest, style="bold"), end_section=True)
     return table
-
-
-def _slots_of(placement: Placement) -> str:
-    """Returns the slots on each device, in the devices' order, or once where they are the same on all."""
-    return " / ".join(slots_text(slots) for slots in placement.slots_by_device or (placement.slots,))
-
-
-def _maxima(stage: Stage) -> list[str]:
-    return ["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"]
 
 
 def _plan_caption(plan: Plan) -> str:
@@ -96,43 +75,34 @@ def _plan_caption(plan: Plan) -> str:
 
 def profile_table(profile: Profile) -> Table:
     """Returns the measurements: medians and quartiles by module and quota, memory, load of the machine."""
-    degrees = sorted({sample.degree for sample in profile.samples})
-    columns = [
-        ("module", False),
-        ("slots", True),
-        ("forward ms\n(quartiles)", True),
-        ("backward ms\n(quartiles)", True),
-        ("peak", True),
-        ("keeps", True),
-    ]
-    if degrees != [1]:
-        columns.insert(1, ("degree", True))
+    has_degrees = any(sample.degree > 1 for sample in profile.samples)
+    numbers = ["slots", "forward ms\n(quartiles)", "backward ms\n(quartiles)", "peak", "keeps"]
+    columns = [("module", False), *((heading, True) for heading in ["degree"] * has_degrees + numbers)]
     title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
-    table = _table(title, _profile_caption(profile), columns)
+    table = empty_table(title, _profile_caption(profile), columns)
     resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
     for name in profile.graph.names:
         samples = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
         keys = sorted({(degree, quota) for degree, quota, _ in samples})
-        for row, (degree, quota) in enumerate(keys):
+        for degree, quota in keys:
+            is_first, is_last = (degree, quota) == keys[0], (degree, quota) == keys[-1]
             pair = [samples.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
             peak = max((sample.peak_bytes for sample in pair if sample), default=0)
-            cells = [name if row == 0 else "", str(quota), *(_times(sample) for sample in pair), _bytes(peak)]
-            cells.append(_bytes(resident_bytes.get(name, 0)) if row == 0 else "")
-            if degrees != [1]:
-                cells.insert(1, str(degree))
-            table.add_row(*plain(cells), end_section=row == len(keys) - 1)
+            cells = [name if is_first else "", *([str(degree)] * has_degrees), str(quota)]
+            cells += [*map(_times, pair), _bytes(peak), _bytes(resident_bytes.get(name, 0)) if is_first else ""]
+            table.add_row(*plain(cells), end_section=is_last)
     return table
 
 
 def _times(sample: Sample | None) -> str:
     if sample is None:
-        return _NOTHING
+        return "-"
     if sample.infeasible:
         return "cannot run"
-    first, third = sample.quartiles_ms
     # Three digits are precise enough for a median of a few runs, and fit 80 columns.
     digits = 1 if sample.median_ms >= 10 else 2
-    return f"{sample.median_ms:.{digits}f} ({first:.{digits}f}-{third:.{digits}f})"
+    first, third = (f"{time_ms:.{digits}f}" for time_ms in sample.quartiles_ms)
+    return f"{sample.median_ms:.{digits}f} ({first}-{third})"
 
 
 def _profile_caption(profile: Profile) -> str:
@@ -157,27 +127,57 @@ def _profile_caption(profile: Profile) -> str:
 
 def graph_table(graph: ModuleGraph) -> Table:
     """Returns the modules in call order: size, inputs, and modules that may run beside them."""
-    columns = [
-        ("module", False),
-        ("parameters", True),
-        ("trainable", False),
-        ("inputs from", False),
-        ("may run beside", False),
-    ]
-    count = len(graph.modules)
-    table = _table(f"Modules: {count}", f"{len(graph.edges)} edges; graph {graph.fingerprint}", columns)
+    count, rows = len(graph.modules), []
     for node in graph.modules:
         beside = [other for other in graph.names if graph.independent(node.name, other)]
-        everything = count > 2 and len(beside) == count - 1
-        cells = (
-            node.name,
-            _count(node.num_parameters),
-            "yes" if node.trainable else "frozen" if node.num_parameters else "no parameters",
-            ", ".join(graph.predecessors(node.name)) or "the batch",
-            "all others" if everything else ", ".join(beside) or _NOTHING,
+        is_free = count > 2 and len(beside) == count - 1
+        rows.append(
+            (
+                node.name,
+                _count(node.num_parameters),
+                "yes" if node.trainable else "frozen" if node.num_parameters else "no parameters",
+                ", ".join(graph.predecessors(node.name)) or "the batch",
+                "all others" if is_free else ", ".join(beside) or "-",
+            )
         )
-        table.add_row(*plain(cells))
-    return table
+    texts = ("trainable", "inputs from", "may run beside")
+    columns = [("module", False), ("parameters", True), *((heading, False) for heading in texts)]
+    caption = f"{len(graph.edges)} edges; graph {graph.fingerprint}"
+    return make_table(f"Modules: {count}", columns, rows, caption=caption)
+
+
+def comparison_table(compared: Sequence[Comparison]) -> Table:
+    """Returns one row per planner, in order: predicted times, search times, proofs.
+
+    A planner without a plan has its reason as a note.
+    """
+    rows = []
+    for row in compared:
+        search = f"{row.seconds:.2f}"
+        if (plan := row.plan) is None:
+            rows.append((row.method, "-", "-", "-", "-", search, f"{row.status}: {row.reason}"))
+            continue
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        counts = str(len(plan.stages)), str(len(plan.sliced))
+        rows.append((row.method, f"{plan.predicted_ms:.2f}", ratio, *counts, search, _note(plan)))
+    best = [index for index, row in enumerate(compared) if row.ratio is not None and row.ratio <= 1]
+    numbers = ("predicted\nms", "× best", "stages", "sliced\nmodules", "search\ns")
+    columns = [("planner", False), *((heading, True) for heading in numbers), ("note", False)]
+    lines = ["nothing here was measured; modules only, without optimizer and loss"]
+    if any(row.method.startswith("distmm") for row in compared):
+        lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
+    if any(row.plan is not None and row.plan.sliced for row in compared):
+        lines.append("slices are cut between equal operators; their number is assumed where not given")
+    title = "Planners compared, predicted by one cost model"
+    return make_table(title, columns, rows, caption="\n".join(lines), bold=best)
+
+
+def _note(plan: Plan) -> str:
+    if plan.search.status == "optimal":
+        return "proven best of whole modules"
+    if plan.search.bound_ms > 0 and plan.predicted_ms:
+        return f"at most {plan.predicted_ms / plan.search.bound_ms - 1:.1%} above the best of whole modules"
+    return "cannot be run: it slices modules" if plan.sliced else ""
 
 
 def _count(number: int) -> str:
@@ -191,7 +191,7 @@ def _count(number: int) -> str:
 def _bytes(number: int) -> str:
     """Bytes in three digits; ``-`` for 0, which means unknown in a profile."""
     if number <= 0:
-        return _NOTHING
+        return "-"
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -225,8 +225,8 @@ def plan_bars(plan: Plan, width: int) -> Text:
             text.append(" " * (start - at))
             fill = "━" if bar.phase == "forward" else "╌"
             color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
-            name = bar.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
-            text.append(name[: end - start], style=f"{ink_on(color)} on {color}")
+            shown = bar.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
+            text.append(shown[: end - start], style=f"{ink_on(color)} on {color}")
             at = max(at, end)
         text.append(" " * (columns - at) + "\n")
     end_of_axis = "no times predicted" if layout.nominal else f"{ms_text(layout.total_ms)} ms predicted"

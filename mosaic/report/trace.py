@@ -23,11 +23,17 @@ def chrome_trace(timelines: Sequence[Timeline]) -> str:
     a thread of its own next to it.
     """
     events: list[dict[str, Any]] = []
-    for index, timeline in enumerate(timelines):
-        process = index + 1
-        events.append(_metadata("process_name", process, 0, name=timeline.title))
-        events.append(_metadata("process_sort_index", process, 0, sort_index=index))
-        events.extend(_lanes(timeline, process))
+    for process, timeline in enumerate(timelines, start=1):
+        events += [_metadata("process_name", process, 0, name=timeline.title)]
+        events += [_metadata("process_sort_index", process, 0, sort_index=process)]
+        thread = 0
+        for name, lane in _lanes(timeline):
+            for index, row in enumerate(rows_without_overlap(lane)):
+                thread += 1
+                shown = name if index == 0 else f"{name} ({index + 1})"
+                events += [_metadata("thread_name", process, thread, name=shown)]
+                events += [_metadata("thread_sort_index", process, thread, sort_index=thread)]
+                events += [{**event, "pid": process, "tid": thread} for event in row]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=1, allow_nan=False) + "\n"
 
 
@@ -40,43 +46,25 @@ def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
     write_text(chrome_trace(timelines), path)
 
 
-def _lanes(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
+def _lanes(timeline: Timeline) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yields a name and the events of the steps, then of each set of slots."""
     origin = min((span.start_ms for span in timeline.spans), default=0.0)
+    steps: dict[int, list[float]] = {}
     lanes: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for span in timeline.spans:
+        steps.setdefault(span.step, []).extend((span.start_ms, span.end_ms))
         event = _event(f"{span.module} {span.phase}", span.phase, span.start_ms - origin, span.end_ms - origin)
-        event["args"] = {
-            "module": span.module,
-            "phase": span.phase,
-            "slots": list(span.slots),
-            "step": span.step,
-        }
-        lanes.setdefault(span.slots, []).append(event)
-    named = [("steps", list(_steps(timeline, origin)))]
-    named += [(_lane_name(slots), lanes[slots]) for slots in sorted(lanes)]
-    thread = 0
-    for name, lane in named:
-        for part, row in enumerate(_rows(lane)):
-            thread += 1
-            shown = name if part == 0 else f"{name} ({part + 1})"
-            yield _metadata("thread_name", process, thread, name=shown)
-            yield _metadata("thread_sort_index", process, thread, sort_index=thread)
-            for event in row:
-                yield {**event, "pid": process, "tid": thread}
-
-
-def _lane_name(slots: tuple[int, ...]) -> str:
-    if not slots:
-        return "no slot"
-    return f"slot{'s' if len(slots) > 1 else ''} {slots_text(slots)}"
-
-
-def _steps(timeline: Timeline, origin: float) -> Iterator[dict[str, Any]]:
-    for step in sorted({span.step for span in timeline.spans}):
-        spans = [span for span in timeline.spans if span.step == step]
-        start = min(span.start_ms for span in spans) - origin
-        end = max(span.end_ms for span in spans) - origin
-        yield {**_event(f"step {step}", "step", start, end), "args": {"step": step}}
+        args = {"module": span.module, "phase": span.phase, "slots": list(span.slots), "step": span.step}
+        lanes.setdefault(span.slots, []).append({**event, "args": args})
+    yield (
+        "steps",
+        [
+            {**_event(f"step {step}", "step", min(times) - origin, max(times) - origin), "args": {"step": step}}
+            for step, times in sorted(steps.items())
+        ],
+    )
+    for slots in sorted(lanes):
+        yield f"slot{'s' if len(slots) > 1 else ''} {slots_text(slots)}" if slots else "no slot", lanes[slots]
 
 
 def _event(name: str, category: str, start_ms: float, end_ms: float) -> dict[str, Any]:
@@ -85,17 +73,16 @@ def _event(name: str, category: str, start_ms: float, end_ms: float) -> dict[str
     return {"name": name, "cat": category, "ph": "X", "ts": start, "dur": round(round(end_ms * 1000, 3) - start, 3)}
 
 
-def _rows(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def rows_without_overlap(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Spreads events over the fewest rows without overlap in a row."""
     rows: list[list[dict[str, Any]]] = []
     for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
-        for row in rows:
-            # Half a nanosecond forgives the rounding of ts + dur.
-            if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4:
-                row.append(event)
-                break
-        else:
-            rows.append([event])
+        # Half a nanosecond forgives the rounding of ts + dur.
+        free = (row for row in rows if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4)
+        row = next(free, None)
+        if row is None:
+            rows.append(row := [])
+        row.append(event)
     return rows
 
 

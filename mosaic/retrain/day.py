@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from mosaic.artifact import load, save, write_bytes
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import arrivals, hooks, versions
 from mosaic.retrain.data_check import DataCheck

@@ -16,7 +16,7 @@ from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined, Template
 
 from mosaic.artifact import load, save, write_text
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions

@@ -14,12 +14,12 @@ from torch import nn
 
 import mosaic
 from mosaic.artifact import load, save
-from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.folder import check_room, checkpoints_in, damage_of
 from mosaic.checkpoint.loading import Loaded
 from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
-from mosaic.checkpoint.plain_weights import export
 from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.room import check_room, room_needed
+from mosaic.checkpoint.saving import room_needed
+from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 from mosaic.pipelining.kept_way import KeptWay

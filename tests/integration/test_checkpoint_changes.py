@@ -18,10 +18,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from mosaic.checkpoint.folder import checkpoints_in, damage_of
-from mosaic.checkpoint.manifest import FileEntry, Manifest
+from mosaic.checkpoint.folder import FileEntry, Manifest, check_room, checkpoints_in, damage_of
 from mosaic.checkpoint.methods import KeptModel
-from mosaic.checkpoint.room import check_room, room_needed
+from mosaic.checkpoint.saving import room_needed
 from mosaic.errors import InvalidCheckpointError, NoRoomError
 
 OPTIMIZERS = {
@@ -326,7 +325,8 @@ def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path):
     manifest = Manifest.read(path)
     entry = FileEntry(name="state.json", num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     files = tuple(entry if file.name == entry.name else file for file in manifest.files)
-    (path / "manifest.json").write_text(replace(manifest, files=files).sealed().to_json())
+    (path / "manifest.json").unlink()
+    replace(manifest, files=files).write(path)
     second = Loop("image", seed=4)
     again = torch.optim.AdamW(second.model.parameters())
     assert second.kept.load(tmp_path, optimizer=again).extra == {"epoch": 2}

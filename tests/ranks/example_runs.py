@@ -12,7 +12,6 @@ RUNS = (
     ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
     ("huggingface.py", "--model", "audio", "--loop", "trainer"),
     ("lightning_loop.py", "--form", "trainer"),
-    ("joint.py",),  # two models, each called by the loop
 )
 
 

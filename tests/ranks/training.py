@@ -18,7 +18,7 @@ from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.graphs import plan_of
 
-STEPS = 6
+STEPS = 3
 
 
 class Model(nn.Module):

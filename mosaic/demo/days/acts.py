@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.checkpoint.plain_weights import extract_weights
+from mosaic.checkpoint.weights import extract_weights
 from mosaic.demo.days.node import Node
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in

@@ -1,9 +1,8 @@
-"""The plans for several ranks that are tried: the solver's, data-parallel training, and perhaps one more."""
+"""The plans for several ranks that are tried: the solver's and data-parallel training."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
@@ -19,9 +18,6 @@ RANK_TRIAL = TrialSettings(
 )
 """The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
-_CHEAP = ("sequential", "distmm")
-"""Planners that answer at once, for a third plan."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
@@ -31,6 +27,8 @@ class Candidates:
     """The one to beat first; a single one runs untried."""
     sentences: tuple[str, ...] = ()
     """Reasons for the choice: predicted times, or why there is nothing to try."""
+    is_rough: bool = False
+    """Whether other processes used the CPU while rank 0 profiled."""
 
 
 def data_parallel_plan(
@@ -94,42 +92,7 @@ def rank_plans_to_try(
         return Candidates(plans=(plain,), sentences=(why, predicted))
     if cost is None or gain is None:
         return Candidates(plans=(plain, best), sentences=(_layout(best),))
-    third = _third(best, plain, graph, cost, settings, communication_slots)
-    if third is None:
-        return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
-    sentences = (_predicted(plain, best, third), _layout(best), _layout(third))
-    return Candidates(plans=(plain, best, third), sentences=sentences)
-
-
-def _third(
-    best: Plan,
-    plain: Plan,
-    graph: ModuleGraph,
-    cost: Cost,
-    settings: TrialSettings,
-    communication_slots: int,
-) -> Plan | None:
-    """Returns one more plan that is predicted to gain, if there is time for all of them to win."""
-    plans: list[Plan] = []
-    for method in _CHEAP if settings.max_plans > 1 else ():
-        with suppress(InfeasibleError, UndecidedError):  # one fewer to try
-            plan = plan_to_run(
-                method,
-                graph,
-                cost,
-                best.device,
-                num_devices=best.num_devices,
-                communication_slots=communication_slots,
-            )
-            plans.append(plan)
-    known = (_shape_of(best), _shape_of(plain))
-    steps = settings.rounds_to_win * settings.steps_per_visit
-    for plan in sorted(plans, key=lambda one: one.predicted_ms):
-        shares = 1 + (best.predicted_ms + plan.predicted_ms) / plain.predicted_ms
-        gains = plan.predicted_ms * settings.smallest_gain <= plain.predicted_ms
-        if gains and _shape_of(plan) not in known and steps * shares <= settings.max_lost_steps:
-            return plan
-    return None
+    return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
 
 
 def _shape_of(plan: Plan) -> Hashable:

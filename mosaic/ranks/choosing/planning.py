@@ -51,7 +51,7 @@ def plans_of_first(
     )
     texts, sentences = world.broadcast(([to_json(plan) for plan in candidates.plans], candidates.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
-    return Candidates(plans=plans, sentences=tuple(sentences))
+    return replace(candidates, plans=plans, sentences=tuple(sentences))
 
 
 def _planned(
@@ -86,7 +86,8 @@ def _planned(
     else:
         candidates = rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
     load = load_of_others(profile, options.profiling)
-    return replace(candidates, sentences=(*candidates.sentences, load)) if load else candidates
+    is_rough = bool(load) and options.profile is None and backend.device.kind == "host"
+    return replace(candidates, sentences=(*candidates.sentences, load), is_rough=is_rough) if load else candidates
 
 
 def cost_of_ranks(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.checkpoint.state import SavedState
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
 from mosaic.pipelining.kept_way import KeptWay
@@ -306,11 +306,11 @@ class Pipeline(KeepsCheckpoints):
         precision = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "as they are"
         return [f"{one.key} {precision}" for one in counted]
 
-    def _made_whole(self, belongings: Belongings | None = None) -> AbstractContextManager[None]:
+    def _made_whole(self, state: SavedState | None = None) -> AbstractContextManager[None]:
         if self._slices is None:
             return nullcontext()
-        beside = () if belongings is None else (belongings.companions or {}).values()
-        optimizers = () if belongings is None else belongings.optimizers.values()
+        beside = () if state is None else (state.companions or {}).values()
+        optimizers = () if state is None else state.optimizers.values()
         return self._slices.whole([self._model, *beside], optimizers)
 
     def _plan_name(self) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mosaic.artifact import load
+from mosaic.checkpoint.folder import check_room
 from mosaic.checkpoint.methods import KeptModel
-from mosaic.checkpoint.room import check_room
 from mosaic.errors import MosaicError
 from mosaic.retrain import arrivals, versions
 from mosaic.retrain.data_check import DataCheck

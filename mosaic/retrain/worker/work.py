@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.artifact import load
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.retrain import versions
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import DayFolder, Folder, load_of_earlier_day

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mosaic.checkpoint.disk import sha256_of
+from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.train.data.permutation import words_at, words_of
 from mosaic.train.data.positions import CYCLE

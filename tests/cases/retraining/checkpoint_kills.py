@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.checkpoint.folder import checkpoints_in, damage_of
-from mosaic.checkpoint.loading import LoadRequest, load
+from mosaic.checkpoint.folder import checkpoints_in, damage_of, make_room
+from mosaic.checkpoint.loading import load
 from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.room import make_room
-from mosaic.checkpoint.saving import Saver, SaveRequest
+from mosaic.checkpoint.saving import Saver
+from mosaic.checkpoint.state import SavedState
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 KEEP = 2
@@ -50,14 +50,14 @@ def save(folder: Path, step: int) -> None:
     kept["scaler"].load_state_dict({**kept["scaler"].state_dict(), "scale": float(step)})
     kept["generators"]["own"].manual_seed(step)
     saver = Saver(OneRank())
-    saver.save(SaveRequest(**kept, folder=folder, step=step, extra={"step": step}, keep=KEEP))
+    saver.save(SavedState(**kept), folder, step=step, extra={"step": step}, keep=KEEP)
     saver.finish()
 
 
 def loaded_step(folder: Path, *, fall_back: bool = False) -> int:
     """Loads the newest, and checks that it is of one piece."""
     kept = belongings()
-    found = load(LoadRequest(**kept, folder=folder, fall_back=fall_back), OneRank())
+    found = load(SavedState(**kept), folder, OneRank(), fall_back=fall_back)
     assert found.extra == {"step": found.step}
     for module in (kept["model"], kept["companions"]["average"]):
         assert all(bool((parameter == found.step).all()) for parameter in module.parameters())

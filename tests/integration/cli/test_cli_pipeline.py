@@ -54,7 +54,7 @@ def test_sequences_that_devices_share_are_told_with_their_time_memory_and_bytes(
     base = ["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
     assert run([*base, *asked]) == 0
     said = capsys.readouterr().out
-    for word in ("Sequences shared", "vision", "4096", "gives twice back", "sums of gradients over 2 ranks"):
+    for word in ("Sequences shared", "vision", "4096", "returns twice as much", "sums of gradients over 2 ranks"):
         assert word in " ".join(said.split())
     assert run(base) == 0
     assert "Sequences shared" not in capsys.readouterr().out

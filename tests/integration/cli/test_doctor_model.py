@@ -11,7 +11,7 @@ from engine_cases import colocate, run_both, train
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from mosaic.cli.doctor.model import ModelReport, examine_model
+from mosaic.cli.doctor import Diagnosis, examine_model
 from mosaic.cli.main import run
 from mosaic.engine import find_modules
 from mosaic.engine.examine import examine
@@ -24,7 +24,7 @@ def line_of(name: str) -> str:
     return f"{FILE}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# here: {name}'))} in "
 
 
-def report_of(name: str) -> ModelReport:
+def report_of(name: str) -> Diagnosis:
     return examine_model(f"{FILE}:make_{name}")
 
 
@@ -50,10 +50,10 @@ def test_what_the_engine_answers_for_is_no_remark(name: str):
 @pytest.mark.parametrize("name", SEEN)
 def test_what_cannot_be_seen_through_is_named_with_its_line_and_what_to_do(name: str):
     severity, what = SEEN[name]
-    found = [finding for finding in report_of(name).findings if finding.what.startswith(what)]
+    found = [finding for finding in report_of(name).findings if finding.description.startswith(what)]
     assert [finding.severity for finding in found] == [severity]
-    assert line_of(name) in found[0].what
-    assert found[0].todo
+    assert line_of(name) in found[0].description
+    assert found[0].remedy
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo's own
@@ -71,14 +71,14 @@ def test_such_a_model_trains_as_the_plain_one_does(name: str):
 def test_a_model_with_modules_on_several_devices_is_refused_with_the_line_of_their_class():
     (finding,) = report_of("Elsewhere").findings[:1]
     assert finding.severity == "error"
-    assert "right.layers.0: its weight is on meta, where the model begins on cpu" in finding.what
-    assert finding.todo.startswith("move it: right.layers.0.to('cpu')")
+    assert "right.layers.0: its weight is on meta, where the model begins on cpu" in finding.description
+    assert finding.remedy.startswith("move it: right.layers.0.to('cpu')")
 
 
 def test_a_sample_that_fails_is_named_with_the_line_that_failed():
     (finding,) = report_of("Refusing").findings
-    assert "ValueError: no such modality" in finding.what
-    assert line_of("Refusing") in finding.what
+    assert "ValueError: no such modality" in finding.description
+    assert line_of("Refusing") in finding.description
 
 
 @pytest.mark.parametrize("wrapper", ["FSDPModule", "DataParallel"])

@@ -10,8 +10,6 @@ from ranks.cases import run_ranks
 
 EQUAL = (
     "all_gather with gradients",
-    "all_gather with gradients, local loss",
-    "own put back",
     "own put back, local loss",
     "scaled",
     "accumulated",

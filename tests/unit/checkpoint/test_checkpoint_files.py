@@ -10,12 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mosaic.checkpoint.disk import write_flushed
-from mosaic.checkpoint.folder import SavingPlace, checkpoints_in, choose, damage_of
-from mosaic.checkpoint.manifest import FileEntry, Manifest, TensorEntry
-from mosaic.checkpoint.plain_weights import extract_weights
-from mosaic.checkpoint.shared_layout import shares
-from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, bytes_of, open_tensors, write_tensors
+from mosaic.checkpoint.folder import (
+    FileEntry,
+    Manifest,
+    SavingPlace,
+    TensorEntry,
+    checkpoints_in,
+    choose,
+    damage_of,
+    write_flushed,
+)
+from mosaic.checkpoint.saving import assign
+from mosaic.checkpoint.tensors import SUFFIX, TensorSpec, bytes_of, open_tensors, write_tensors
+from mosaic.checkpoint.weights import extract_weights
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -52,8 +59,8 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
             TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, file=files[0].name) for spec in specs
         ),
         tied={"also": "0/é"},
-    ).sealed()
-    write_flushed(manifest.to_json().encode(), place.aside / "manifest.json")
+    )
+    manifest.write(place.aside)
     place.commit(keep)
     return place.final
 
@@ -94,9 +101,7 @@ def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: P
     assert [(found.serial, found.step) for found in checkpoints_in(tmp_path)] == [(4, 20), (3, 5), (2, 20)]
     assert [found.serial for found in choose(tmp_path, None)] == [4, 3, 2]
     assert [found.serial for found in choose(tmp_path, 5)] == [3, 2]
-    with pytest.raises(
-        InvalidCheckpointError, match=r"no checkpoint of step=10 in .*; there are those of steps 20, 5, 20"
-    ):
+    with pytest.raises(InvalidCheckpointError, match=r"no checkpoint of step=10 in .*; there are steps 20, 5, 20"):
         choose(tmp_path, 10)
     with pytest.raises(InvalidCheckpointError, match="no complete checkpoint"):
         choose(tmp_path / "nothing", None)
@@ -171,20 +176,14 @@ def test_weights_come_out_of_a_checkpoint_under_all_of_their_names(tmp_path: Pat
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_each_tensor_is_shared_out_once_to_one_that_has_it():
+def test_each_tensor_is_written_once_by_a_rank_that_has_it_and_all_write_about_as_much():
     for seed in range(50):
         draw = random.Random(seed)
         num_bytes = {f"t{index}": draw.randint(0, 1000) for index in range(draw.randint(1, 30))}
-        holders = {name: draw.sample(range(4), draw.randint(1, 4)) for name in num_bytes}
-        held = [{name: num_bytes[name] for name, ranks in holders.items() if rank in ranks} for rank in range(4)]
-        given = shares(held)
-        assert sorted(name for each in given for name in each) == sorted(num_bytes)
-        assert all(each <= held[rank].keys() for rank, each in enumerate(given))
+        holders = {name: draw.sample(range(4), draw.choice([draw.randint(1, 4), 4])) for name in num_bytes}
+        writer = assign(holders, num_bytes, 4)
+        assert writer.keys() == num_bytes.keys()
+        assert all(writer[name] in holders[name] for name in writer)
         if all(len(ranks) == 4 for ranks in holders.values()):
-            loads = [sum(num_bytes[name] for name in each) for each in given]
+            loads = [sum(num_bytes[name] for name in writer if writer[name] == rank) for rank in range(4)]
             assert max(loads) - min(loads) <= max(num_bytes.values())
-
-
-def test_what_all_ranks_have_is_shared_out_evenly():
-    held = [{f"t{index}": 10 for index in range(12)} for _ in range(4)]
-    assert [len(each) for each in shares(held)] == [3, 3, 3, 3]

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.checkpoint.plain_data import from_plain, kept_in, to_plain
-from mosaic.checkpoint.random_state import random_state, set_random_state
+from mosaic.checkpoint.state import from_plain, random_state, set_random_state, to_plain
 
 KEYS = st.one_of(st.text(max_size=3), st.just("$"), st.integers(), st.tuples(st.integers(), st.text(max_size=2)))
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
@@ -93,7 +92,7 @@ def test_tensors_are_kept_elsewhere_under_where_they_stand():
         return where
 
     plain = to_plain({"a": [torch.ones(2), 3], "b": (torch.zeros(1),)}, "state", keep)
-    assert kept_in(plain) == ["state['a'][0]", "state['b'][0]"]
+    assert list(kept) == ["state['a'][0]", "state['b'][0]"]
     assert torch.equal(from_plain(plain, kept.__getitem__)["b"][0], torch.zeros(1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -99,23 +99,6 @@ def test_nothing_is_tried_where_little_gain_is_predicted():
     assert [plan.search.method for plan in found.plans] in (["data-parallel"], [best.search.method])
     assert all(placed.degree == 2 for placed in found.plans[0].placements)
     assert found.sentences[0].startswith("nothing is tried: ")
-
-
-def test_a_third_plan_takes_part_if_there_is_time_for_its_turns():
-    times = dict.fromkeys("abcd", flat(4))
-    _, found = chosen(4, **times)
-    assert len(found.plans) <= 3
-    for plan in found.plans[1:]:
-        assert plan.predicted_ms * RANK_TRIAL.smallest_gain <= found.plans[0].predicted_ms
-    best, cost = found.plans[1], CostModel.from_profile(profile_of(times, num_slots=2, degrees=(1, 2, 4)))
-    graph = profile_of(times, num_slots=2).graph
-    slower = data_parallel_plan(graph, best.device, 4)  # of another layout than any that is planned here
-    slower = replace(slower, stages=slower.stages[::-1], search=best.search)
-    assert rank_plans_to_try(slower, graph, RANK_TRIAL, cost=cost).sentences == (
-        "nothing is tried: the plan is data-parallel training",
-    )
-    short = replace(RANK_TRIAL, max_lost_steps=1)
-    assert len(rank_plans_to_try(best, graph, short, cost=cost).plans) == 2
 
 
 def test_data_parallel_training_predicts_nothing_at_a_degree_that_was_not_measured():

@@ -9,7 +9,7 @@ from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.profile import Profile
-from mosaic.report.comparison import comparison_table
+from mosaic.report.table import comparison_table
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.methods import METHODS, Method, compared_methods
 from mosaic.solver.task import Answer, PlannerSettings, SearchOptions, Task

@@ -16,10 +16,6 @@ from mosaic.solver.methods import METHODS
 from mosaic.solver.runnable import check_method
 
 
-def test_a_planner_that_is_named_plans_for_all_ranks(tmp_path: Path):
-    assert run_ranks("ranks.programs.choosing.planners:by_name", 2, tmp_path) == ["distmm", "distmm"]
-
-
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
     first, second = run_ranks("ranks.programs.choosing.planners:compared", 2, tmp_path)
     assert first == second

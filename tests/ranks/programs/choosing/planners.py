@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from engine_cases import FAST
-from planning_cases import profile_of
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.options import Options
-from mosaic.profile import Profile
-from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import Rounds, compare_plans
 
 STEPS = 3
@@ -41,49 +36,6 @@ class Graph(nn.Module):
             given = sum((made[other] for other in self.feeds[name]), torch.zeros(())) if self.feeds[name] else x
             made[name] = getattr(self, name)(given)
         return torch.stack([out.square().mean() for out in made.values()]).sum()
-
-
-def made_up_profile(model: Graph, size: int, seed: int) -> Profile:
-    """Times that scale well, badly or not at all with devices and slots, as it comes."""
-    draw = random.Random(seed + 100)
-
-    def time() -> object:
-        fixed, shared, each = draw.uniform(0.1, 3), draw.uniform(0, 20), draw.choice([0.0, 0.0, 0.8])
-        return lambda degree, quota: fixed + shared / (degree * quota) + each * (degree - 1)
-
-    edges = [(source, name) for name, sources in model.feeds.items() for source in sources]
-    return profile_of(
-        {name: time() for name in model.names}, num_slots=2, degrees=tuple(range(1, size + 1)), edges=edges
-    )
-
-
-def train(model: nn.Module, parts: list[torch.Tensor]) -> list[float]:
-    """Takes a step for each part of a batch; returns their losses."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if not p.is_meta], lr=0.1)
-    losses = []
-    for part in parts:
-        loss = model(part)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def by_name(rank: int, size: int) -> str:
-    """Has rank 0 plan by a planner that is named, and takes a step under its plan."""
-    model = Graph(1)
-    twin = Graph(1)
-    handle = colocate_ranks(
-        model,
-        sample=torch.ones(2, WIDTH),
-        modules=model.names,
-        options=Options(method="distmm", profile=made_up_profile(model, size, 1) if rank == 0 else None),
-        backend=HostBackend(2),
-    )
-    assert train(model, [torch.ones(2, WIDTH)]) == pytest.approx([twin(torch.ones(2, WIDTH)).item()], rel=1e-4)
-    handle.remove()
-    return handle.plan.search.method
 
 
 class Small:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import replace
 from itertools import cycle
@@ -25,6 +26,7 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.running import handle as handles
 from ranks.begun import join, kill_this_process
 from ranks.graphs import difference
 
@@ -270,7 +272,10 @@ def untried(rank: int, size: int, place: Path) -> None:
 
 
 def busy(rank: int, size: int, place: Path) -> None:
-    """Others use the CPU while rank 0 profiles: all plan and say so; where settings are strict, all raise."""
+    """Others use the CPU while rank 0 profiles: all plan and say so, and rank 0 again after 100 and 1000 steps.
+
+    Where settings are strict, all raise.
+    """
     join(rank, size, place)
     if rank == 0:
         ForeignLoad.taken = CpuTime(0.61, 1.0, 1.0)  # type: ignore[method-assign,assignment]
@@ -279,8 +284,16 @@ def busy(rank: int, size: int, place: Path) -> None:
     with pytest.raises(MosaicError, match="other processes used 61% of the CPU") as raised:
         colocate_ranks(Towers(), **given, options=Options(profiling=replace(settings, strict=True)))
     assert raised.errisinstance(UnstableMeasurementError) == (rank == 0), raised.value
-    handle = colocate_ranks(Towers(), **given, options=Options(profiling=settings))
+    model = Towers()
+    handle = colocate_ranks(model, **given, options=Options(profiling=settings))
     said = handle.describe()
     assert "while the modules were profiled, other processes used 61% of the CPU" in said, said
+    assert handles._REMINDERS == (100, 1000)
+    handles._REMINDERS = (1, 2)
+    records: list[logging.LogRecord] = []
+    logging.getLogger("mosaic").addFilter(lambda record: records.append(record) is not None)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), rank, size)
+    reminders = [record.getMessage() for record in records if "call handle.replan(" in record.getMessage()]
+    assert [text.partition(" steps ago")[0][-1] for text in reminders] == ([] if rank else ["1", "2"]), reminders
     handle.remove()
     print("done")

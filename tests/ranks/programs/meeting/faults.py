@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
 from mosaic.ranks.colocate import colocate_ranks
-from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train, watching
-from ranks.graphs import colocated
-from ranks.training import Model, batch, loss_of
+from ranks.begun import ROWS, STEPS, at_step, begin, halves, join, kill_this_process, train, watching
+from ranks.training import Model, batch
 
 WHOLE_EXITS = {"in_order"}
 """Programs that are torn down to the last; for the others that would cost more than what they do."""
@@ -52,20 +48,6 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 
 
 # Slow, or stuck.
-
-
-def stopped(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place, timeout_s=SHORT_S)
-    train(model, before=at_step(1, lambda: os.kill(os.getpid(), signal.SIGSTOP)) if rank == 1 else lambda step: None)
-
-
-def other_arguments(rank: int, size: int, place: Path) -> None:
-    """Rank 1's images are wider, which no row count tells."""
-    model, _ = begin(rank, size, place)
-    given = batch(0, ROWS)
-    if rank == 1:
-        given["image"] = torch.zeros(ROWS, 9)
-    loss_of(model(**given)).backward()
 
 
 def never_comes(rank: int, size: int, place: Path) -> None:
@@ -111,43 +93,6 @@ def unlike(rank: int, size: int, place: Path) -> None:
 
 
 # In order.
-
-
-class Sparse(nn.Module):
-    """Two towers, either of which may have nothing to do, and a parameter of the model's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.image = nn.Linear(3, 2)
-        self.text = nn.Linear(3, 2)
-        self.bias = nn.Parameter(torch.ones(2))
-
-    def forward(self, image: torch.Tensor | None, text: torch.Tensor | None) -> torch.Tensor:
-        total = self.bias.square().sum()
-        for tower, given in ((self.image, image), (self.text, text)):
-            if given is not None:
-                total = total + tower(given).square().mean()
-        return total
-
-
-def nothing_on_one(rank: int, size: int, place: Path) -> None:
-    """Micro-steps in which ranks lack one modality or all of them: nobody waits, and sums are right."""
-    torch.manual_seed(0)
-    model, twin = Sparse(), Sparse()
-    twin.load_state_dict(model.state_dict())
-    join(rank, size, place)
-    x = torch.arange(12.0).view(4, 3) / 10
-    members = {"image": (0,), "text": (0, 1)}
-    colocated(model, {"image": x, "text": x}, members, size, timeout_s=20.0, **WATCH)
-    has = {(0, 0): (x, x), (0, 1): (None, None), (1, 0): (x, None), (1, 1): (None, x), (2, 0): (None, None)}
-    for micro in range(3):
-        model(*has.get((micro, rank), (None, None))).backward()
-        for other in range(size):
-            (twin(*has.get((micro, other), (None, None))) / size).backward()
-    for name, parameter in twin.named_parameters():
-        own = dict(model.named_parameters())[name]
-        assert own.is_meta or torch.allclose(own.grad, parameter.grad), name
-    print("equal", flush=True)
 
 
 def slow_rank(rank: int, size: int, place: Path) -> None:

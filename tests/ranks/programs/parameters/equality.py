@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ranks.graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
 
-STEPS = 8
+STEPS = 4
 KINDS = ("equal", "disjoint", "nested", "overlapping", "any", "any", "all", "any")
 
 
@@ -67,7 +67,7 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
 
 
 def random_graphs(rank: int, size: int) -> list[dict[str, Any]]:
-    return [case(seed, rank, size) for seed in range(5 if size == 2 else 3)]  # four ranks share two cores
+    return [case(seed, rank, size) for seed in range(5 if size == 2 else 2)]  # four ranks share two cores
 
 
 def bit_for_bit(rank: int, size: int) -> list[bool]:
@@ -76,7 +76,7 @@ def bit_for_bit(rank: int, size: int) -> list[bool]:
     Once with the device to itself, where nothing is routed, and else on one slot of two.
     """
     found = []
-    for seed, num_slots in ((0, 1), (1, 1), (1, 2), (4, 2)):
+    for seed, num_slots in ((0, 1), (1, 1), (4, 2)):
         shape = Shape.draw(random.Random(seed))
         rows = [3, 2] if seed else [4, 4]  # parts of a global batch of 5 are 3 and 2, so that nothing moves
         model, wrapped = twins(partial(Drawn, shape), seed)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from example_cases import FOLDER, MARK, _load, plain_source
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -50,22 +49,6 @@ class Forwarding(DistributedDataParallel):
             return getattr(self.module, name)
 
 
-def averaged(model: nn.Module) -> nn.Module:
-    """Has each gradient averaged over the ranks as it comes: for loops that ``DistributedDataParallel`` refuses.
-
-    It wants a model to be called once a step, and every parameter within the call.
-    """
-
-    def average(parameter: torch.Tensor) -> None:
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(average)
-    return model
-
-
 def changed(source: str, rank: int) -> str:
     """Returns an example with batches of this rank's own, without dropout and without micro-batches."""
     for old, new in _CHANGES:
@@ -78,14 +61,11 @@ def data_parallel(name: str, arguments: Sequence[str]) -> str:
     """Returns an example's source with plain data-parallel training instead of Mosaic's line."""
     if name == "huggingface.py" and set(FRAMEWORKS) & set(arguments):
         return plain_source(name)
-    if name == "joint.py":
-        instead = r"REFERENCE.append(averaged(\1))"
-    else:
-        instead = r"\1 = Forwarding(\1, find_unused_parameters=True); REFERENCE.append(\1.module)"
+    instead = r"\1 = Forwarding(\1, find_unused_parameters=True); REFERENCE.append(\1.module)"
     source = (FOLDER / name).read_text(encoding="utf-8")
     replaced, count = re.subn(rf"mosaic\.colocate\((.*), sample=.*\)  {MARK}", instead, source)
     assert count == 1
-    return "from ranks.programs.running.examples import Forwarding, averaged, REFERENCE\n".join(
+    return "from ranks.programs.running.examples import Forwarding, REFERENCE\n".join(
         replaced.split("import mosaic\n", 1)
     )
 

@@ -299,8 +299,6 @@ def everything(rank: int, size: int) -> dict[str, Any]:
     del size
     return {
         "all_gather with gradients": compare(contrastive(by_distributed_nn, local=False), rank),
-        "all_gather with gradients, local loss": compare(contrastive(by_distributed_nn, local=True), rank),
-        "own put back": compare(contrastive(by_own_put_back, local=False), rank),
         "own put back, local loss": compare(contrastive(by_own_put_back, local=True), rank),
         "whole batch": whole_batch_gradients(rank),
         "autocast": compare(autocast, rank, sample=under_autocast),

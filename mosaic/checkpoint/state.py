@@ -1,0 +1,330 @@
+"""The state of a training run: the objects that hold it, as JSON with tensors apart, and as one JSON can say again.
+
+JSON has no tuples, counters, number keys or tensors; these become objects with a ``$`` key, and reading returns equal
+values. Reading constructs these types only and never looks up a class by name. The state of an optimizer goes by the
+names of parameters, because their numbers differ between ranks and plans.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER
+from mosaic.checkpoint.tensors import ModelTensors, TensorSpec, bytes_of, dtype_of
+from mosaic.errors import InvalidCheckpointError
+from mosaic.find import random_numbers
+
+T = TypeVar("T")
+OneOrSeveral: TypeAlias = T | Sequence[T] | Mapping[str, T] | None
+"""One, or several in a fixed order or by name, or none."""
+
+MAX_TENSOR_BYTES = 1 << 20
+"""Size limit of a tensor inside JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """The objects that a run saves and loads; see ``KeepsCheckpoints.save``."""
+
+    model: nn.Module
+    optimizer: OneOrSeveral[Optimizer] = None
+    scheduler: OneOrSeveral[Any] = None
+    scaler: Any = None
+    companions: Mapping[str, nn.Module] | None = None
+    generators: Mapping[str, torch.Generator] | None = None
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers by name; a single one has the name ``""``."""
+        return _named(self.optimizer, "optimizer")
+
+    @property
+    def schedulers(self) -> dict[str, Any]:
+        """The schedulers by name; a single one has the name ``""``."""
+        return _named(self.scheduler, "scheduler")
+
+    def modules(self) -> dict[str, ModelTensors]:
+        """Returns the tensors of the model and its companions, by the prefix of their names in a checkpoint."""
+        companions = _named(self.companions or {}, "companions").items()
+        return {
+            MODEL: ModelTensors.of(self.model),
+            **{f"{COMPANION}{name}/": ModelTensors.of(module) for name, module in companions},
+        }
+
+
+def _named(objects: Any, argument: str) -> dict[str, Any]:
+    if objects is None:
+        return {}
+    if isinstance(objects, Sequence):
+        return {str(index): each for index, each in enumerate(objects)}
+    if not isinstance(objects, Mapping):
+        return {"": objects}
+    for name in objects:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"{name!r} cannot be a name in {argument}=; use a text that is not empty and has no '/'")
+    return dict(objects)
+
+
+def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | None = None) -> Any:
+    """Returns a value as JSON data.
+
+    Args:
+        value: Nested dicts, lists and tuples of numbers, strings, None and tensors.
+        where: Its name, for errors.
+        keep: Stores a tensor elsewhere under its name and returns the key; by default it becomes part of the JSON.
+
+    Raises:
+        TypeError: The value contains another type; names it.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, torch.Tensor):
+        return {"$": "kept", "key": keep(value, where)} if keep is not None else _inline(value, where)
+    if isinstance(value, list | tuple):
+        items = [to_plain(item, f"{where}[{index}]", keep) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$": "tuple", "items": items}
+    if isinstance(value, dict):
+        pairs = [(key, to_plain(item, f"{where}[{key!r}]", keep)) for key, item in value.items()]
+        if not isinstance(value, Counter) and all(isinstance(key, str) for key in value) and "$" not in value:
+            return dict(pairs)
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {"$": kind, "items": [[to_plain(key, f"a key of {where}"), item] for key, item in pairs]}
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; give "
+        "numbers, strings, None, tensors, and lists, tuples and dicts of these (of an object, its state_dict())"
+    )
+
+
+def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
+    spec = TensorSpec.of(where, tensor)
+    if tensor.is_meta:
+        raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
+    if spec.num_bytes > MAX_TENSOR_BYTES:
+        raise TypeError(
+            f"{where} is a tensor of {spec.num_bytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
+            "checkpoint; make it a buffer of the model"
+        )
+    content = base64.b64encode(bytes_of(tensor)).decode()
+    return {"$": "tensor", "dtype": spec.dtype, "shape": list(spec.shape), "base64": content}
+
+
+def from_plain(value: Any, stored: Callable[[str], torch.Tensor] | None = None) -> Any:
+    """Inverts ``to_plain``; ``stored`` returns a tensor stored elsewhere, by its key."""
+    if isinstance(value, list):
+        return [from_plain(item, stored) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("$")
+    if kind is None:
+        return {key: from_plain(item, stored) for key, item in value.items()}
+    if kind == "tuple":
+        return tuple(from_plain(item, stored) for item in value["items"])
+    if kind in ("dict", "counter"):
+        mapping = {from_plain(key): from_plain(item, stored) for key, item in value["items"]}
+        return Counter(mapping) if kind == "counter" else mapping
+    if kind == "kept" and stored is not None:
+        return stored(value["key"])
+    if kind == "tensor":
+        content, dtype = bytearray(base64.b64decode(value["base64"])), dtype_of(value["dtype"])
+        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        return flat.view(value["shape"])
+    raise ValueError(f"{kind!r} is no kind of value in a checkpoint of this version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """An optimizer's state as plain data, on one rank or merged over all."""
+
+    kind: str
+    """Name of its class."""
+    groups: list[list[str]]
+    """Names of the parameters of each group."""
+    settings: list[Any]
+    """Settings of each group, such as its learning rate; the same on every rank."""
+    states: dict[str, Any]
+    """State of each parameter, with keys in place of tensors."""
+    more: Any
+    """Other entries of a wrapping optimizer's ``state_dict``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as plain data."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def of(
+        optimizer: Optimizer, model: ModelTensors, label: str = ""
+    ) -> tuple[OptimizerState, dict[str, torch.Tensor]]:
+        """Reads the state of this rank's parameters; returns also its tensors by key, without a copy.
+
+        Raises:
+            ValueError: A parameter of the optimizer is not the model's.
+        """
+        prefix = f"{OPTIMIZER}{label}/" if label else OPTIMIZER
+        by_id = {id(tensor): name for name, tensor in model.tensors.items()}
+        for index, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in by_id:
+                    raise ValueError(
+                        f"parameter {place} of the optimizer's group {index} (shape {tuple(parameter.shape)}) is not "
+                        "the model's, and is not saved; make it a parameter of the model"
+                    )
+        groups = [[by_id[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        names = [name for group in groups for name in group]
+        state_dict = dict(optimizer.state_dict())
+        tensors: dict[str, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor, where: str) -> str:
+            tensors[where] = tensor.detach()
+            return where
+
+        states = {}
+        for index, state in state_dict.pop("state").items():
+            if not isinstance(index, int) or index >= len(names):
+                raise TypeError(f"the optimizer has state of {index!r}, which is not a parameter and cannot be saved")
+            name = names[index]
+            if not model.tensors[name].is_meta:
+                states[name] = {key: to_plain(value, f"{prefix}{name}/{key}", keep) for key, value in state.items()}
+        settings = [
+            to_plain({key: value for key, value in group.items() if key != "params"}, f"the optimizer's group {index}")
+            for index, group in enumerate(state_dict.pop("param_groups"))
+        ]
+        kind = type(getattr(optimizer, "optimizer", optimizer)).__name__  # accelerate wraps
+        more = to_plain(state_dict, "the optimizer's state_dict()")
+        return OptimizerState(kind=kind, groups=groups, settings=settings, states=states, more=more), tensors
+
+    @property
+    def group_of(self) -> dict[str, int]:
+        """The group of each parameter."""
+        return {name: index for index, names in enumerate(self.groups) for name in names}
+
+    def check_fits(self, own: OptimizerState, model: ModelTensors) -> None:
+        """Raises InvalidCheckpointError, with the difference, if this saved state is not of an optimizer like ``own``.
+
+        Parameters on other ranks only may be missing.
+        """
+        remedy = "give it the same parameters, or load without an optimizer"
+        if self.kind != own.kind:
+            raise InvalidCheckpointError(
+                f"the checkpoint has the state of {self.kind} and the optimizer is {own.kind}; use the saved "
+                "optimizer's class, or load without one"
+            )
+        missing = [name for name in self.group_of if name not in own.group_of and not model.tensors[name].is_meta]
+        if missing:
+            raise InvalidCheckpointError(f"the optimizer that was saved had {some(missing)}; {remedy}")
+        if new := [name for name in own.group_of if name not in self.group_of]:
+            raise InvalidCheckpointError(f"the optimizer that was saved did not have {some(new)}; {remedy}")
+        for index, names in enumerate(own.groups):
+            if len({self.group_of[name] for name in names}) > 1:
+                raise InvalidCheckpointError(
+                    f"group {index} of the optimizer has parameters that were in several groups when it was saved; "
+                    "make the same groups"
+                )
+
+
+def fitting_state(
+    saved: Mapping[str, OptimizerState],
+    label: str,
+    own: OptimizerState,
+    sources: Mapping[str, str],
+    *,
+    with_settings: bool,
+) -> OptimizerState:
+    """Returns the state of saved optimizers of the same class that an optimizer continues from.
+
+    Args:
+        saved: The saved optimizers by name; a parameter may have been in any of them.
+        label: The optimizer's name.
+        own: Its current state; new parameters begin without one.
+        sources: The saved name of each unchanged parameter.
+        with_settings: True if its groups receive the saved settings of their parameters, such as learning rates.
+    """
+    alike = {name: each for name, each in saved.items() if each.kind == own.kind}
+    homes = {name: (home, index) for home, each in alike.items() for name, index in each.group_of.items()}
+    saved_states = {name: state for each in alike.values() for name, state in each.states.items()}
+    states = {name: saved_states[sources[name]] for name in own.group_of if sources.get(name) in saved_states}
+    if own.kind == "LBFGS" and homes.keys() ^ own.group_of.keys():
+        states = {}  # it keeps the state of all parameters with the first one
+    settings, more = list(own.settings), own.more
+    if with_settings:
+        for index, names in enumerate(own.groups):
+            groups = {homes[sources[name]] for name in names if sources.get(name) in homes}
+            if len(groups) == 1:
+                ((home, group),) = groups
+                settings[index] = alike[home].settings[group]
+        if label in alike and alike[label].more.keys() == own.more.keys():
+            more = alike[label].more
+    return OptimizerState(kind=own.kind, groups=own.groups, settings=settings, states=states, more=more)
+
+
+def restore_optimizer(
+    optimizer: Optimizer,
+    fitting: OptimizerState,
+    model: ModelTensors,
+    stored: Callable[[torch.Tensor, str], torch.Tensor],
+) -> None:
+    """Loads a fitting state into an optimizer; ``stored`` returns a tensor of a parameter's state by its key."""
+    current = optimizer.state_dict()
+    states, param_groups = {}, []
+    names = [name for group in fitting.groups for name in group]
+    for index, name in enumerate(names):
+        parameter = model.tensors[name]
+        if name in fitting.states and not parameter.is_meta:
+            states[index] = from_plain(fitting.states[name], partial(stored, parameter))
+    for group, settings in zip(current["param_groups"], fitting.settings, strict=True):
+        param_groups.append({**group, **from_plain(settings)})
+    optimizer.load_state_dict({**current, **from_plain(fitting.more), "state": states, "param_groups": param_groups})
+
+
+def some(names: Sequence[str]) -> str:
+    """Lists the first few names of many."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def random_state(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
+    """Returns the states of this process's default generators, and of others by name."""
+    state = random_numbers.random_state()
+    (_, cpu), *gpus = state.torch
+    numpy_kind, words, *rest = state.numpy
+    return {
+        "torch": cpu,
+        "cuda": gpus[torch.cuda.current_device()][1] if gpus else None,
+        "all_cuda": [gpu for _, gpu in gpus],
+        "python": state.python,
+        "numpy": [numpy_kind, [int(word) for word in words], *rest],
+        "generators": {name: random_numbers.generator_state(each) for name, each in (generators or {}).items()},
+    }
+
+
+def set_random_state(state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None) -> None:
+    """Sets the generators to a state from ``random_state``; those without a saved name stay unchanged.
+
+    With the same number of GPUs, each continues from its own state; otherwise the current one continues from the saved
+    current one.
+    """
+    kind, words, *rest = state["numpy"]
+    random_numbers.RandomState(
+        torch=((torch.default_generator, state["torch"]),),
+        python=state["python"],
+        numpy=(kind, np.array(words, dtype=np.uint32), *rest),
+    ).restore()
+    if state["cuda"] is not None and torch.cuda.is_available():
+        if len(all_cuda := state.get("all_cuda", [])) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(all_cuda)
+        else:
+            torch.cuda.set_rng_state(state["cuda"])
+    saved = state.get("generators", {})
+    for name, each in (generators or {}).items():
+        if name in saved:
+            each.set_state(saved[name])
