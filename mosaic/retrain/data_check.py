@@ -23,13 +23,13 @@ from mosaic.retrain.gate import Scores
 from mosaic.retrain.records import Finding, Usual
 
 SURE = 2.0
-"""Standard errors of today's own rows by which a budget has to be exceeded."""
+"""Standard errors of today's own rows by which a limit has to be exceeded."""
 MAX_CHANCE = 0.001
 """Largest chance at which rows of a single class are remarkable."""
 MANY_SPREADS = 4.0
-"""Robust standard deviations from the median beyond which a figure is remarkable."""
+"""Robust standard deviations from the median beyond which a figure is unusual."""
 MANY_ERRORS = 3.0
-"""Standard errors of today's rows from the median beyond which a figure is remarkable."""
+"""Standard errors of today's rows from the median beyond which a figure is unusual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,39 @@ class DataCheckSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputFigures:
+    """Mean and standard deviation of an input over a day's rows; None if not finite."""
+
+    mean: float | None
+    spread: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayFigures:
+    """``figures.json``: figures of a day's data."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    day: str
+    rows: int
+    """Readable rows."""
+    unreadable: dict[str, int]
+    """Unreadable rows, by reason."""
+    labels: dict[str, int]
+    """Rows by label; empty without labels."""
+    modalities: dict[str, int]
+    """Rows by modality; a row of several counts in each. Empty without modalities."""
+    inputs: dict[str, InputFigures]
+    champion: float | None
+    """The champion's mean value on the day's rows, or on some of them; None without a champion."""
+    champion_error: float | None
+    """Standard error of that mean, by clusters of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheck:
-    """Result of the check."""
+    """``data_check.json``: the result of the check."""
 
     quarantine: bool
     """True if today's rows must not be trained on."""
@@ -70,6 +101,36 @@ class DataCheck:
     """Reason to plan the model anew, such as ``modality audio is missing``; empty for none."""
 
 
+def day_figures(
+    day: str,
+    scores: Scores,
+    *,
+    unreadable: Mapping[str, int],
+    inputs: Mapping[str, InputFigures],
+    is_champion: bool = True,
+) -> DayFigures:
+    """Returns a day's figures from scores on all readable rows.
+
+    The columns ``label`` and ``modality`` are counted, ``image+audio`` as both. Scores of another model than the
+    champion give only these.
+    """
+    is_finite = np.isfinite(scores.array)
+    values = scores.array[is_finite]
+    clusters = np.array(scores.cluster or range(len(scores.value)))[is_finite]
+    names = [name for row in scores.columns.get("modality", ()) for name in row.split("+") if name]
+    is_known = is_champion and len(values) > 0
+    return DayFigures(
+        day=day,
+        rows=len(scores.value),
+        unreadable=dict(unreadable),
+        labels=dict(sorted(Counter(scores.columns.get("label", ())).items())),
+        modalities=dict(sorted(Counter(names).items())),
+        inputs=dict(inputs),
+        champion=float(np.mean(values)) if is_known else None,
+        champion_error=_standard_error(values, clusters) if is_known else None,
+    )
+
+
 def check_data(
     today: DayFigures,
     before: Sequence[DayFigures],
@@ -78,20 +139,12 @@ def check_data(
     today_rows: AbstractSet[str] = frozenset(),
     frozen_rows: AbstractSet[str] = frozenset(),
 ) -> DataCheck:
-    """Compares today's data with earlier days.
-
-    Args:
-        today: Today's figures.
-        before: Figures of trained days, the oldest first, without quarantined days.
-        settings: Budgets.
-        today_rows: Digests of today's rows.
-        frozen_rows: Digests of the frozen rows, none of which may be among today's.
-    """
+    """Compares today's data with trained days, the oldest first; digests of rows find frozen rows among today's."""
     before = tuple(before)[-settings.days :]
     changed = tuple(_modality_changes(today, before))
-    usual = usual_figures(today, before)
+    usual = tuple(_usual_figures(today, before))
     findings = (
-        _rows(today, settings),
+        _enough_rows(today, settings),
         _leaked(today_rows, frozen_rows),
         *_unreadable(today, settings),
         *_champion(today, usual, settings),
@@ -105,11 +158,14 @@ def check_data(
         reason=broken[0].sentence if broken else "",
         findings=findings,
         usual=usual,
-        replan=", ".join(f"modality {name} is {what}" for name, what in changed),
+        replan=", ".join(f"modality {name} is {change}" for name, change in changed),
     )
 
 
-def _rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
+# Rules.
+
+
+def _enough_rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
     enough = today.rows >= settings.min_rows
     way_out = "" if enough else "; wait for more, or lower min_rows"
     sentence = f"There are {today.rows:,} rows, and min_rows = {settings.min_rows}{way_out}."
@@ -118,26 +174,22 @@ def _rows(today: DayFigures, settings: DataCheckSettings) -> Finding:
 
 def _leaked(today: AbstractSet[str], frozen: AbstractSet[str]) -> Finding:
     overlap = len(today & frozen)
-    sentence = (
-        f"{overlap:,} of today's {len(today):,} rows are frozen rows, and none may be: training on them would make the "
-        "gate blind; take them out of the day's folder."
-        if overlap
-        else "No frozen row is among today's rows."
-    )
+    sentence = "No frozen row is among today's rows."
+    if overlap:
+        sentence = (
+            f"{overlap:,} of today's {len(today):,} rows are frozen rows, and none may be: training on them would make "
+            "the gate blind; take them out of the day's folder."
+        )
     return Finding(name="frozen rows", passed=not overlap, sentence=sentence)
 
 
 def _unreadable(today: DayFigures, settings: DataCheckSettings) -> Iterator[Finding]:
-    count = sum(today.unreadable.values())
-    if count:
+    if count := sum(today.unreadable.values()):
         passed = count <= settings.max_unreadable * (today.rows + count)
         reasons = ", ".join(f"{reason} ({number:,})" for reason, number in sorted(today.unreadable.items()))
-        yield Finding(
-            name="unreadable",
-            passed=passed,
-            sentence=f"{count:,} of {today.rows + count:,} rows could not be read: {reasons}; "
-            f"max_unreadable = {settings.max_unreadable:.0%}{'' if passed else ': mend the files or raise it'}.",
-        )
+        sentence = f"{count:,} of {today.rows + count:,} rows could not be read: {reasons}; "
+        sentence += f"max_unreadable = {settings.max_unreadable:.0%}{'' if passed else ': mend the files or raise it'}."
+        yield Finding(name="unreadable", passed=passed, sentence=sentence)
 
 
 def _champion(today: DayFigures, usual: Sequence[Usual], settings: DataCheckSettings) -> Iterator[Finding]:
@@ -145,8 +197,7 @@ def _champion(today: DayFigures, usual: Sequence[Usual], settings: DataCheckSett
     for figure in usual:
         if figure.name != "champion's value" or figure.usual is None or figure.low is None:
             continue
-        noise = SURE * (today.champion_error or 0.0)
-        passed = figure.usual - figure.today - noise <= settings.max_drop
+        passed = figure.usual - figure.today - SURE * (today.champion_error or 0.0) <= settings.max_drop
         sentence = f"The champion's mean value on today's rows is {figure.today:.4f}, usually {figure.usual:.4f}"
         if not passed:
             sentence += (
@@ -158,7 +209,7 @@ def _champion(today: DayFigures, usual: Sequence[Usual], settings: DataCheckSett
 
 
 def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheckSettings) -> Iterator[Finding]:
-    label_shares = [shares(figures.labels) for figures in before if figures.labels]
+    label_shares = [_shares(figures.labels) for figures in before if figures.labels]
     total = sum(today.labels.values())
     if not label_shares or not today.rows:
         return
@@ -166,7 +217,12 @@ def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
         sentence = "No row has a label today, and rows of the days before had: look at how today's rows are read."
         yield Finding(name="labels", passed=False, sentence=sentence)
         return
-    now, usual = shares(today.labels), _median_shares(label_shares)
+    medians = {
+        name: statistics.median([shares.get(name, 0.0) for shares in label_shares])
+        for name in {name for shares in label_shares for name in shares}
+    }
+    whole = sum(medians.values()) or 1.0
+    now, usual = _shares(today.labels), {name: share / whole for name, share in medians.items()}
     shift = sum(abs(now.get(name, 0.0) - usual.get(name, 0.0)) for name in {*now, *usual}) / 2
     noise = sum(math.sqrt(share * (1 - share) / total) for share in usual.values()) / 2
     most = max(now, key=now.__getitem__)
@@ -177,14 +233,6 @@ def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
         sentence = f"All {total:,} rows have the label {most}, which usually {usual.get(most, 0.0):.0%} have"
     way_out = "" if passed else ": look at how today's rows were collected"
     yield Finding(name="labels", passed=passed, sentence=f"{sentence}{way_out}.")
-
-
-def _median_shares(days: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the median of each share over days, scaled to add up to 1."""
-    names = {name for shares_of_day in days for name in shares_of_day}
-    medians = {name: statistics.median([shares_of_day.get(name, 0.0) for shares_of_day in days]) for name in names}
-    whole = sum(medians.values())
-    return {name: share / whole for name, share in medians.items()} if whole else medians
 
 
 def _modality_changes(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[tuple[str, str]]:
@@ -203,9 +251,9 @@ def _modalities(
         if not today.modalities.get(name):
             sentence = f"Modality {name} is missing today, and it is one of required_modalities: look for its files."
             yield Finding(name="modalities", passed=False, sentence=sentence)
-    for name, what in changed:
-        if what == "new" or name not in settings.required_modalities:
-            sentence = f"Modality {name} is {what} today: the model is planned anew."
+    for name, change in changed:
+        if change == "new" or name not in settings.required_modalities:
+            sentence = f"Modality {name} is {change} today: the model is planned anew."
             yield Finding(name="modalities", passed=True, sentence=sentence)
 
 
@@ -221,108 +269,27 @@ def _inputs(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
         if not means or not spreads:
             continue
         usual, spread = statistics.median(means), statistics.median(spreads)
-        distance = abs(figures.mean - usual)
-        passed = distance <= settings.max_mean_shift * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
+        most = settings.max_mean_shift
+        passed = abs(figures.mean - usual) <= most * spread or math.isclose(figures.mean, usual, rel_tol=1e-6)
         sentence = f"Input {name} has a mean of {figures.mean:.4g}, usually {usual:.4g} with a spread of {spread:.4g}"
-        rule = (
-            "" if passed else f"; max_mean_shift = {settings.max_mean_shift:g} spreads: look for other units or scales"
-        )
+        rule = "" if passed else f"; max_mean_shift = {most:g} spreads: look for other units or scales"
         yield Finding(name=f"mean {name}", passed=passed, sentence=f"{sentence}{rule}.")
 
 
-# Figures of a day.
+# Usual ranges.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFigures:
-    """The values of one input over a day's rows."""
-
-    mean: float | None
-    """Mean of all values; None if it was not finite."""
-    spread: float | None
-    """Standard deviation of all values; None if it was not finite."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayFigures:
-    """``figures.json`` of a day: figures of its data."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
-    day: str
-    """Cut-off of the data."""
-    rows: int
-    """Readable rows."""
-    unreadable: dict[str, int]
-    """Unreadable rows, by reason."""
-    labels: dict[str, int]
-    """Rows by label; empty without labels."""
-    modalities: dict[str, int]
-    """Rows by modality; a row of several counts in each. Empty without modalities."""
-    inputs: dict[str, InputFigures]
-    """Figures by input name."""
-    champion: float | None
-    """The champion's mean value on the day's rows, or on some of them; None without a champion."""
-    champion_error: float | None
-    """Standard error of that mean, by groups of rows."""
-
-
-def day_figures(
-    day: str,
-    scores: Scores,
-    *,
-    unreadable: Mapping[str, int],
-    inputs: Mapping[str, InputFigures],
-    is_champion: bool = True,
-) -> DayFigures:
-    """Returns a day's figures from a version's scores on its rows.
-
-    Args:
-        day: Cut-off of the data.
-        scores: Scores of all readable rows; ``label`` and ``modality`` are counted, ``image+audio`` as both.
-        unreadable: Unreadable rows, by reason.
-        inputs: Means and spreads of inputs.
-        is_champion: True if the champion scored them; any other model gives only labels and modalities.
-    """
-    values = scores.array[np.isfinite(scores.array)]
-    groups = np.array(scores.cluster or range(len(scores.value)))[np.isfinite(scores.array)]
-    names = [name for row in scores.columns.get("modality", ()) for name in row.split("+") if name]
-    is_known = is_champion and len(values) > 0
-    return DayFigures(
-        day=day,
-        rows=len(scores.value),
-        unreadable=dict(unreadable),
-        labels=dict(sorted(Counter(scores.columns.get("label", ())).items())),
-        modalities=dict(sorted(Counter(names).items())),
-        inputs=dict(inputs),
-        champion=float(np.mean(values)) if is_known else None,
-        champion_error=_standard_error(values, groups) if is_known else None,
-    )
-
-
-def usual_figures(today: DayFigures, before: Sequence[DayFigures]) -> tuple[Usual, ...]:
-    """Returns figures of today beside those of earlier days, with their usual ranges."""
-    return tuple(_figures(today, before))
-
-
-def shares(counts: Mapping[str, int], total: int | None = None) -> dict[str, float]:
-    """Returns counts as shares of ``total``, or of their sum."""
-    whole = sum(counts.values()) if total is None else total
-    return {name: count / whole for name, count in counts.items()} if whole else {}
-
-
-def _figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]:
+def _usual_figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]:
     rows = [day.rows for day in before]
     yield _beside("rows", today.rows, rows, 0.5 * statistics.median(rows or [0]))
     yield _beside("unreadable", _unreadable_share(today), [_unreadable_share(day) for day in before], 0.01)
     if today.champion is not None:
         champion_values = [day.champion for day in before if day.champion is not None]
         yield _beside("champion's value", today.champion, champion_values, MANY_ERRORS * (today.champion_error or 0.0))
-    yield from _share_figures("label", shares(today.labels), [shares(day.labels) for day in before], today.rows)
-    present = [shares(day.modalities, day.rows) for day in before]
-    yield from _share_figures("modality", shares(today.modalities, today.rows), present, today.rows)
+    labels = [_shares(day.labels) for day in before]
+    modalities = [_shares(day.modalities, day.rows) for day in before]
+    yield from _share_figures("label", _shares(today.labels), labels, today.rows)
+    yield from _share_figures("modality", _shares(today.modalities, today.rows), modalities, today.rows)
     for name, figures in sorted(today.inputs.items()):
         means = [day.inputs[name].mean for day in before if name in day.inputs]
         if figures.mean is not None:
@@ -333,9 +300,9 @@ def _figures(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[Usual]
 def _share_figures(
     kind: str, today: Mapping[str, float], before: Sequence[Mapping[str, float]], rows: int
 ) -> Iterator[Usual]:
-    """A share is remarkable only beyond the noise of today's number of rows."""
-    for name in sorted({*today, *(name for day_shares in before for name in day_shares)}):
-        past = [day_shares.get(name, 0.0) for day_shares in before]
+    """A share is unusual only beyond the noise of today's number of rows."""
+    for name in sorted({*today, *(name for shares in before for name in shares)}):
+        past = [shares.get(name, 0.0) for shares in before]
         share = statistics.median(past or [0.0])
         floor = MANY_ERRORS * math.sqrt(max(share * (1 - share), 1 / max(1, rows)) / max(1, rows))
         yield _beside(f"{kind} {name}", today.get(name, 0.0), past, floor)
@@ -351,14 +318,19 @@ def _beside(name: str, today: float, before: Sequence[float], floor: float) -> U
     return Usual(name=name, today=float(today), usual=middle, low=middle - width, high=middle + width)
 
 
+def _shares(counts: Mapping[str, int], total: int | None = None) -> dict[str, float]:
+    whole = sum(counts.values()) if total is None else total
+    return {name: count / whole for name, count in counts.items()} if whole else {}
+
+
 def _unreadable_share(figures: DayFigures) -> float:
     count = sum(figures.unreadable.values())
     return count / max(1, figures.rows + count)
 
 
-def _standard_error(values: np.ndarray, groups: np.ndarray) -> float:
-    """Standard error of a mean over groups of rows; the values' spread for a single group."""
-    number = np.unique(groups, return_inverse=True)[1]
+def _standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
+    """Standard error of a mean over clusters of rows; the values' spread for a single cluster."""
+    number = np.unique(clusters, return_inverse=True)[1]
     sums = np.bincount(number, weights=values - np.mean(values))
     if len(sums) == 1:
         return float(np.std(values))

@@ -47,7 +47,7 @@ def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
         return None
 
 
-Phase = Literal["prepared", "training", "trained", "evaluated", "decided", "promoted"]
+Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
 """Phase of a day; written after all files of the phase are on disk."""
 
 
@@ -56,11 +56,8 @@ class Start:
     """A start of a day's training processes."""
 
     at: str
-    """UTC, ISO 8601."""
     boot: str
-    """The kernel's id of the machine's boot."""
     from_step: int
-    """First step of this start."""
     ended: str = ""
     """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
 
@@ -72,11 +69,9 @@ class DayState:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     day: str
     """Name of the day: the newest date of its data."""
     phase: Phase
-    """Phase of the day."""
     new: tuple[str, ...]
     """Dates of new data; a day also takes the data of missed runs."""
     replay: tuple[str, ...]
@@ -88,14 +83,12 @@ class DayState:
     anchor: str | None
     """Approved version at that time."""
     began: str
-    """UTC, ISO 8601."""
     deadline: str | None
     """Time to release the device, UTC; None for none."""
     starts: tuple[Start, ...] = ()
     outcome: Outcome | None = None
     """Outcome of the day; None before its end."""
     reason: str = ""
-    """Reason, in one sentence."""
     ended: str | None = None
     """End of its last run, UTC; None before."""
     version: str | None = None
@@ -145,12 +138,10 @@ class DayFolder:
 
     @property
     def state(self) -> DayState:
-        """The day's state."""
         return load(DayState, self.path / "state.json")
 
     @property
     def has_begun(self) -> bool:
-        """True if the day has a state."""
         return (self.path / "state.json").is_file()
 
     def set(self, state: DayState, **changes: Any) -> DayState:
@@ -174,7 +165,6 @@ class Folder:
     quarantine = _File("quarantine")
 
     def day(self, day: str) -> DayFolder:
-        """Returns the files of a day."""
         return DayFolder(self.path / "days" / day)
 
     def days(self) -> tuple[DayFolder, ...]:

@@ -218,7 +218,6 @@ def page_of(report: DayReport) -> str:
     margin = gate.margin if gate is not None else 0.01
     decimals = min(6, max(0, 1 - math.floor(math.log10(margin)))) if 0 < margin < math.inf else 3
     unusual = [each for each in report.usual if is_unusual(each)]
-    by_rejects = sorted(report.data, key=lambda source: not source.rejected)[:MAX_SOURCES]
     page = _template().render(
         report=report,
         headline=HEADLINES[report.outcome],
@@ -231,7 +230,7 @@ def page_of(report: DayReport) -> str:
         place=_axis(margin, comparisons),
         places=decimals,
         chart=_chart(report.history),
-        sources=[source for source in report.data if source in by_rejects],
+        sources=sorted(report.data, key=lambda source: not source.rejected)[:MAX_SOURCES],
         unusual=unusual[:MAX_FIGURES],
         usual=[each for each in report.usual if each not in unusual][: max(0, MAX_FIGURES - len(unusual))],
         run=report.run,

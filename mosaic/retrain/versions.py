@@ -32,25 +32,17 @@ class Card:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     version: str
-    """Name of the version."""
     day: str
-    """Day of the version."""
     created: str
-    """UTC, ISO 8601."""
     parent: str | None
     """Version that the training started from; None for new weights."""
     step: int
-    """Training steps of that day."""
     sha256: str
-    """SHA-256 of its weights."""
     code: str
     """SHA-256 of the file with its model's code."""
     mosaic: str
-    """Version of Mosaic."""
     torch: str
-    """Version of torch."""
     values: dict[str, float]
     """Mean value on each set of the gate."""
 
@@ -60,7 +52,6 @@ class Version:
     """A version on the disk."""
 
     path: Path
-    """Folder of the version."""
 
     @property
     def name(self) -> str:

@@ -87,7 +87,7 @@ class Day:
         self.model.train()
         rejects = RejectCount(settings.max_unreadable)
         if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
-            rejects.load_state_dict({"samples": step * settings.budget.batch, "rejects": notes.rejects})
+            rejects.resume(step * settings.budget.batch, notes.rejects)
         with self._loader(range(step, settings.num_steps), settings.budget.workers, rejects, state) as batches:
             ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None and group.rank == 0:
@@ -192,15 +192,7 @@ class Day:
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
         settings, group = self._settings, self._group
-        key = choice.key_of(
-            self.model,
-            batches[0],
-            group.device,
-            group.size,
-            settings.modalities,
-            colocate=settings.budget.colocate,
-            pipeline=settings.budget.pipeline_settings,
-        )
+        key = choice.key_of(self.model, batches[0], group.device, group.size, settings.modalities, settings.budget)
         current = _read(settings.plan)
         within_day = key.differences(current.key) if current is not None else ""
         if current is not None and not within_day:
@@ -218,11 +210,11 @@ class Day:
             pipelined = self._pipelined(batches, None)
             pipelined.remove()
             self.model = self._new_model()  # the trial may have changed it
-            return choice.stored_of_pipeline(pipelined, key, why)
+            return replace(choice.stored(key, why, pipelined.describe()), pipeline=pipelined.way)
         if not settings.budget.colocate and group.size == 1:
-            return choice.plain(key, why, "the recipe asks for the plain loop")
+            return choice.stored(key, why, "the recipe asks for the plain loop")
         if group.size > 1:
-            return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
+            return choice.stored(key, why, "")  # colocate() tries plans by itself; see _placed
         model = self._new_model()
         plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.budget.exclude)
         if profile is not None:
@@ -256,7 +248,7 @@ class Day:
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
         if plan.plan is None:
-            self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
+            self.plan = choice.stored(plan.key, plan.why, handle.describe(), handle)
             if group.rank == 0:
                 save(self.plan, self._settings.plan)
         return handle

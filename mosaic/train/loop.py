@@ -46,13 +46,10 @@ class TrainState:
     """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
 
     model: nn.Module
-    """The model, colocated or not."""
     keeper: KeepsCheckpoints
     """The model's handle."""
     optimizers: tuple[torch.optim.Optimizer, ...]
-    """At least one."""
     schedulers: tuple[Any, ...]
-    """Stepped once a step."""
     scaler: Any
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
@@ -81,21 +78,7 @@ class _Unlogged:
 
 
 class Loop:
-    """The training loop.
-
-    Args:
-        program: The user's functions.
-        state: The train state.
-        settings: Settings.
-        group: The ranks that train together.
-        stop: Stop signals.
-        step: Steps already done.
-        notes: Notes of the checkpoint.
-
-    Attributes:
-        step: Steps done.
-        notes: Notes for the next checkpoint.
-    """
+    """The training loop, from a step and the notes of its checkpoint."""
 
     def __init__(
         self,
@@ -132,11 +115,7 @@ class Loop:
     def run(self, batches: StepLoader, last: int) -> str:
         """Takes steps up to ``last``, or until a stop signal; then saves.
 
-        Returns:
-            ``done``, the name of a signal, or ``window over``.
-
-        Raises:
-            MosaicError: The loss is not finite, rows are unreadable, or checkpoints cannot be written.
+        Returns ``done``, the name of a signal, or ``window over``.
         """
         ended, self._batches = "", batches
         while self.step < last and not (ended := self._agree_to_stop()):

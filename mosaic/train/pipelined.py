@@ -67,14 +67,9 @@ class _Called(nn.Module):
 
 
 class PipelinedModel(KeptModel):
-    """A model that trains in a pipeline; every rank makes the same calls.
+    """A model that trains in a pipeline; every rank makes the same calls, and keeps the weights of its own layers.
 
-    Args:
-        model: A model with all weights, on this rank's device; it loses the weights of other ranks.
-        loss: Runs the model on a batch.
-        batches: The micro-batches of a step, for the plan.
-        way: The choice of an earlier start; None plans and tries now.
-        memory_bytes: Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs.
+    ``way`` is the choice of an earlier start; None plans and tries now.
 
     Raises:
         MosaicError: The model or its loss cannot be cut over these ranks.

@@ -57,17 +57,9 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
 def score_batches(
     program: Program, model: Scored, samples: Iterable[Any], *, batch: int, device: torch.device
 ) -> Iterator[Mapping[str, Any]]:
-    """Scores samples batch by batch, in evaluation mode and without gradients.
+    """Scores samples batch by batch, in evaluation mode and without gradients; ranks cut a batch into micro-batches.
 
-    Args:
-        program: The user's functions.
-        model: The model; its mode is restored.
-        samples: Samples in order; ranks cut a batch into micro-batches.
-        batch: Samples of a batch.
-        device: The model's device.
-
-    Yields:
-        The result of ``score`` for each batch or micro-batch.
+    Yields the result of ``score`` for each batch or micro-batch.
 
     Raises:
         MosaicError: The result of ``score`` is not a dict of columns with one entry per row.

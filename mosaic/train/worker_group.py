@@ -32,11 +32,6 @@ class StepLoss:
 class WorkerGroup:
     """One process that trains alone, or one rank of several whose gradients the handle averages.
 
-    Args:
-        device: The device of this rank.
-        rank: This rank.
-        size: Number of ranks.
-
     Attributes:
         ranks: The ranks that save together without a handle; None for one process.
         scale: Factor of the losses that makes gradients add up to those of the mean over the global batch.
@@ -153,11 +148,9 @@ class PipelineGroup(WorkerGroup):
         return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns the value of each rank."""
         return self._world.all_gather(value)
 
     def leave(self) -> None:
-        """Closes the world."""
         self._world.close()
 
     def _small_group(self) -> Any:

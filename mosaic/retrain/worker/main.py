@@ -27,7 +27,7 @@ from mosaic.retrain.worker.data import check_new_data, freeze
 from mosaic.retrain.worker.score import score_versions
 from mosaic.retrain.worker.verify import verify
 from mosaic.retrain.worker.work import Work
-from mosaic.retrain.workers import PARTS, LastWords
+from mosaic.retrain.workers import PARTS, WorkerError
 from mosaic.train import exits
 from mosaic.train.data.loader import LoaderDiedError
 from mosaic.train.day import Day, end_ranks
@@ -80,7 +80,7 @@ def main() -> None:
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
         with suppress(MosaicError):  # a full disk; the code says enough
-            save(LastWords(reason=reason), arguments.words)
+            save(WorkerError(reason=reason), arguments.words)
     sys.stdout.flush()
     sys.exit(code)
 

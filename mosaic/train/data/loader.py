@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import active_children
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -33,18 +32,12 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCut:
-    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first.
-
-    Raises:
-        ValueError: There is no such rank, or a micro-batch would have no row.
-    """
+    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first."""
 
     batch: int
     """Samples of a step, over all ranks."""
     num_ranks: int = 1
-    """Processes that train."""
     rank: int = 0
-    """This rank."""
     micro_batches: int = 1
     """Parts of the global batch, rounded up to a multiple of the ranks."""
 
@@ -89,11 +82,10 @@ class MicroBatch:
     index: int
     """Index in the global batch; seeds random numbers."""
     rows: int
-    """Number of samples."""
     weight: float
     """``rows`` over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
-    """Its samples, collated."""
+    """Collated samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +93,7 @@ class StepBatch:
     """This rank's part of a global batch."""
 
     step: int
-    """Index of the optimizer step."""
     micro_batches: tuple[MicroBatch, ...]
-    """In order."""
     rejects: tuple[Reject, ...]
     """Unreadable rows of this step."""
 
@@ -126,13 +116,9 @@ class StepLoader(Iterator[StepBatch]):
         """Ends the workers."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the workers."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -143,14 +129,9 @@ class BatchLoader(StepLoader):
     random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
     the step ends. They end with their parent process, even if it is killed.
 
-    Args:
-        samples: Samples by position.
-        cut: How a global batch is cut.
-        steps: Steps to yield; a resumed run starts after its last step.
-        workers: Processes that load; 0 loads in this process.
-        collate: Makes a batch of a list of samples; torch's own by default.
-        pin: Copy into pinned memory, for CUDA.
-        rejects: Counter of unreadable rows, with its limit.
+    Raises:
+        LoaderDiedError: A worker died; ``next`` raises it.
+        MosaicError: More rows are unreadable than ``rejects`` allows.
     """
 
     def __init__(
@@ -189,12 +170,6 @@ class BatchLoader(StepLoader):
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __next__(self) -> StepBatch:
-        """Returns the next step's batch.
-
-        Raises:
-            LoaderDiedError: A worker died.
-            MosaicError: More rows are unreadable than the limit allows.
-        """
         step = next(self._steps)
         parts: list[MicroBatch] = []
         rejects: list[Reject] = []

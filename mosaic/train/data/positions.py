@@ -38,7 +38,6 @@ class Source:
     name: str
     """Such as ``new/2026-11-22``."""
     rows: int
-    """Number of rows."""
     share: Fraction
     """Part of all samples; a multiple of ``1 / CYCLE``. The shares of all sources sum to 1."""
     digest: str
@@ -52,7 +51,6 @@ class Draw:
     source: int
     """Index into the sources."""
     row: int
-    """Row of that source."""
     pass_number: int
     """Complete passes over the source before this one."""
 
@@ -62,11 +60,8 @@ class Draws:
     """The rows at consecutive positions."""
 
     sources: Counts
-    """Index into the sources, for each position."""
     rows: Counts
-    """Rows of these sources."""
     passes: Counts
-    """Passes over these sources."""
 
 
 class PositionStream:

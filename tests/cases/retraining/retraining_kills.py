@@ -28,8 +28,8 @@ from mosaic.retrain.report import is_reported
 from mosaic.train.records import StoredPlan
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
-EVERY = 4
-"""Of a promotion's writes to the disk one is met by a kill."""
+EVERY = 9
+"""Of a promotion's writes to the disk every ninth is met by a kill; the bench kills at random instants."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -44,7 +44,7 @@ def kill_chain(top: Path) -> None:
 
 
 def kill_promotion(top: Path) -> None:
-    """Kills the launcher at every fourth write to the disk once all is scored; then goes on, and goes back."""
+    """Kills the launcher at every ninth write to the disk once all is scored; then goes on, and goes back."""
     before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
     assert start(before).wait() == 0
     write_day(before.path, SECOND)

@@ -45,7 +45,7 @@ def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
         ("batch = 16", "", "budget.batch: "),
         ("batch = 16", 'batch = "16"', "budget.batch: "),
         ("batch = 16", "batch = 0", "budget.batch: .*greater than or equal to 1"),
-        ("batch = 16", "bach = 16", "budget.batch: Field required"),
+        ("batch = 16", "bach = 16", "there is no key 'budget.bach'; did you mean 'batch'"),
         ("batch = 16", "batch = 16\nbatch = 17", "not valid TOML"),
         ("batch = 16", "batch = 3\nmicro_batches = 4", "budget: batch=3 .*take a larger batch"),
         ("batch = 16", "batch = 16\npasses = 0.0", "budget: passes=0.0; draw each row more than 0"),
