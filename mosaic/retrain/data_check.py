@@ -236,7 +236,6 @@ def _labels(today: DayFigures, before: Sequence[DayFigures], settings: DataCheck
 
 
 def _modality_changes(today: DayFigures, before: Sequence[DayFigures]) -> Iterator[tuple[str, str]]:
-    """Modalities that came or went since the last trained day."""
     if before:
         present = {name for name, count in today.modalities.items() if count}
         last = {name for name, count in before[-1].modalities.items() if count}

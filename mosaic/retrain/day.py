@@ -59,7 +59,6 @@ class Clock:
     offset: timedelta = timedelta()
 
     def now(self) -> datetime:
-        """Returns the time."""
         return datetime.now(UTC) + self.offset
 
 
@@ -132,8 +131,6 @@ def _deadline(recipe: Recipe, now: datetime) -> str | None:
 
 
 class _Day:
-    """One day, from its current phase."""
-
     def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, clock: Clock, say: Say) -> None:
         self._folder = folder
         self._recipe = recipe
@@ -308,7 +305,6 @@ class _Day:
 
 
 def _refused_before(folder: Folder, today: str) -> int:
-    """Returns the number of consecutive refused days before today."""
     count = 0
     for day in reversed([day for day in folder.days() if day.path.name < today]):
         if day.state.outcome != "refused":

@@ -53,8 +53,6 @@ Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A start of a day's training processes."""
-
     at: str
     boot: str
     from_step: int
@@ -115,8 +113,6 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class DayFolder:
-    """One day's files."""
-
     path: Path
 
     recipe = _File(RECIPE)
@@ -153,8 +149,6 @@ class DayFolder:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A retraining folder."""
-
     path: Path
 
     recipe = _File(RECIPE)
@@ -168,12 +162,10 @@ class Folder:
         return DayFolder(self.path / "days" / day)
 
     def days(self) -> tuple[DayFolder, ...]:
-        """Returns the days with a state, the oldest first."""
         days = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
         return tuple(day for day in days if day.has_begun)
 
     def note(self, event: str, **more: Any) -> None:
-        """Adds a line to ``history.jsonl``."""
         append_line(self.history, {"at": utc_text(datetime.now(UTC)), "event": event, **more}, flush=True)
 
 

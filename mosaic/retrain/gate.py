@@ -119,12 +119,10 @@ class Scores:
 
     @property
     def array(self) -> Floats:
-        """The values, with NaN for None."""
         return np.array(self.value, dtype=np.float64)
 
     @property
     def num_invalid(self) -> int:
-        """Number of rows without a finite value."""
         return sum(value is None for value in self.value)
 
 
@@ -162,7 +160,6 @@ def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def digest_of_rows(rows: Iterable[str]) -> str:
-    """Returns a digest of 16 hexadecimal digits of a list of row names."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(len(row.encode()).to_bytes(8, "little") + row.encode())
@@ -179,8 +176,6 @@ def _finite(value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
-    """The values of two versions on the same rows."""
-
     against: str
     """The compared version."""
     old: Floats
@@ -190,7 +185,6 @@ class Pair:
     columns: Mapping[str, NDArray[np.str_]]
 
     def only(self, selection: NDArray[np.bool_]) -> Pair:
-        """Returns the pair on the selected rows."""
         return replace(
             self,
             old=self.old[selection],
@@ -441,7 +435,6 @@ def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
 
 
 def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:
-    """Frozen rows, the anchor, fresh rows, slices."""
     margin = settings.margin
     frozen = _pair(scores, contest.challenger, contest.champion, "frozen")
     if frozen is not None:

@@ -72,7 +72,6 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
 
 
 def pending(folder: Folder) -> tuple[PendingHook, ...]:
-    """Returns the hooks that have not succeeded yet."""
     try:
         return load(PendingHooks, folder.pending).hooks
     except InvalidFileError:

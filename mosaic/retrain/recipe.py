@@ -24,8 +24,6 @@ RECIPE = "retrain.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewData:
-    """Location of a day's data."""
-
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     path: str
@@ -45,8 +43,6 @@ class NewData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Replay of earlier days."""
-
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     share: Annotated[float, Ge(0), Le(0.9)] = 0.3
@@ -57,8 +53,6 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Data."""
-
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     new: NewData
@@ -77,8 +71,6 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promote:
-    """Actions after a promotion."""
-
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     hooks: tuple[str, ...] = ()
@@ -96,7 +88,6 @@ class Promote:
 
     @property
     def timeout_s(self) -> float:
-        """Time limit of a command in seconds."""
         return seconds_of(self.timeout, "timeout")
 
 

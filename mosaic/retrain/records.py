@@ -78,8 +78,6 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """Rows of one source of a day."""
-
     name: str
     """``new`` or ``replay``, with the day."""
     rows: int
@@ -115,8 +113,6 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaySquare:
-    """A day of the last thirty."""
-
     day: str
     outcome: Outcome | None
     fresh: float | None
@@ -125,8 +121,6 @@ class DaySquare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Facts of the day's training."""
-
     began: str
     ended: str
     until: str | None

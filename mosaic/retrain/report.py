@@ -239,7 +239,6 @@ def page_of(report: DayReport) -> str:
 
 
 def is_unusual(figure: Usual) -> bool:
-    """Returns True if today's value is beyond its range."""
     below = figure.low is not None and not figure.today >= figure.low
     return below or (figure.high is not None and not figure.today <= figure.high)
 

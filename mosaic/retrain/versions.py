@@ -49,13 +49,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version on the disk."""
-
     path: Path
 
     @property
     def name(self) -> str:
-        """Name, such as ``0042``."""
         return self.path.name
 
     @property
@@ -65,7 +62,6 @@ class Version:
 
     @property
     def card(self) -> Card:
-        """Origin of the version."""
         return load(Card, self.path / "card.json")
 
 
@@ -143,7 +139,6 @@ def all_versions(folder: Folder) -> tuple[Version, ...]:
 
 
 def next_name(folder: Folder) -> str:
-    """Returns a new name."""
     return f"{max((int(version.name) for version in all_versions(folder)), default=0) + 1:04d}"
 
 

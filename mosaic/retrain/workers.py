@@ -55,8 +55,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """End of the workers."""
-
     how: str
     """Kind of end, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
     outcome: Outcome | None = None
@@ -89,7 +87,6 @@ class Workers:
 
     @property
     def step(self) -> int:
-        """The step of the newest checkpoint."""
         checkpoints = checkpoints_in(self._day.checkpoints)
         return checkpoints[0].step if checkpoints else 0
 

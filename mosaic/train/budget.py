@@ -97,12 +97,10 @@ class Budget:
 
     @property
     def save_s(self) -> float:
-        """Seconds between checkpoints."""
         return seconds_of(self.save, "save")
 
     @property
     def judging_s(self) -> float:
-        """Seconds before ``until`` for the comparison."""
         return seconds_of(self.judging, "judging")
 
     @property

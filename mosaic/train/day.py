@@ -142,7 +142,6 @@ class Day:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint."""
         state = self._state
         return room_needed(self.model, state.optimizers, state.companions)
 
@@ -350,7 +349,6 @@ def device_of(name: str, rank: int) -> torch.device:
 
 
 def end_ranks() -> None:
-    """Ends the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

@@ -57,7 +57,6 @@ class TrainState:
 
     @property
     def checkpointed(self) -> dict[str, Any]:
-        """Arguments of ``save`` and ``load``."""
         return {
             "optimizer": self.optimizers,
             "scheduler": self.schedulers,

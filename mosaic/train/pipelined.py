@@ -103,11 +103,9 @@ class PipelinedModel(KeptModel):
 
     @property
     def way(self) -> KeptWay:
-        """The chosen pipeline."""
         return self._pipe.kept_way
 
     def describe(self) -> str:
-        """Describes the choice and its reason."""
         return self._pipe.describe()
 
     def add_gradients(self, batches: Sequence[Any], scaler: torch.amp.GradScaler | None) -> list[Tensor]:
@@ -119,7 +117,6 @@ class PipelinedModel(KeptModel):
         return list(losses)
 
     def remove(self) -> None:
-        """Leaves the other ranks; the model keeps this rank's weights."""
         self._pipe.remove(gather=False)
 
     def _plan_name(self) -> str:
@@ -160,7 +157,6 @@ class PipelinedScores:
         return [gathered[at] for at in range(len(batches))]
 
     def remove(self) -> None:
-        """Leaves the other ranks."""
         if self._pipe is not None:
             self._pipe.remove(gather=False)
 

@@ -130,8 +130,6 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayNotes:
-    """Notes in every checkpoint of a day."""
-
     loaded: str
     """Start of the model, with its new and missing parts."""
     rejects: dict[str, dict[str, int]]

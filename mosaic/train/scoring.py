@@ -28,8 +28,6 @@ Scored = nn.Module | PipelinedScores
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An unreadable row."""
-
     reason: str
     """Kind and message of the error."""
 
@@ -98,7 +96,6 @@ def latency_ms(program: Program, model: Scored, samples: list[Any], device: torc
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Returns a batch with its tensors on a device."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
 
 

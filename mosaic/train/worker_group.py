@@ -51,11 +51,9 @@ class WorkerGroup:
         """Called at the end."""
 
     def moved(self, batch: Any) -> Any:
-        """Returns a batch with its tensors on this rank's device."""
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns the flags that any rank has set."""
         return self.agree(flags, None)[0]
 
     def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
@@ -77,11 +75,9 @@ class WorkerGroup:
         return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
 
     def broadcast(self, value: Told) -> Told:
-        """Returns the value of rank 0."""
         return self.gather(value)[0]
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns the value of each rank."""
         return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def first_does(self, work: Callable[[], object]) -> None:
@@ -118,7 +114,6 @@ class WorkerGroup:
         return StepLoss(parts, arrived)
 
     def mean_loss(self, loss: StepLoss) -> float:
-        """Returns a step's loss over the global batch."""
         mean = self.agree((), loss)[1]
         assert mean is not None
         return mean

@@ -49,7 +49,6 @@ def model_of(work: Work, weights: Path | None, group: WorkerGroup, *, partial: b
 
 
 def weights_of(work: Work, version: str | None) -> Path | None:
-    """Returns the path of a version's weights."""
     return None if version is None else versions.find(work.folder, version).weights
 
 
@@ -80,14 +79,12 @@ def score_versions(work: Work, group: WorkerGroup, model: nn.Module | None, chec
 
 
 def frozen_rows(work: Work) -> tuple[Row, ...]:
-    """Returns the rows that compare versions."""
     return tuple(_rows(work, work.recipe.sources.frozen))
 
 
 def score_rows(
     work: Work, group: WorkerGroup, model: Scored, version: str, kind: RowSet, rows: tuple[Row, ...]
 ) -> Scores:
-    """Returns a version's scores on rows."""
     samples = (sample for _, sample in rows)
     columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=group.device))
     return Scores.of(version, kind, digest_of_rows(name for name, _ in rows), columns)

@@ -29,8 +29,6 @@ from mosaic.train.worker_group import PipelineGroup, WorkerGroup
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a worker."""
-
     folder: Folder
     """The retraining folder."""
     day: DayFolder
@@ -40,7 +38,6 @@ class Work:
 
     @cached_property
     def program(self) -> Program:
-        """The user's functions."""
         recipe = self.recipe
         return Program.load(
             {
@@ -59,12 +56,10 @@ class Work:
 
     @property
     def program_file(self) -> Path:
-        """The file with the model's code."""
         return self.folder.path / self.recipe.model.partition(":")[0]
 
     @cached_property
     def sources(self) -> Sources:
-        """The day's data, frozen."""
         return load(Sources, self.day.sources)
 
     def samples(self) -> Samples | Callable[[], Iterable[Any]]:
@@ -83,7 +78,6 @@ class Work:
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
     def group(self) -> WorkerGroup:
-        """Returns the worker group."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = device_of(self.recipe.device, rank)
         kind = PipelineGroup if self.recipe.budget.pipeline else WorkerGroup

@@ -125,7 +125,6 @@ class _Source:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
 
     def draw(self, seed: int, positions: Sequence[int]) -> list[Any]:
-        """Draws the next sample of each position."""
         samples = []
         with put_back():
             for words in sample_words(seed, positions).tolist():

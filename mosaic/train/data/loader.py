@@ -59,18 +59,15 @@ class BatchCut:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Samples of each micro-batch of the global batch."""
         size, more = divmod(self.batch, self._rounded)
         return tuple(size + (index < more) for index in range(self._rounded))
 
     @property
     def own(self) -> range:
-        """Micro-batches of this rank."""
         count = self._rounded // self.num_ranks
         return range(self.rank * count, (self.rank + 1) * count)
 
     def positions(self, step: int, microbatch: int) -> range:
-        """Returns the positions of a micro-batch of the global batch."""
         first = step * self.batch + sum(self.rows[:microbatch])
         return range(first, first + self.rows[microbatch])
 
@@ -90,8 +87,6 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """This rank's part of a global batch."""
-
     step: int
     micro_batches: tuple[MicroBatch, ...]
     rejects: tuple[Reject, ...]
@@ -166,7 +161,6 @@ class BatchLoader(StepLoader):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __next__(self) -> StepBatch:
@@ -201,7 +195,6 @@ class BatchLoader(StepLoader):
         return data, rejects
 
     def close(self) -> None:
-        """Ends the workers; each finishes its current sample."""
         # After an error, the garbage collector would wait five seconds for each worker in vain.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
@@ -209,8 +202,6 @@ class BatchLoader(StepLoader):
 
 @dataclass(frozen=True)
 class _Microbatches:
-    """Positions of this rank's micro-batches, in order."""
-
     cut: BatchCut
     steps: range
 

@@ -46,8 +46,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """The row at one position."""
-
     source: int
     """Index into the sources."""
     row: int
@@ -57,8 +55,6 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """The rows at consecutive positions."""
-
     sources: Counts
     rows: Counts
     passes: Counts
@@ -92,7 +88,6 @@ class PositionStream:
         return hashlib.sha256(json.dumps(["position stream 1", self.seed, of_sources]).encode()).hexdigest()
 
     def at(self, position: int) -> Draw:
-        """Returns the row at one position."""
         draws = self.span(position, position + 1)
         return Draw(source=int(draws.sources[0]), row=int(draws.rows[0]), pass_number=int(draws.passes[0]))
 

@@ -38,8 +38,6 @@ class Reject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Samples of consecutive positions."""
-
     samples: list[Any]
     rejects: tuple[Reject, ...]
     """Unreadable rows that were replaced."""
@@ -127,7 +125,6 @@ class RejectCount:
 
     @property
     def by_source(self) -> dict[str, dict[str, int]]:
-        """Counts by the source's name and the kind of error."""
         counts: dict[str, dict[str, int]] = {}
         for (source, reason), count in sorted(self._counts.items()):
             counts.setdefault(source, {})[reason] = count
@@ -147,7 +144,6 @@ class RejectCount:
             )
 
     def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
-        """Restores the counts of an earlier process."""
         self.samples = samples
         rejects = by_source.items()
         self._counts = Counter({(source, reason): n for source, kinds in rejects for reason, n in kinds.items()})

@@ -25,8 +25,6 @@ Kind = Literal["new", "replay", "frozen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file of a data folder."""
-
     name: str
     """Relative to its folder."""
     num_bytes: int
@@ -34,8 +32,6 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A data folder."""
-
     kind: Kind
     """``new``: today's; ``replay``: a promoted day's; ``frozen``: rows that compare versions."""
     day: str
@@ -81,7 +77,6 @@ class Sources:
         return tuple(round(steps * self.batch * source.units / CYCLE) for source in self.sources)
 
     def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
-        """Returns the sources of a kind."""
         return tuple(source for source in self.sources if source.kind == kind)
 
 
