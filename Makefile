@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # pip compiles to bytecode on one core, one package after the other, and their own tests too; this on all cores.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/'
 
-.PHONY: demo test lint types unit tables sizes gpu-bundle tools clean
+.PHONY: demo test lint types unit tables docs sizes gpu-bundle tools clean
 
 demo: $(STAMP)
 	$(BIN)/mosaic demo --output mosaic-demo
@@ -42,6 +42,15 @@ unit: $(STAMP)
 # The tables of README and docs/; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
+
+# README, docs/ and bench/README as pages with a reference of the API, in build/site. Pages link to each other and to pictures
+# by their places in the repository, so they are copied with these places.
+docs: $(STAMP)
+	$(INSTALL) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	rm -rf build/pages && mkdir -p build/pages
+	git ls-files -z README.md CHANGELOG.md LICENSE .github docs bench/README.md 'bench/results/*.png' csrc/README.md examples \
+		| xargs -0 cp --parents -t build/pages
+	$(BIN)/python -m mkdocs build --strict --config-file docs/mkdocs.yml
 
 # Lines of each part beside its budget.
 sizes:

@@ -126,15 +126,13 @@ void bind_plan(py::module_& module) {
         .def_readonly("cost_ns", &Plan::cost)
         .def_readonly("bound_ns", &Plan::bound)
         .def_readonly("stages", &Plan::stages)
-        .def_readonly("num_evaluations", &Plan::num_evaluations)
-        .def_readonly("num_expanded", &Plan::num_expanded)
-        .def_readonly("seconds", &Plan::seconds);
+        .def_readonly("num_evaluations", &Plan::num_evaluations);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_search, module) {
-    module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
+    module.doc() = "Planning's hot loops.";
     bind_problem(module);
     bind_plan(module);
     bind_orders(module);
@@ -142,15 +140,14 @@ PYBIND11_MODULE(_search, module) {
     bind_context(module);
     module.def(
         "plan",
-        [](const Problem& problem, double effort, double seconds, std::int64_t max_nodes, std::uint64_t seed,
-           bool exact, const std::vector<Mask>& forbidden, const py::object& should_stop) {
+        [](const Problem& problem, double effort, double seconds, std::int64_t max_nodes,
+           const std::vector<Mask>& forbidden, const py::object& should_stop) {
             return until_signalled(&should_stop,
-                                   [&] { return plan(problem, {effort, max_nodes, seed, exact, seconds}, forbidden); });
+                                   [&] { return plan(problem, {effort, max_nodes, seconds}, forbidden); });
         },
         py::arg("problem"), py::kw_only(), py::arg("effort") = Limits{}.effort, py::arg("seconds") = Limits{}.seconds,
-        py::arg("max_nodes") = Limits{}.max_nodes, py::arg("seed") = 0, py::arg("exact") = true,
-        py::arg("forbidden") = std::vector<Mask>{}, py::arg("should_stop") = py::none(),
-        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("max_nodes") = Limits{}.max_nodes, py::arg("forbidden") = std::vector<Mask>{},
+        py::arg("should_stop") = py::none(), py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
     module.def(
         "spend",
         [](double effort) {

@@ -1,4 +1,4 @@
-"""Planning's hot loops: the exact search over stages, and the heuristic that it starts from.
+"""Planning's hot loops.
 
 Plain C++, no CUDA, the GIL released; the same input and seed give the same answer while no wall-clock limit ends the
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
@@ -103,10 +103,6 @@ class Plan:
     def stages(self) -> list[Stage]: ...
     @property
     def num_evaluations(self) -> int: ...
-    @property
-    def num_expanded(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
 
 def plan(
     problem: Problem,
@@ -114,8 +110,6 @@ def plan(
     effort: float = 10.0,
     seconds: float = math.inf,
     max_nodes: int = 2000000,
-    seed: int = 0,
-    exact: bool = True,
     forbidden: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Plan:

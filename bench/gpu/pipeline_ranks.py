@@ -26,6 +26,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
@@ -55,7 +56,7 @@ class _Job:
             {key: value.to(bench.torch_device) for key, value in one.items()} for one in found.step(0, microbatches)
         ]
         cluster = find_cluster("h100-80g" if bench.on_gpu else "host", RANKS)
-        counted = count_model(model, find_split(model, step[0]), step[0], cluster.hardware)
+        counted = count_model(model, find_split(model, step[0]), step[0], RankHardware(cluster=cluster))
         seen = [counted.microbatch(one) for one in step]
         request, space = Request(model=counted.model, num_ranks=RANKS, microbatches=seen), RankSpace(network=cluster)
         options = PlannerOptions(limits=OrderLimits(effort=0.2 if bench.dry_run else 1.0))

@@ -18,9 +18,8 @@ from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import default_subjects, half_type
-from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant, parts_of
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:

@@ -21,15 +21,14 @@ from types import MappingProxyType
 
 from bench.papers.data_sets import IMAGE_MIXTURE
 from bench.papers.generators import draw_step
+from bench.papers.pipeline_layers import Intake, LayerStack
 from bench.papers.pipeline_shapes import KNOWN_SHAPES
 from mosaic.errors import unknown
 from mosaic.hardware import Cluster, find_cluster
-from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.workload.intake import Intake
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
-from mosaic.pipelining.workload.transformer import TransformerModule
 
 IMAGE_TOKENS = 169
 """Of an image in PipeWeaver's backbones."""
@@ -106,7 +105,7 @@ class KnownModel:
         images = 16 if self.vision else 0
         return Microbatch(text_tokens=8192 - IMAGE_TOKENS * images, images=images)
 
-    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[TransformerModule]:
+    def _modules(self, machine: RankHardware, patches_per_token: int) -> Iterator[LayerStack]:
         starch = self.source.startswith("Cornstarch")
         image, merges = (EVA_TOKENS, 1) if starch else (IMAGE_TOKENS, patches_per_token)
         backbone = self.video or self.text
@@ -124,7 +123,7 @@ class KnownModel:
                 ),
                 "video": Intake(unit="video", text=True, video_tokens_per_s=VIDEO_TOKENS_PER_S),
             }[name]
-            yield TransformerModule(
+            yield LayerStack(
                 name=name,
                 shape=KNOWN_SHAPES[shape].shape,
                 machine=machine,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from mosaic.pipelining.workload.shapes import TransformerShape
+from bench.papers.pipeline_layers import TransformerShape
 
 _PIXELS = 3 * 14 * 14
 """Numbers in a patch of an image."""

@@ -15,7 +15,7 @@ from mosaic.errors import InfeasibleError
 from mosaic.pipelining.order.simulate import roll_out, simulate
 from mosaic.pipelining.pair_layers import pair_layers
 from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.tuning.candidates import Candidates
 from mosaic.pipelining.tuning.pairs import pair_table, pairs_of, rank_pairs
 from mosaic.pipelining.tuning.tune import tune

@@ -9,6 +9,7 @@ from functools import cached_property
 from bench.papers.baselines import PAPER_BASELINES
 from bench.papers.data_sets import IMAGE_MIXTURE, VIDEO_MIXTURE
 from bench.papers.generators import draw_step
+from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KnownModel, find_known_model
 from bench.record import Figure, missing_figure
 from mosaic.hardware import Cluster
@@ -19,7 +20,6 @@ from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_step
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.transformer import TransformerModule
 
 STEPS_FOR_PARTITION = 4
 """Steps of other seeds that stand for those to come when a partition is made: none sees the step that it runs."""
@@ -90,7 +90,7 @@ class Job:
             3 * module.forward_flops(one, units)
             for module in self.model.modules
             for one in step
-            if isinstance(module, TransformerModule) and (units := module.units(one))
+            if isinstance(module, LayerStack) and (units := module.units(one))
         )
         degrees = self.known.degrees
         devices = degrees.tensor * degrees.pipeline * degrees.context

@@ -26,6 +26,7 @@ from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.strategies import STRATEGIES
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -121,7 +122,7 @@ def _outcome(plain: _Plain) -> tuple[str, str, str]:
 
 def _compare(plain: _Plain) -> tuple[str, str, str]:
     split = find_split(plain.model, plain.kwargs, loss=loss_of)
-    count_model(copy.deepcopy(plain.model), split, plain.kwargs, find_cluster("host", 2).hardware)
+    count_model(copy.deepcopy(plain.model), split, plain.kwargs, RankHardware(cluster=find_cluster("host", 2)))
     modules = ", ".join(f"{module.name} of {module.count}" for module in split.modules)
     for number, (name, chunks) in enumerate(partitions_of(split).items()):
         chain = ChunkChain(plain.model, split, chunks)

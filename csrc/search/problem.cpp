@@ -124,7 +124,7 @@ void check(const Problem& problem) {
     if (problem.modules.empty()) refuse("there is no module to plan; give at least one");
     if (problem.size() > kMaxModules) {
         refuse(std::to_string(problem.size()) + " modules are more than the " + std::to_string(kMaxModules) +
-               " that this search holds in one word; merge small modules, or use method='gahc'");
+               " that this search takes; merge small modules, or use method='gahc'");
     }
     if (problem.machine.num_devices < 1 || problem.machine.num_slots < 1) {
         refuse("a machine needs at least one device of one slot");

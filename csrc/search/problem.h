@@ -13,7 +13,7 @@ namespace mosaic::search {
 using Ns = std::int64_t;
 using Mask = std::uint64_t;
 
-constexpr int kMaxModules = 64;
+constexpr int kMaxModules = 16;
 constexpr Ns kNever = INT64_MAX / 4;
 
 // One way to deploy a module: on `degree` devices, `quota` slots of each.
@@ -91,7 +91,7 @@ struct Problem {
     Interference interference;
 
     int size() const { return static_cast<int>(modules.size()); }
-    Mask all() const { return size() == kMaxModules ? ~Mask{0} : (Mask{1} << size()) - 1; }
+    Mask all() const { return (Mask{1} << size()) - 1; }
     bool is_disturbed() const { return interference.form != Form::none; }
 };
 
@@ -103,13 +103,6 @@ void check(const Problem& problem);
 template <typename Visit>
 void each(Mask set, Visit visit) {
     for (Mask rest = set; rest != 0; rest &= rest - 1) visit(__builtin_ctzll(rest));
-}
-
-// What must be in an earlier stage than some module of a set.
-inline Mask before_of(const Problem& problem, Mask set) {
-    Mask before = 0;
-    each(set, [&](int m) { before |= problem.modules[static_cast<std::size_t>(m)].before; });
-    return before;
 }
 
 }  // namespace mosaic::search

@@ -33,7 +33,7 @@ class Bench:
     scaling: the time of a kernel or a module at every quota.
     interference: the slowdown of two kernels side by side, over quotas.
     isolation: the SMs that a partition really uses, and the delay of a short kernel beside a long one.
-    overlap: the same two modules one after the other, on plain and prioritised streams, on partitions, under MPS,
+    overlap: the same two modules one after the other, on plain and prioritised streams, on partitions,
     captured or not: the gain of quotas, and the gain of concurrency alone.
 
     Needs an NVIDIA GPU from Volta on and exits with 4 without one. --backend host runs the same measurement on CPU

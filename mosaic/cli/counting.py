@@ -24,9 +24,10 @@ from mosaic.graph import ModuleGraph
 from mosaic.profiler import Subject, traffic_of
 
 if TYPE_CHECKING:
-    from mosaic.hardware import Hardware
+    from mosaic.pipelining.rank_hardware import RankHardware
     from mosaic.pipelining.workload.counted import CountedMicrobatch
     from mosaic.pipelining.workload.layers import PipelineModel
+    from mosaic.pipelining.workload.sequence_share import ContextSharing
 
 _LOW = torch.bfloat16
 """Number format of mixed precision."""
@@ -68,12 +69,13 @@ def count_workload(
     return count_modules(load_workload(model, device=torch.device("meta")), degrees, kind=kind, dtype=dtype)
 
 
-def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, CountedMicrobatch]:
+def count_layers(where: str, machine: RankHardware, sharing: ContextSharing) -> tuple[PipelineModel, CountedMicrobatch]:
     """Counts the layers of a model for a pipeline; its sample is one microbatch.
 
     Args:
         where: ``FILE:FACTORY``; or a model of the zoo, without data and with a batch of 1 by default.
-        hardware: The device of the times.
+        machine: The rank of the times.
+        sharing: Sharing of sequences along its context axis.
 
     Raises:
         MosaicError: The sample is not a dict of keywords.
@@ -94,7 +96,7 @@ def count_layers(where: str, hardware: Hardware) -> tuple[PipelineModel, Counted
         )
     loss = _own_loss if workload.loss is mean_square else workload.loss
     split = find_split(workload.model, workload.sample, loss=loss)
-    counted = count_model(workload.model, split, workload.sample, hardware)
+    counted = count_model(workload.model, split, workload.sample, machine, sharing)
     return counted.model, counted.microbatch(workload.sample)
 
 

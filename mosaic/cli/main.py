@@ -24,7 +24,7 @@ from mosaic.cli.options import check_files
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
 from mosaic.cli.retrain import Retrain
-from mosaic.cli.run.command import Run
+from mosaic.cli.run import Run
 from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecipeError, MosaicError
 
 EXIT_CODES = """exit codes:

@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from tyro.conf import arg
 
@@ -19,18 +19,26 @@ from mosaic.pipelining.compare import contend
 from mosaic.pipelining.order.search import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
+from mosaic.pipelining.rank_memory import gradient_sums_ns
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.semu.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.semu.step import gradient_sums_ns
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.transformer import TransformerModule
+from mosaic.pipelining.workload.sequence_share import ContextSharing
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
 from mosaic.report.pipeline_table import context_cost_table, pipeline_table
 from mosaic.user_file import import_file
 
 _ZOO = "zoo:"
+
+
+@runtime_checkable
+class SharesSequences(Protocol):
+    """A module of a factory's ``PipelineModel`` whose sequences context ranks can share."""
+
+    sharing: ContextSharing
+    """The options; a dataclass's field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +61,6 @@ class PipelineCommand:
     """The load balancer of a sequence's blocks, one of mosaic.context's methods; by default lpt."""
     exchange: Literal["gather", "needed"] | None = None
     """Exchange all keys and values between the devices of a sequence, or only needed ones."""
-    heads: int | None = None
-    """Heads of keys in one message; by default 1."""
     encoders: Literal["share", "repeat", "split"] | None = None
     """Devices that share a sequence each encode images of their own, all images, or a part of each."""
     data: int = 1
@@ -139,59 +145,56 @@ class PipelineCommand:
             raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
         cluster = self._cluster(degrees)
+        machine = RankHardware(cluster=cluster, degrees=degrees)
         is_counted = self.model.startswith(_ZOO)
-        model, microbatches = self._counted(cluster, degrees) if is_counted else self._from_factory(cluster, degrees)
-        model = self._shared(model)
+        model, microbatches = self._counted(machine) if is_counted else self._from_factory(machine)
         limit = round(self.memory_gb * 1e9) if self.memory_gb is not None else cluster.hardware.memory_bytes
         space = RankSpace(network=cluster, devices_per_rank=degrees.tensor * degrees.context, limit_bytes=limit)
         request = Request(model=model, num_ranks=self.pipeline, microbatches=microbatches)
-        return request, microbatches, RankHardware(cluster=cluster, degrees=degrees), space
+        return request, microbatches, machine, space
 
-    def _counted(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
-        if degrees.tensor > 1 or degrees.context > 1:
-            raise ValueError(
-                f"--tensor {degrees.tensor} --context {degrees.context}: layers of {self.model} are counted on one "
-                "device; leave both at 1, or give a function that takes a cluster and degrees"
-            )
+    def _counted(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
         from mosaic.cli.counting import count_layers  # loads torch
 
-        model, microbatch = count_layers(self.model, cluster.hardware)
+        model, microbatch = count_layers(self.model, machine, ContextSharing(**self._sharing()))
         return model, [microbatch] * self.microbatches
 
-    def _shared(self, model: PipelineModel) -> PipelineModel:
-        """Applies the options of context ranks to the model."""
+    def _sharing(self) -> dict[str, Any]:
+        """Returns the options of context ranks that were given."""
         mask = None if self.mask is None else mask_function(self.mask)
-        options: dict[str, Any] = {"mask": mask, "method": self.share, "exchange": self.exchange}
-        options |= {"heads": self.heads, "items": self.encoders}
-        changes = {name: value for name, value in options.items() if value is not None}
-        if not changes:
-            return model
-        without_formula = [module.name for module in model.modules if not isinstance(module, TransformerModule)]
-        if without_formula:
+        options = {"mask": mask, "method": self.share, "exchange": self.exchange, "items": self.encoders}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _shared(self, model: PipelineModel) -> PipelineModel:
+        """Applies the options of context ranks to a factory's model."""
+        changes = self._sharing()
+        fixed = [module.name for module in model.modules if not isinstance(module, SharesSequences)]
+        if changes and fixed:
             raise ValueError(
-                f"layers of {', '.join(without_formula)} have no formula for shared sequences: "
-                "leave --mask, --share, --exchange, --heads and --encoders out, or give a TransformerModule"
+                f"{', '.join(fixed)} of {self.model} has no field `sharing`; leave --mask, --share, --exchange and "
+                "--encoders out, or return a torch model and a microbatch, whose layers are counted"
             )
-        modules = [module for module in model.modules if isinstance(module, TransformerModule)]
-        return replace(
-            model, modules=tuple(replace(module, sharing=replace(module.sharing, **changes)) for module in modules)
-        )
+        modules: list[Any] = list(model.modules)
+        shared = [
+            replace(module, sharing=replace(module.sharing, **changes)) if changes else module for module in modules
+        ]
+        return replace(model, modules=tuple(shared))
 
     def _cluster(self, degrees: Degrees) -> Cluster:
         count = degrees.num_devices
         return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
-    def _from_factory(self, cluster: Cluster, degrees: Degrees) -> tuple[PipelineModel, list[Microbatch]]:
+    def _from_factory(self, machine: RankHardware) -> tuple[PipelineModel, list[Microbatch]]:
         path, colon, name = self.model.rpartition(":")
         factory = getattr(import_file(Path(path)), name, None) if colon else None
         if factory is None:
             raise ValueError(f"{self.model} names no function; write zoo:NAME-SIZE, or FILE:FACTORY")
         if not inspect.signature(factory).parameters:
-            return self._counted(cluster, degrees)
-        result = factory(cluster, degrees)
+            return self._counted(machine)
+        result = factory(machine.cluster, machine.degrees)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], PipelineModel):
             raise MosaicError(
                 f"{self.model} returned {type(result).__name__}; return a mosaic.pipelining PipelineModel and a "
                 "list of microbatches"
             )
-        return result[0], list(result[1])
+        return self._shared(result[0]), list(result[1])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,14 +26,13 @@ from mosaic.cli.options import (
     console_beside,
     write_json,
 )
-from mosaic.cli.stopping import first_interrupt
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Profile
 from mosaic.report.plan_picture import draw_plan
-from mosaic.report.table import plan_bars, plan_table
+from mosaic.report.table import comparison_table, plan_bars, plan_table
 from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:
@@ -301,8 +302,30 @@ def _with_ranks(basis: Basis, cost: AnalyticCost, counted: Counted) -> Basis:
 
 
 def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
-    from mosaic.report.table import comparison_table
     from mosaic.solver.compare import compare
 
     rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
     console.print(basis.titled(comparison_table(rows)))
+
+
+@contextmanager
+def first_interrupt() -> Iterator[threading.Event]:
+    """Yields an event that the first interrupt in the block sets; a second raises KeyboardInterrupt.
+
+    Only the main thread receives signals, so in other threads the event is never set.
+    """
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

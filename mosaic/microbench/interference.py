@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement, product
-from typing import ClassVar
 
 from mosaic.backends.base import Backend
-from mosaic.device import FORBID_EXTRA
 from mosaic.microbench.kernels import Kernel, kernels_named
 from mosaic.microbench.report import Picture, Report
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.scaling import gb_per_s
 from mosaic.microbench.settings import BenchSettings, Budget
-from mosaic.microbench.sharing.variants import parts_of
 from mosaic.microbench.timing import LaneTimes, measure_beside
+from mosaic.microbench.variants import parts_of
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")
 """Default kernels: two bound by arithmetic, one by bandwidth, one by launches."""
@@ -28,8 +26,6 @@ KERNELS = ("gemm", "attention", "elementwise", "launches")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferencePoint:
     """One kernel beside another, each on its partition."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     kernel: str
     """The timed kernel."""
@@ -93,9 +89,7 @@ def measure_interference(
         lanes.drain()
     return InterferenceResult(
         points=tuple(points),
-        absent=tuple(recorder.absent),
-        left_out=recorder.left_out,
-        origin=recorder.origin(),
+        **recorder.common(),
     )
 
 
@@ -170,24 +164,13 @@ def _summary(result: InterferenceResult) -> list[str]:
             f"at most {worst.slowdown:.2f} times as long: {worst.kernel} on {worst.quota} slots beside "
             f"{worst.beside} on {worst.beside_quota}"
         )
-    lines += _bandwidth(result)
-    missed = sum(point.together_ms is None for point in result.points)
-    if missed:
+    totals = [  # points of both kernels of a pair are adjacent
+        (first.together_gb_per_s + second.together_gb_per_s, f"{first.kernel} on {first.quota}+{first.beside_quota}")
+        for first, second in zip(result.points[::2], result.points[1::2], strict=True)
+        if first.kernel == second.kernel and first.together_gb_per_s and second.together_gb_per_s
+    ]
+    if totals:
+        lines.append("most moved by two kernels together: {:.0f} GB/s, {} slots".format(*max(totals)))
+    if missed := sum(point.together_ms is None for point in result.points):
         lines.append(f"{missed} rows have no time together: no call lay inside the other's run")
     return lines
-
-
-def _bandwidth(result: InterferenceResult) -> list[str]:
-    """Describes the joint bandwidth of two memory-bound kernels of one kind, whose points are adjacent."""
-    totals = [
-        (point.together_gb_per_s + beside.together_gb_per_s, point)
-        for point, beside in zip(result.points[::2], result.points[1::2], strict=True)
-        if point.kernel == beside.kernel
-        and point.together_gb_per_s is not None
-        and beside.together_gb_per_s is not None
-    ]
-    if not totals:
-        return []
-    most, point = max(totals, key=lambda total: total[0])
-    split = f"{point.quota}+{point.beside_quota}"
-    return [f"most moved by two kernels together: {most:.0f} GB/s, {point.kernel} on {split} slots"]

@@ -6,19 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from mosaic.backends.base import Backend, Lane
-from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short_kernel
 from mosaic.microbench.report import Picture, Report, bar_of, spread_text
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings, Budget
-from mosaic.microbench.sharing.variants import UNAVAILABLE, QuotaPair, open_variant
 from mosaic.microbench.timing import measure_beside, time_alone
+from mosaic.microbench.variants import UNAVAILABLE, QuotaPair, open_variant
 from mosaic.report.bars import slots_text
 from mosaic.report.charts import Bar
 
@@ -28,18 +27,15 @@ DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionUnits:
-    """Observed units of one partition."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+    """Observed units of one partition: sorted ids of SMs, or of cores on the host."""
 
     slots: tuple[int, ...]
-    """Slots of the partition."""
     num_sms: int | None
     """Granted SMs; None if the backend does not report them."""
     units: tuple[int, ...]
-    """Sorted ids of the SMs (cores on the host) of its work."""
+    """Units of its work."""
     backward_units: tuple[int, ...]
-    """The same for a backward whose forward ran on the partition."""
+    """Units of a backward whose forward ran on the partition."""
 
     @property
     def keeps_backward(self) -> bool:
@@ -51,8 +47,6 @@ class PartitionUnits:
 class LayoutUnits:
     """The partitions of one layout."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     slots_are: str
     """``default``, or the option that created slots or partitions."""
     quotas: tuple[int, ...]
@@ -63,23 +57,17 @@ class LayoutUnits:
     @property
     def disjoint(self) -> bool:
         """True if no two partitions shared an SM or core."""
-        return all(
-            set(first.units).isdisjoint(second.units)
-            and set(first.backward_units).isdisjoint(second.backward_units)
-            for first, second in combinations(self.partitions, 2)
-        )  # fmt: skip
+        units = [set(partition.units) | set(partition.backward_units) for partition in self.partitions]
+        return all(first.isdisjoint(second) for first, second in combinations(units, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """A short kernel alone, and beside a long one on the other lane."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     variant: str
     """Kind of lanes."""
     long_kernel: str
-    """The long kernel."""
     long_ms: float
     """Median time of the long kernel alone on its lane."""
     alone_ms: Spread
@@ -96,12 +84,9 @@ class Delay:
 class PlacementTime:
     """A kernel on half of the device, by the option that created slots or partitions."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     slots_are: str
     """``default`` or the option."""
     kernel: str
-    """The kernel."""
     num_sms: int | None
     """Granted SMs of the half; None if the backend does not report them."""
     time_ms: Spread
@@ -113,11 +98,8 @@ class IsolationResult(Result):
     """Observed units, and delays by neighbours."""
 
     layouts: tuple[LayoutUnits, ...]
-    """SM or core ids."""
     delays: tuple[Delay, ...]
-    """Short beside long."""
     placements: tuple[PlacementTime, ...]
-    """Kernels on half of the device."""
 
 
 def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> IsolationResult:
@@ -141,9 +123,7 @@ def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget 
         layouts=tuple(layouts),
         delays=tuple(delays),
         placements=tuple(placements),
-        absent=tuple(recorder.absent),
-        left_out=recorder.left_out,
-        origin=recorder.origin(),
+        **recorder.common(),
     )
 
 
@@ -263,9 +243,9 @@ def report_isolation(result: IsolationResult) -> Report:
     rows, bars = [], []
     for delay in result.delays:
         long = f"{delay.long_kernel}, {delay.long_ms:.1f} ms"
-        rows.append(
-            (delay.variant, long, delay.alone_ms.median, delay.beside_ms, delay.worst_ms, _times_as_long(delay))
-        )
+        alone = delay.alone_ms.median
+        ratio = delay.beside_ms.median / alone if delay.beside_ms is not None and alone > 0 else None
+        rows.append((delay.variant, long, alone, delay.beside_ms, delay.worst_ms, ratio))
         for label, spread in (("alone", delay.alone_ms), (f"beside {delay.long_kernel}", delay.beside_ms)):
             name = f"{delay.variant}, {label}"
             if spread is None:
@@ -289,12 +269,6 @@ def report_isolation(result: IsolationResult) -> Report:
             title="A short kernel alone and beside a long one, measured", x_axis="milliseconds a call", bars=bars
         ),
     )  # fmt: skip
-
-
-def _times_as_long(delay: Delay) -> float | None:
-    if delay.beside_ms is None or delay.alone_ms.median <= 0:
-        return None
-    return delay.beside_ms.median / delay.alone_ms.median
 
 
 def _layout_text(layout: LayoutUnits) -> str:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from mosaic.backends.base import Backend
-from mosaic.device import FORBID_EXTRA
-from mosaic.errors import BackendUnavailableError, MosaicError
+from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.report import Picture, Report, bar_of, number_text
 from mosaic.microbench.result import NotMeasured, Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings, Budget
-from mosaic.microbench.sharing.mps import NEEDS_S, rounds_under_mps
-from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.sharing.variants import QuotaPair, Variant, open_variant
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, QuotaPair, TwoModules, Variant, open_variant
 from mosaic.profiler import Subject
 
 Passes = Literal["forward", "forward+backward"]
@@ -31,12 +28,10 @@ Launching = Literal["eager", "captured"]
 class VariantTime:
     """One way of sharing, one kind of step."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     variant: str
     """Variant, with its quotas."""
     kind: str
-    """``sequential``, ``plain``, ``prioritised``, ``partitions``, ``torch_contexts`` or ``mps``."""
+    """``sequential``, ``plain``, ``prioritised``, ``partitions`` or ``torch_contexts``."""
     quotas: tuple[int, int] | None
     """Slots of each module; None without a limit."""
     passes: Passes
@@ -52,8 +47,6 @@ class VariantTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """Sources of a speed-up; ratios of median times, None if one of the two is missing."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     passes: Passes
     """Passes of a step."""
@@ -124,75 +117,77 @@ class Overlap:
             raise MosaicError(f"overlap needs two modules; the model has one, {subjects[0].name!r}")
         self._backend, self._settings = backend, settings
         self._recorder = Recorder(backend, budget or Budget())
-        self._of_user = bool(subjects)
-        self._two = tuple(subjects[:2]) if subjects else default_subjects(settings.scale, backend.torch_device)
-        self._found: list[Row] = []
+        self._two = tuple(subjects[:2]) or default_subjects(settings.scale, backend.torch_device)
+        self._times: list[VariantTime] = []
+        self._num_yielded = 0
 
     def rows(self) -> Iterator[Row]:
         """Measures everything; yields the rows of a kind of step after its last round."""
         for passes, launching in STEPS:
             modules = TwoModules(self._two[0], self._two[1], passes == "forward+backward")
             if self._recorder.budget.allows(f"{passes}, {launching}"):
-                yield from self._kept(self._in_turn(modules, passes, launching))
-        yield from self._kept(self._under_mps())
-        yield from self._kept(absent for absent in self._recorder.absent if absent not in self._found)
+                for time in self._in_turn(modules, passes, launching):
+                    self._times.append(time)
+                    yield time
+            yield from self._new_absences()
 
     def result(self) -> OverlapResult:
         """Returns the measurements so far."""
-        times = [row for row in self._found if isinstance(row, VariantTime)]
-        gains = tuple(gain_of(times, passes, launching) for passes, launching in STEPS)
+        gains = (gain_of(self._times, passes, launching) for passes, launching in STEPS)
         return OverlapResult(
             modules=(self._two[0].name, self._two[1].name),
-            times=tuple(times),
+            times=tuple(self._times),
             gains=tuple(gain for gain in gains if gain is not None),
-            absent=tuple(self._recorder.absent),
-            left_out=self._recorder.left_out,
-            origin=self._recorder.origin(),
+            **self._recorder.common(),
         )
 
-    def _kept(self, rows: Iterator[Row]) -> Iterator[Row]:
-        for row in rows:
-            self._found.append(row)
-            yield row
+    def _new_absences(self) -> Iterator[NotMeasured]:
+        absent = self._recorder.absent[self._num_yielded :]
+        self._num_yielded += len(absent)
+        yield from absent
 
-    def _cannot(self, what: str, error: object) -> Iterator[NotMeasured]:
-        if absent := self._recorder.cannot(what, error):
-            yield absent
-
-    def _in_turn(self, modules: TwoModules, passes: Passes, launching: Launching) -> Iterator[Row]:
+    def _in_turn(self, modules: TwoModules, passes: Passes, launching: Launching) -> Iterator[VariantTime]:
         """Opens every variant, then runs rounds over all; a failing variant drops out alone."""
+        samples: dict[str, list[float]] = {}
         with ExitStack() as stack:
-            running = []
+            running: dict[str, tuple[Variant, EagerSteps | CapturedSteps]] = {}
             for kind, split in self._kinds():
+                name = f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
+                # A library may raise anything on a partition; its error is the reason in the row.
                 try:
                     variant = open_variant(kind, self._backend, split)
-                except Exception as error:
-                    yield from self._cannot(_name_of(kind, split), error)
-                    continue
-                stack.callback(self._close, variant.name, variant.lanes.close)
-                try:
+                    stack.callback(self._close, variant.name, variant.lanes.close)
+                    name = f"{variant.name}, {passes}, {launching}"
+                    if launching == "captured" and not variant.lanes.launches_inline:
+                        name = "captured steps"
                     steps = self._steps(variant, modules, launching, stack)
                     steps.run(1)
                 except Exception as error:
-                    on_threads = launching == "captured" and not variant.lanes.launches_inline
-                    yield from self._cannot(
-                        "captured steps" if on_threads else f"{variant.name}, {passes}, {launching}", error
-                    )
-                    continue
-                running.append(_Running(variant, steps))
+                    self._recorder.cannot(name, error)
+                else:
+                    running[variant.name], samples[variant.name] = (variant, steps), []
+            failed: set[str] = set()
             for number in range(self._settings.rounds):
-                if number and not self._recorder.budget.allows(f"{passes}, {launching}: rounds from {number + 1} on"):
+                rest = f"{passes}, {launching}: rounds from {number + 1} on"
+                if number and not self._recorder.budget.allows(rest):
                     break
-                for each in [each for each in running if each.goes_on]:
+                for name in [name for name in running if name not in failed]:
                     try:
-                        each.samples += each.steps.run(self._settings.steps_per_round)
+                        samples[name] += running[name][1].run(self._settings.steps_per_round)
                     except Exception as error:
-                        each.goes_on = False
-                        what = f"{each.variant.name}, {passes}, {launching}: rounds from {number + 1} on"
-                        yield from self._cannot(what, error)
-            for each in running:
-                if each.samples:
-                    yield each.row(passes, launching)
+                        failed.add(name)
+                        self._recorder.cannot(f"{name}, {rest}", error)
+            for name, (variant, _) in running.items():
+                if samples[name]:
+                    yield VariantTime(
+                        variant=name,
+                        kind=variant.kind,
+                        quotas=variant.quotas,
+                        passes=passes,
+                        launching=launching,
+                        step_ms=Spread.of(samples[name]),
+                        note=variant.note,
+                    )
 
     def _kinds(self) -> list[tuple[str, QuotaPair]]:
         """Returns the variants to open: first those of the gain, then other ways to share."""
@@ -201,13 +196,8 @@ class Overlap:
         splits = self._settings.splits(count)
         if not splits:
             self._recorder.cannot("partitions", "the device has one slot, and two partitions need two")
-        return [
-            ("sequential", half),
-            ("plain", half),
-            *(("partitions", split) for split in splits),
-            ("prioritised", half),
-            ("torch_contexts", half),
-        ]
+        partitions = [("partitions", split) for split in splits]
+        return [("sequential", half), ("plain", half), *partitions, ("prioritised", half), ("torch_contexts", half)]
 
     def _steps(
         self, variant: Variant, modules: TwoModules, launching: Launching, stack: ExitStack
@@ -219,69 +209,10 @@ class Overlap:
         return steps
 
     def _close(self, what: str, close: Callable[[], object]) -> None:
-        """Closes a resource; its error after a device error must not lose the other rows."""
         try:
             close()
-        except Exception as error:
+        except Exception as error:  # after a device error, which must not lose the other rows
             self._recorder.cannot(f"ending {what}", error)
-
-    def _under_mps(self) -> Iterator[Row]:
-        """Measures the default modules in two processes, each with half of the device, operator by operator."""
-        backend = self._backend
-        count = backend.device.num_slots
-        percentage = round(100 * max(1, count // 2) / count)
-        try:
-            if backend.torch_device.type != "cuda":
-                raise BackendUnavailableError("MPS cannot be had", found=f"the {backend.name} backend", needed="a GPU")
-            if self._of_user:
-                raise BackendUnavailableError(
-                    "MPS is not measured", found="modules of a user's model", needed="the default modules"
-                )
-            if not self._recorder.budget.allows("MPS", needs_s=NEEDS_S):
-                return
-            ordinal = backend.torch_device.index or 0
-            samples = rounds_under_mps((percentage, 100 - percentage), ordinal, self._settings, backward=True)
-        except Exception as error:
-            yield from self._cannot("mps", error)
-            return
-        yield VariantTime(
-            variant=f"MPS {percentage} %+{100 - percentage} %",
-            kind="mps",
-            quotas=None,
-            passes="forward+backward",
-            launching="eager",
-            step_ms=Spread.of(samples),
-            note="two processes, by the host's clock; each number is the mean of a round, taken after the others",
-        )
-        yield from self._cannot(
-            "captured steps under MPS", "only operators that are launched one by one are measured there"
-        )
-
-
-def _name_of(kind: str, split: QuotaPair) -> str:
-    return f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
-
-
-@dataclass
-class _Running:
-    """An open variant."""
-
-    variant: Variant
-    steps: EagerSteps | CapturedSteps
-    samples: list[float] = field(default_factory=list)
-    goes_on: bool = True
-
-    def row(self, passes: Passes, launching: Launching) -> VariantTime:
-        """Returns its rounds."""
-        return VariantTime(
-            variant=self.variant.name,
-            kind=self.variant.kind,
-            quotas=self.variant.quotas,
-            passes=passes,
-            launching=launching,
-            step_ms=Spread.of(self.samples),
-            note=self.variant.note,
-        )
 
 
 def gain_of(times: Sequence[VariantTime], passes: Passes, launching: Launching) -> Gain | None:

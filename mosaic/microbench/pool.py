@@ -9,30 +9,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.records import Slots
-from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.report import Picture, Report, bar_of, spread_text
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings, Budget
 from mosaic.report.charts import Bar
 
-PAPER_CREATE_MS = 37.0
-"""On-demand creation, paper Fig. 11(a)."""
-PAPER_LEND_MS = 0.013
-"""From the pool, paper Fig. 11(a)."""
+PAPER_CREATE_MS, PAPER_LEND_MS = 37.0, 0.013
+"""On-demand creation, and from the pool: paper Fig. 11(a)."""
 GOAL_LEND_NS = 1000.0
 """Goal of a lend."""
-
 Make = Callable[[Slots], Callable[[], object]]
 """Creates the resources of a partition; returns a function that destroys them."""
-
 _BATCHES = 10
 _MIB = 2.0**20
 
@@ -41,16 +36,12 @@ _MIB = 2.0**20
 class Creation:
     """Creation and destruction of one partition's resources, by the host's clock: the calls are synchronous."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     way: str
     """The resources and their creator."""
     quota: int
     """Slots of the partition."""
     create_ms: Spread
-    """Time of a creation."""
     destroy_ms: Spread
-    """Time of a destruction."""
     held_bytes: Spread | None
     """Device memory in use during its life; None if unknown."""
     kept_bytes: int | None
@@ -60,8 +51,6 @@ class Creation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lending:
     """Lends of existing resources."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     way: str
     """The timed operation."""
@@ -74,8 +63,6 @@ class Lending:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """Repeated growth of a pool by one partition."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     contexts: int
     """Number of contexts at the end."""
@@ -123,34 +110,18 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
     growth = None
     if backend.api is not None and recorder.budget.allows("many contexts"):
         growth = _grow(backend, settings)
-    return PoolResult(
-        creations=tuple(creations),
-        lending=lending,
-        growth=growth,
-        absent=tuple(recorder.absent),
-        left_out=recorder.left_out,
-        origin=recorder.origin(),
-    )
+    return PoolResult(creations=tuple(creations), lending=lending, growth=growth, **recorder.common())
 
 
 def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
     """Returns the ways to create a partition's resources; each checks its availability when called."""
     if backend.api is None:
-        return {
-            "lanes": lambda: lambda slots: backend.open_lanes([slots]).close,
-            "contexts and driver memory": lambda: _no_contexts(backend),
-        }
+        return {"lanes": lambda: lambda slots: backend.open_lanes([slots]).close}
     ordinal = backend.torch_device.index or 0
     return {
         "context and stream": lambda: lambda slots: driver.open_pool(ordinal, [[slots]]).close,
         "torch.cuda.green_contexts": lambda: _torch_contexts(backend.device.sms_per_slot, ordinal),
     }
-
-
-def _no_contexts(backend: Backend) -> Make:
-    raise BackendUnavailableError(
-        "there are none", found=f"the {backend.name} backend, which has threads in their place", needed="a GPU"
-    )
 
 
 def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
@@ -186,13 +157,11 @@ def _create(
         before = _free_bytes(backend)
         start = time.perf_counter_ns()
         close = make(slots)
-        there = time.perf_counter_ns()
+        create.append((time.perf_counter_ns() - start) / 1e6)
         meanwhile = _free_bytes(backend)
-        closing = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         close()
-        gone = time.perf_counter_ns()
-        create.append((there - start) / 1e6)
-        destroy.append((gone - closing) / 1e6)
+        destroy.append((time.perf_counter_ns() - start) / 1e6)
         if before is not None and meanwhile is not None:
             held.append(float(before - meanwhile))
     last = _free_bytes(backend)
@@ -265,47 +234,32 @@ def _grow(backend: Backend, settings: BenchSettings) -> Growth:
 
 def report_pool(result: PoolResult) -> Report:
     """Returns a row and a bar per way and quota; below them the costs of lending and of growth."""
-    rows, bars = [], []
+    rows, bars, lines = [], [], []
     for creation in result.creations:
         held = None if creation.held_bytes is None else creation.held_bytes.median / _MIB
         kept = None if creation.kept_bytes is None else creation.kept_bytes / _MIB
         rows.append((creation.way, creation.quota, creation.create_ms, creation.destroy_ms, held, kept))
         name, spread = f"{creation.way}, {creation.quota} slots", creation.create_ms
         bars.append(bar_of(name, creation.way, spread, f"{spread.median:.3f} ms"))
-    if result.lending is not None:
-        lent = result.lending.time_ns.median
-        bars.append(Bar(name=result.lending.way, group="lend", value=lent / 1e6, text=f"{lent:.0f} ns"))
+    if (lending := result.lending) is not None:
+        lent_ns = lending.time_ns.median
+        bars.append(Bar(name=lending.way, group="lend", value=lent_ns / 1e6, text=f"{lent_ns:.0f} ns"))
+        text = f"{lending.way}: {spread_text(lending.time_ns, 0)} ns, over {lending.lends} times"
+        lines.append(f"{text}; the goal is under {GOAL_LEND_NS:.0f} ns")
+    if (growth := result.growth) is not None:
+        added = f", a layout more takes {spread_text(growth.add_layout_ms)} ms" if growth.add_layout_ms else ""
+        end = f"; then: {growth.stopped_by}" if growth.stopped_by else ", no limit met"
+        text = f"{growth.contexts} contexts at once of {growth.asked} asked for, {growth.driver_bytes / _MIB:.0f} MiB"
+        lines.append(text + added + end)
+    lines.append(f"the paper: {PAPER_CREATE_MS:.0f} ms to create and {PAPER_LEND_MS} ms to lend, on H100s (Fig. 11a)")
     return Report(
-        title="Making against lending, measured",
-        headings=(("what is made", None), ("slots", 0), ("made in, ms", 3), ("ended in, ms", 3), ("holds\nMiB", 1),
+        title="Creation against lending, measured",
+        headings=(("resources", None), ("slots", 0), ("created in, ms", 3), ("ended in, ms", 3), ("holds\nMiB", 1),
                   ("not given\nback, MiB", 1)),
         rows=rows,
         merged=True,
-        summary=_summary(result),
+        summary=lines,
         picture=Picture(
             title="Creation of a partition's resources, against lending, measured", x_axis="milliseconds", bars=bars
         ),
     )  # fmt: skip
-
-
-def _summary(result: PoolResult) -> list[str]:
-    lines = []
-    if result.lending is not None:
-        spread = result.lending.time_ns
-        lines.append(
-            f"{result.lending.way}: {spread_text(spread, 0)} ns, over {result.lending.lends} times; "
-            f"the goal is under {GOAL_LEND_NS:.0f} ns"
-        )
-    if result.growth is not None:
-        lines.append(_growth_text(result.growth))
-    lines.append(f"the paper has {PAPER_CREATE_MS:.0f} ms to make and {PAPER_LEND_MS} ms to lend, on H100s (Fig. 11a)")
-    return lines
-
-
-def _growth_text(growth: Growth) -> str:
-    added = "" if growth.add_layout_ms is None else f", a layout more takes {spread_text(growth.add_layout_ms)} ms"
-    end = f"; then: {growth.stopped_by}" if growth.stopped_by else ", no limit met"
-    return (
-        f"{growth.contexts} contexts at once of {growth.asked} asked for, {growth.driver_bytes / _MIB:.0f} MiB"
-        f"{added}{end}"
-    )

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mosaic.artifact import save
-from mosaic.microbench.interference import InterferenceResult, measure_interference, report_interference
-from mosaic.microbench.isolation import IsolationResult, measure_isolation, report_isolation
-from mosaic.microbench.overlap import OverlapResult, measure_overlap, report_overlap
-from mosaic.microbench.pool import PoolResult, measure_pool, report_pool
+from mosaic.microbench.interference import measure_interference, report_interference
+from mosaic.microbench.isolation import measure_isolation, report_isolation
+from mosaic.microbench.overlap import measure_overlap, report_overlap
+from mosaic.microbench.pool import measure_pool, report_pool
 from mosaic.microbench.report import Report, draw, make_table
 from mosaic.microbench.result import Result
-from mosaic.microbench.scaling import ScalingResult, measure_scaling, report_scaling
+from mosaic.microbench.scaling import measure_scaling, report_scaling
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,8 +29,6 @@ class Question:
     """The sub-command of ``mosaic bench``."""
     asks: str
     """The question in words."""
-    result: type[Result]
-    """Type of the result, to read a file."""
     measure: Callable[..., Result]
     """Measures on a backend, by settings, within a time budget; ``left_out`` names the rest. Some questions take
     ``subjects``, modules of a user's model."""
@@ -52,25 +50,14 @@ class Question:
 
 
 _ALL = (
-    Question(
-        "pool", "what does making a context and a stream cost, against lending one?", PoolResult, measure_pool,
-        report_pool,
-    ),
-    Question(
-        "scaling", "how much time does work take at every quota?", ScalingResult, measure_scaling, report_scaling, True
-    ),
-    Question(
-        "interference", "what do two kernels side by side cost each other?", InterferenceResult, measure_interference,
-        report_interference,
-    ),
-    Question(
-        "isolation", "which SMs does a partition use, and does a long kernel delay a short one next to it?",
-        IsolationResult, measure_isolation, report_isolation,
-    ),
-    Question(
-        "overlap", "which part of a gain comes from quotas, and which from mere concurrency?", OverlapResult,
-        measure_overlap, report_overlap, True,
-    ),
+    Question("pool", "what does creating a context and a stream cost, against lending one?", measure_pool, report_pool),
+    Question("scaling", "how long does work take at every quota?", measure_scaling, report_scaling, True),
+    Question("interference", "how much do two kernels side by side slow each other?", measure_interference,
+             report_interference),
+    Question("isolation", "which SMs does a partition use, and does a long kernel delay a short one next to it?",
+             measure_isolation, report_isolation),
+    Question("overlap", "which part of a gain comes from quotas, and which from concurrency alone?", measure_overlap,
+             report_overlap, True),
 )  # fmt: skip
 QUESTIONS: Mapping[str, Question] = MappingProxyType({question.name: question for question in _ALL})
 """Questions by name, in the best order to measure."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from mosaic.artifact import Ge
 from mosaic.backends.base import Backend
-from mosaic.device import FORBID_EXTRA, Device
+from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench.settings import Budget
 from mosaic.profiler import ForeignLoad
@@ -22,15 +21,13 @@ from mosaic.provenance import Provenance
 class Spread:
     """Repeated measurements of one quantity; the field's name has the unit."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     median: float
     """Middle."""
     first_quartile: float
     """A quarter lie below."""
     third_quartile: float
     """A quarter lie above."""
-    count: Annotated[int, Ge(1)]
+    count: int
     """Number of samples."""
     samples: tuple[float, ...]
     """All samples in order."""
@@ -51,8 +48,6 @@ class Spread:
 class NotMeasured:
     """A measurement that is unavailable here."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     what: str
     """The measurement."""
     reason: str
@@ -62,8 +57,6 @@ class NotMeasured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Origin of a result."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     backend: str
     """``host`` or ``cuda``."""
@@ -88,8 +81,6 @@ class Result:
     """Common fields of all results."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
     schema_version: int = 1
     """Version of this file's layout."""
     origin: Origin
@@ -122,16 +113,17 @@ class Recorder:
         self.absent.append(entry)
         return entry
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Pieces of this question beyond the time budget."""
-        return self.budget.left_out[self._left_out_before :]
+    def common(self) -> dict[str, Any]:
+        """Returns the common fields of the result; call it at the end."""
+        return {
+            "origin": self._origin(),
+            "absent": tuple(self.absent),
+            "left_out": self.budget.left_out[self._left_out_before :],
+        }
 
-    def origin(self) -> Origin:
-        """Returns the origin of the result; call it at the end."""
-        on_host = self.backend.device.kind == "host"
+    def _origin(self) -> Origin:
         notes = self.backend.notes
-        if on_host:
+        if self.backend.device.kind == "host":
             notes = ("measured on the CPU's cores: these times say nothing about a GPU", *notes)
         return Origin(
             backend=self.backend.name,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mosaic.backends.base import Backend
-from mosaic.device import FORBID_EXTRA
 from mosaic.microbench.kernels import Kernel, kernel_of_module, kernel_set
 from mosaic.microbench.report import Picture, Report
 from mosaic.microbench.result import Recorder, Result, Spread
@@ -20,8 +18,6 @@ from mosaic.report.charts import Line
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
     """One kernel or module at one quota, alone on the device."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     work: str
     """The kernel or module."""
@@ -83,7 +79,7 @@ def measure_scaling(
             lanes.drain()
     order = {work.name: index for index, work in enumerate(kernels)}
     points.sort(key=lambda point: (order[point.work], point.quota))
-    return ScalingResult(points=tuple(points), left_out=recorder.left_out, origin=recorder.origin())
+    return ScalingResult(points=tuple(points), **recorder.common())
 
 
 def point_of(work: Kernel, quota: int, num_sms: int | None, time_ms: Spread) -> ScalingPoint:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mosaic.pipelining.fitted_times import FittedTimes
 from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.rank_hardware import Degrees
 
 
 @dataclass(frozen=True, kw_only=True)

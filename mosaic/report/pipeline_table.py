@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from mosaic.pipelining.compare import Contender, bubble_share
 from mosaic.pipelining.planner import PlannedStep
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.transformer import TransformerModule
+from mosaic.pipelining.workload.rank_layer import ContextCosts
 from mosaic.report.frame import make_table
 
 if TYPE_CHECKING:
@@ -44,44 +44,43 @@ def _strategies(planned: PlannedStep) -> str:
     return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"
 
 
+@runtime_checkable
+class HasContextCosts(Protocol):
+    """A module that knows the costs of its shared sequences."""
+
+    @property
+    def name(self) -> str:
+        """Name in the graph."""
+
+    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
+        """Returns the costs of one layer; None if the microbatch skips the module."""
+
+
 def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
     """Returns a row per module: one layer, with a rank's largest part of a microbatch.
 
-    Forward receives keys and values, and backward receives them again and returns their gradients in 32 bits, twice as
-    many bytes. Fetched is the memory of both at a time, in backward.
+    Forward receives keys and values. Backward receives them again and returns their gradients in 32 bits, twice as many
+    bytes.
     """
     rows = []
     for module in model.modules:
-        if isinstance(module, TransformerModule):
-            loads = [
-                module.writer(microbatch, units).context_tokens if (units := module.units(microbatch)) else 0
-                for microbatch in microbatches
-            ]
-            if any(loads):
-                rows.append(_cost_cells(module, microbatches[loads.index(max(loads))]))
-    numbers = (
-        *("tokens\na rank", "work: most\n× mean", "forward, backward\nms"),
-        *("received\nMB", "fetched\nMB", "kept\nMB"),
-    )
+        if isinstance(module, HasContextCosts):
+            costs = [each for one in microbatches if (each := module.context_costs(one)) is not None]
+            if costs:
+                rows.append(_cost_cells(module.name, max(costs, key=lambda each: each.tokens)))
+    numbers = ("tokens\na rank", "work: most\n× mean", "forward, backward\nms", "received\nMB", "kept\nMB")
     columns = [("module", False), *((heading, True) for heading in numbers)]
     caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"
     return make_table("Sequences shared by context ranks, simulated", columns, rows, caption=caption)
 
 
-def _cost_cells(module: TransformerModule, microbatch: Microbatch) -> list[str]:
-    units = module.units(microbatch)
-    layers, writer = module.layers(microbatch, units), module.writer(microbatch, units)
-    layer, fetched = layers[len(layers) // 2], module.fetched(microbatch, units)
-    received, together = "-", "-"
-    if fetched is not None:
-        received = f"{fetched.groups * fetched.received_bytes / 1e6:.1f}"
-        together = f"{min(2, fetched.groups) * (fetched.num_bytes + fetched.gradient_bytes) / 1e6:.1f}"
+def _cost_cells(name: str, costs: ContextCosts) -> list[str]:
+    layer = costs.layer
     return [
-        module.name,
-        str(writer.context_tokens),
-        "-" if writer.share is None else f"{writer.share.imbalance:.3f}",
+        name,
+        str(costs.tokens),
+        "-" if costs.imbalance is None else f"{costs.imbalance:.3f}",
         f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}",
-        received,
-        together,
+        f"{costs.received_bytes / 1e6:.1f}" if costs.received_bytes else "-",
         f"{layer.strategies[0].kept_bytes / 1e6:.1f}",
     ]

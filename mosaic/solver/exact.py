@@ -26,7 +26,7 @@ from mosaic.solver.stage import Machine, StageResult
 if TYPE_CHECKING:
     from mosaic import _search
 
-MAX_MODULES = 64
+MAX_MODULES = 16
 Options = Mapping[str, Sequence[DeploymentOption]]
 _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
 
@@ -63,7 +63,7 @@ def search_exactly(
         forbidden: Sets of modules that must not be stages.
 
     Raises:
-        ValueError: More than 64 modules, or an interference that this search does not know.
+        ValueError: More than 16 modules, or an interference that this search does not know.
         InfeasibleError: What is forbidden leaves no plan.
         BackendUnavailableError: The extension is not built.
     """
@@ -75,8 +75,6 @@ def search_exactly(
         build_problem(graph, options, cost=cost, machine=machine),
         effort=limits.effort,
         seconds=limits.seconds,
-        seed=limits.seed,
-        exact=limits.exact,
         forbidden=[sum(1 << place[name] for name in members) for members in forbidden],
         should_stop=limits.should_stop,
     )
@@ -98,7 +96,7 @@ def search_exactly(
 def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why the exact search cannot plan a graph with these costs; None if it can."""
     if len(graph.modules) > MAX_MODULES:
-        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search holds"
+        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search takes"
     if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
         return reason
     try:

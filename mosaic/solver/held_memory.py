@@ -319,15 +319,14 @@ class _HeldSearch:
 
     def run(self, starts: Iterable[Stages]) -> ExactResult:
         self.options = _prune(self.options, self.machine) or self.options
-        relaxed = self.relax(self.options, self.countdown.part(RELAXED_SHARE if self.limits.exact else 0.8))
+        relaxed = self.relax(self.options, self.countdown.part(RELAXED_SHARE))
         bound_ms = relaxed.record.bound_ms
         if not self.offer(self.placed(relaxed)) or self.best_ms > relaxed.cost_ms + self.close_ms:
             for stages in starts:
                 self.offer(stages)
             self.offer(self.slowed(relaxed))
             self.climb()
-            if self.limits.exact:
-                bound_ms = max(bound_ms, self.branch(bound_ms))
+            bound_ms = max(bound_ms, self.branch(bound_ms))
         if not self.best:
             raise UndecidedError("no plan was found that keeps to what is forbidden and that the devices hold")
         bound_ms = min(bound_ms, self.best_ms)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from mosaic.errors import BackendUnavailableError
 from mosaic.search_extension import load_search
 
-_MAX_SEED = 2**63 - 1  # a 64-bit integer in the extension
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
@@ -21,19 +19,12 @@ class SearchLimits:
     """Work, counted in about seconds of a core; independent of the machine and its load. 0: the sequential plan."""
     seconds: float = math.inf
     """Wall time. A search that it ends depends on the machine."""
-    seed: int = 0
-    """Seed of random choices."""
-    exact: bool = True
-    """Whether to prove the plan best; otherwise the search ends with a good plan."""
     should_stop: Callable[[], bool] | None = None
     """Called several times a second; True ends the search."""
 
     def __post_init__(self) -> None:
-        if not (self.effort >= 0 and self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
-            raise ValueError(
-                f"effort={self.effort}, seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most "
-                f"seed {_MAX_SEED}"
-            )
+        if not (self.effort >= 0 and self.seconds >= 0):
+            raise ValueError(f"effort={self.effort}, seconds={self.seconds}; use values of 0 or more")
 
     @property
     def is_stopped(self) -> bool:

@@ -19,6 +19,7 @@ from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 
 ENCODERS = ("vision", "audio", "depth")
@@ -80,7 +81,7 @@ def drawn(chance: random.Random, dtype: torch.dtype) -> LanedModel:
         given = {name: torch.randn(count, words, WIDTH, dtype=dtype) for name, count in counts.items() if count}
         step.append({"words": torch.randn(words, WIDTH, dtype=dtype), **given})
     split = find_split(model, step[0])
-    counted = count_model(model, split, step[0], find_cluster("host", 4).hardware)
+    counted = count_model(model, split, step[0], RankHardware(cluster=find_cluster("host", 4)))
     # The plain loop draws the numbers of all units at once, so what drops elements runs whole.
     sizes = {} if drops else {name: chance.randint(1, 4) for name in model.names if model.feeds[name] == "text"}
     seen = [counted.microbatch(one) for one in step]

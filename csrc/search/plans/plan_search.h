@@ -1,19 +1,17 @@
-// The best plan of a problem with a proof, or a good plan and a bound.
+// The best plan of a problem with a proof, or a plan and a bound.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "search/plans/heuristic.h"
+#include "search/stages/stage_search.h"
 
 namespace mosaic::search {
 
 struct Limits {
     double effort = 10;                // work, in seconds of a core; 0: only the plan of one module after the other
     std::int64_t max_nodes = 2000000;  // of one question about one stage
-    std::uint64_t seed = 0;
-    bool exact = true;                                         // false: a good plan soon, with a plain bound
     double seconds = std::numeric_limits<double>::infinity();  // wall clock, for the extraordinary
 };
 
@@ -25,8 +23,6 @@ struct Plan {
     Ns bound = 0;
     std::vector<Stage> stages;  // in an order that keeps dependencies
     std::int64_t num_evaluations = 0;
-    std::int64_t num_expanded = 0;
-    double seconds = 0;
 };
 
 // The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound. No stage is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.tuning.pairs import Pair, RankPairs
 

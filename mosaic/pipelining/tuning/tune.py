@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.tasks import Deadlock, TaskGraph, Timed
 from mosaic.pipelining.tuning.pairs import Choice, Pair, check_pairs, pair_table, rank_pairs, with_candidates
 from mosaic.pipelining.tuning.shortage import MemoryShortage, shortage_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from mosaic.pipelining.workload.layers import Layer
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
+from mosaic.pipelining.workload.rank_layer import ContextCosts
 
 IN_PROPORTION = 1.0
 """Exponent of a module whose speed is proportional to its share, the default before lanes are measured."""
@@ -70,6 +71,8 @@ class CountedModule:
     share_exponent: float = IN_PROPORTION
     """On a share s of its rank, beside other lanes, its time is ``s ** -share_exponent`` times as long: 0 if it cannot
     use more of the rank, above 1 if others interfere."""
+    context: ContextCosts | None = None
+    """Costs of one layer on a context rank; None: unknown."""
 
     def __post_init__(self) -> None:
         if len({len(self.trains), len(self.parameters), len(self.resident_bytes)}) > 1:
@@ -109,6 +112,10 @@ class CountedModule:
         """Returns the bytes between two layers."""
         counts = self._of(microbatch)
         return 0 if counts is None else counts.boundary_bytes * units // counts.units
+
+    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
+        """Returns the costs of one layer with the sample; None if the microbatch skips the module."""
+        return self.context if self.units(microbatch) else None
 
     def _of(self, microbatch: Microbatch) -> CountedLayers | None:
         if not isinstance(microbatch, CountedMicrobatch):

@@ -32,11 +32,9 @@ class ContextSharing:
     """Load balancer, one of ``mosaic.context``'s."""
     exchange: Literal["gather", "needed"] = "gather"
     """All keys and values, or those that each rank reads (``needed``)."""
-    heads: int = 1
-    """Heads of keys and values fetched together."""
     items: Literal["share", "repeat", "split"] = "share"
-    """Images and other sequences of modules that feed another: whole ones by ``share_items`` if they are at least as
-    many as ranks, as in ``mosaic.pipeline``; all on every rank; or each split."""
+    """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
+    in ``mosaic.pipeline``; all are on every rank; or each is split."""
     block: int = 128
     """Tokens of a block."""
     seed: int = 0
@@ -51,8 +49,8 @@ class ContextSharing:
         for name, table in tables.items():
             if (value := getattr(self, name)) not in table:
                 raise ValueError(f"{name}={value!r}; use one of {', '.join(table)}")
-        if self.heads < 1 or self.block < 1:
-            raise ValueError(f"heads={self.heads}, block={self.block}; use 1 or more")
+        if self.block < 1:
+            raise ValueError(f"block={self.block}; use 1 or more")
 
 
 PLAIN_SHARING = ContextSharing()

@@ -18,8 +18,8 @@ from mosaic.parts.finding.find import find_split
 from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import AUTO, PlannerOptions
+from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
@@ -146,7 +146,7 @@ def make_candidates(
     check_same_split(split, world)
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     with unchanged_buffers(model):
-        counted = count_model(model, split, step[0], cluster.hardware)
+        counted = count_model(model, split, step[0], RankHardware(cluster=cluster))
     backend = given.backend or backend_of(world)
     slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)

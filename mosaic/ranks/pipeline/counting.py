@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,22 +13,22 @@ from torch.utils import _pytree as pytree
 
 from mosaic.cost.counting.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.roofline import phase_ms
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
-from mosaic.hardware import Hardware
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units
 from mosaic.parts.split import ModelSplit, SplitModule
 from mosaic.parts.strategies import is_cache, without_cache
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, scaled_layer
 from mosaic.pipelining.workload.layers import Feed, Layer, PipelineModel, Strategy
-from mosaic.profile import Phase
+from mosaic.pipelining.workload.rank_layer import RankShare, context_costs, rank_layer, rank_share
+from mosaic.pipelining.workload.sequence_share import PLAIN_SHARING, ContextSharing
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 
-STATE_BYTES = 16
-"""Of a parameter that trains: itself, its gradient, and AdamW's two moments, in float32."""
+STATE_BYTES, MOMENT_BYTES = 8, 8
+"""Of a parameter that trains: itself and its gradient, and AdamW's two moments, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,10 @@ class CountedModel:
     """Its modules."""
     numbers: DrawnNumbers
     """Which microbatches draw random numbers: encoders are called with all of these, since pieces would draw others."""
+    machine: RankHardware
+    """One of the ranks."""
+    shares: Mapping[str, RankShare]
+    """By module, of the sample: the part of it on one context rank."""
     units_together: int = 1
     """Of an encoder, that no piece divides: as many as there are context ranks, each of which encodes one."""
 
@@ -64,7 +68,7 @@ class CountedModel:
             counted[module.name] = CountedLayers(
                 units=max(1, units // self.units_together),
                 layers=tuple(scaled_layer(one, share) for one in self.layers[module.name]),
-                boundary_bytes=num_bytes,
+                boundary_bytes=round(num_bytes * self.shares[module.name].rows / self.machine.degrees.tensor),
             )
         leaves = pytree.tree_leaves_with_path(dict(kwargs))
         given = [(pytree.keystr(path), one) for path, one in leaves if isinstance(one, torch.Tensor)]
@@ -74,8 +78,23 @@ class CountedModel:
         return CountedMicrobatch(text_tokens=1, key=key, counted=counted, draws=draws)
 
 
-def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], hardware: Hardware) -> CountedModel:
+def count_model(
+    model: nn.Module,
+    split: ModelSplit,
+    sample: Mapping[str, Any],
+    machine: RankHardware,
+    sharing: ContextSharing = PLAIN_SHARING,
+) -> CountedModel:
     """Runs the sample once without gradients, and counts each call of a layer or another module.
+
+    Equal layers are counted once. A model on the meta device may be of any size.
+
+    Args:
+        model: The whole model.
+        split: The model's lists of layers.
+        sample: A microbatch.
+        machine: One of the ranks that the times are for.
+        sharing: Sharing of sequences along the context axis; it assumes that backbones have causal attention.
 
     Raises:
         UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
@@ -88,31 +107,69 @@ def count_model(model: nn.Module, split: ModelSplit, sample: Mapping[str, Any], 
     ]
     whole = PartedModel(model, split, firsts + rests)
     calls = _calls(whole, sample)
+    sizes = {one.name: _size(whole, index, sample) for index, one in enumerate(split.modules)}
+    shares = {
+        one.name: _share(whole, index, sample, machine, sharing, has_items=one.name in split.encoders)
+        for index, one in enumerate(split.modules)
+    }
     known: dict[Any, ModuleCounts] = {}
     layers: dict[str, list[Layer]] = {one.name: [_NOTHING] * one.count for one in split.modules}
+    costs = {}
     for site, (args, kwargs) in calls:
         module = model.get_submodule(site.path)
         alike = site.module if site.is_layer else f"{site.module} {site.path}"  # layers of a list that look alike are
         key = alike, _text(args), _text(kwargs), type(module), _makeup(module)
         if key not in known:
-            known[key] = _counts(module, args, kwargs, hardware)
-        layers[site.module][site.layer] = _sum(layers[site.module][site.layer], _layer(known[key], hardware))
+            known[key] = _counts(module, args, kwargs, machine)
+        layer = rank_layer(
+            known[key],
+            machine,
+            hidden_bytes=sizes[site.module][1] if site.is_layer else 0,
+            trains=any(parameter.requires_grad for parameter in module.parameters()),
+            share=shares[site.module],
+        )
+        if site.is_layer:
+            costs[site.module] = context_costs(known[key], machine, layer, shares[site.module])
+        layers[site.module][site.layer] = _sum(layers[site.module][site.layer], layer)
     return CountedModel(
         split=split,
         whole=whole,
         numbers=DrawnNumbers(whole),
-        layers={name: tuple(found) for name, found in layers.items()},
-        elements={one.name: _size(whole, index, sample)[0] for index, one in enumerate(split.modules)},
+        layers={name: tuple(own) for name, own in layers.items()},
+        elements={name: elements for name, (elements, _) in sizes.items()},
         model=PipelineModel(
-            modules=tuple(_module(model, split, one) for one in split.modules),
+            modules=tuple(
+                replace(_module(model, split, one, machine), context=costs.get(one.name)) for one in split.modules
+            ),
             feeds=tuple(Feed(source=source, target=target) for source, target in split.feeds),
         ),
+        machine=machine,
+        shares=shares,
     )
 
 
-def _counts(module: nn.Module, args: Any, kwargs: Any, hardware: Hardware) -> ModuleCounts:
+def _share(
+    whole: PartedModel,
+    index: int,
+    sample: Mapping[str, Any],
+    machine: RankHardware,
+    sharing: ContextSharing,
+    *,
+    has_items: bool,
+) -> RankShare:
+    """Returns a module's part on one context rank, from the shape behind its first layer."""
+    if machine.degrees.context == 1 and sharing.mask is None:
+        return RankShare()
+    hidden = next(sent[0] for sent in whole.boundary_like(index, sample).values())
+    sequences, tokens = hidden.shape[:2] if hidden.dim() > 2 else (1, hidden.shape[0])
+    return rank_share(
+        sharing, machine.degrees, sequences=sequences, tokens=tokens, is_causal=not has_items, has_items=has_items
+    )
+
+
+def _counts(module: nn.Module, args: Any, kwargs: Any, machine: RankHardware) -> ModuleCounts:
     """Counts a module on tensors without data, or where what it does follows from values, on a copy."""
-    target: KernelsOf = "cuda" if hardware.kind == "cuda" else "host"
+    target: KernelsOf = "cuda" if machine.cluster.hardware.kind == "cuda" else "host"
     try:
         return count_module(module, args, kwargs, target=target)
     except UnsupportedModelError:
@@ -152,24 +209,6 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> list[tuple[Any, tup
     return [(sites[place], given) for place, given in seen.items() if place in sites]
 
 
-def _layer(counts: ModuleCounts, hardware: Hardware) -> Layer:
-    """Returns one layer; half of its backward is taken to be for weights, where matrices have most of both."""
-    forward, backward = (
-        phase_ms(counts.phase(phase), hardware, hardware.num_sms) for phase in (Phase.FORWARD, Phase.BACKWARD)
-    )
-    kept = counts.memory.activation_bytes
-    return Layer(
-        forward_ms=forward,
-        backward_ms=backward / 2,
-        weights_ms=backward / 2,
-        strategies=(
-            Strategy(name="keep", kept_bytes=kept),
-            Strategy(name="recompute", kept_bytes=0, extra_backward_ms=forward),
-        ),
-        workspace_bytes=counts.memory.workspace_bytes,
-    )
-
-
 def _sum(one: Layer, other: Layer) -> Layer:
     """Returns two as one: what is before or behind a layer is kept whatever becomes of the layer."""
     names = [strategy.name for strategy in max(one, other, key=lambda layer: len(layer.strategies)).strategies]
@@ -193,8 +232,9 @@ def _of(layer: Layer, name: str) -> Strategy:
     return next((one for one in layer.strategies if one.name == name), layer.strategies[0])
 
 
-def _module(model: nn.Module, split: ModelSplit, module: SplitModule) -> CountedModule:
-    parameters = dict(model.named_parameters())
+def _module(model: nn.Module, split: ModelSplit, module: SplitModule, machine: RankHardware) -> CountedModule:
+    parameters, degrees = dict(model.named_parameters()), machine.degrees
+    state_bytes = STATE_BYTES + MOMENT_BYTES / (degrees.data * degrees.context)
     own = [
         [
             parameters[name]
@@ -204,11 +244,14 @@ def _module(model: nn.Module, split: ModelSplit, module: SplitModule) -> Counted
     ]
     return CountedModule(
         name=module.name,
-        trains=tuple(any(one.requires_grad for one in found) for found in own),
-        parameters=tuple(sum(one.numel() for one in found) for found in own),
+        trains=tuple(any(one.requires_grad for one in layer) for layer in own),
+        parameters=tuple(sum(one.numel() for one in layer) for layer in own),
         resident_bytes=tuple(
-            sum(one.numel() * (STATE_BYTES if one.requires_grad else one.element_size()) for one in found)
-            for found in own
+            round(
+                sum(one.numel() * (state_bytes if one.requires_grad else one.element_size()) for one in layer)
+                / degrees.tensor
+            )
+            for layer in own
         ),
     )
 

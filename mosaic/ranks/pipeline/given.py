@@ -20,9 +20,9 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.tensor.styles import TensorPlan
 from mosaic.ranks.world.world import World

@@ -14,7 +14,7 @@ from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank

@@ -20,11 +20,11 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.phase_fit import AS_COUNTED

@@ -11,7 +11,8 @@ balancer is therefore not known. It gets the best plan of its stated space, whoe
 * a stage ends when its slowest forward, and in the backward its slowest backward, has ended: the *batch-sync* between
   the towers and a loss over the whole batch.
 
-That is the space of our exact search with one option a degree, the whole device. Devices that a stage leaves over go to
+That is the space of our exact search with one option a degree, the whole device (Algorithm 1 searches it where there
+are too many modules for that). Devices that a stage leaves over go to
 modules that gain from them. Tensor parallelism of a heavy tower and DistMM-Pipe are not here, since the cost model
 knows data parallelism alone.
 """
@@ -19,16 +20,20 @@ knows data parallelism alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.cost import Cost, NoInterference
 from mosaic.cost.protocol import RetimedCost
 from mosaic.errors import UndecidedError
 from mosaic.profile import Phase
-from mosaic.solver.exact import ExactResult, search_exactly
+from mosaic.solver.exact import search_exactly, why_not_exact
+from mosaic.solver.gahc.clustering import cluster
+from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.held_memory import search_within_memory
+from mosaic.solver.limits import Countdown
 from mosaic.solver.planners.waves import Wave, Waves, Widths, answer_of, plan_waves, whole_job, widths_of
+from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Answer, Task
 
 _log = logging.getLogger(__name__)
@@ -57,35 +62,42 @@ def plan(task: Task) -> Answer:
     options = {name: tuple(replace(o, quota=machine.num_slots) for o in own) for name, own in widths.items()}
     cost, limits = _Apart(task.cost, widths), task.search.limits
     free = replace(machine, memory_bytes=0)  # each option fits alone, and shares no device
-    result = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits)
-    waves = _waves(result, widths)
+    is_searched = why_not_exact(task.graph, cost) is None
+    stages: tuple[StageResult, ...]
+    if is_searched:
+        result = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits)
+        stages = result.stages
+        if result.record.status != "optimal":
+            _log.info(
+                "DistMM's plan of %d modules is not proven best with effort %g: its best may take %.1f %% less",
+                len(options),
+                limits.effort,
+                100 * (1 - result.record.bound_ms / result.cost_ms) if result.cost_ms > 0 else 0.0,
+            )
+    else:
+        countdown = Countdown(limits)
+        evaluator = StageEvaluator(options, cost=cost, machine=free, left=lambda: countdown.left, spend=countdown.spend)
+        stages = cluster(task.graph, evaluator, left=lambda: countdown.left).stages
+    waves = _waves(stages, widths)
     try:
-        answer = plan_waves(task, [[_with_idle(wave, widths, machine.num_devices) for wave in waves], waves])
+        return plan_waves(task, [[_with_idle(wave, widths, machine.num_devices) for wave in waves], waves])
     except UndecidedError:
+        if not is_searched:
+            raise
         result = search_within_memory(task.graph, options, cost=cost, machine=machine, limits=limits)
         devices = {
             (number, index): own
             for number, stage in enumerate(result.stages)
             for index, (_, own) in enumerate(stage.choices.values())
         }
-        answer = answer_of(task, _waves(result, widths), devices)
-    if result.record.status != "optimal":
-        _log.info(
-            "DistMM's plan of %d modules is not proven best with effort %g: its best may take %.1f %% less",
-            len(options),
-            limits.effort,
-            100 * (1 - result.record.bound_ms / result.cost_ms) if result.cost_ms > 0 else 0.0,
-        )
-    return answer
+        return answer_of(task, _waves(result.stages, widths), devices)
 
 
-def _waves(result: ExactResult, widths: Mapping[str, Widths]) -> Waves:
+def _waves(stages: Sequence[StageResult], widths: Mapping[str, Widths]) -> Waves:
     def own(name: str, degree: int) -> Wave:
         return (whole_job(name, next(option for option in widths[name] if option.degree == degree)),)
 
-    return [
-        sum((own(name, option.degree) for name, (option, _) in stage.choices.items()), ()) for stage in result.stages
-    ]
+    return [sum((own(name, option.degree) for name, (option, _) in stage.choices.items()), ()) for stage in stages]
 
 
 def _with_idle(wave: Wave, widths: Mapping[str, Widths], num_devices: int) -> Wave:

@@ -22,6 +22,7 @@ from mosaic.parts.parted_model import PartedModel
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import task_graph
@@ -125,7 +126,7 @@ def laned(
         loss: Of the model's output.
     """
     split = find_split(model, step[0])
-    counted = count_model(model, split, step[0], find_cluster("host", 2).hardware)
+    counted = count_model(model, split, step[0], RankHardware(cluster=find_cluster("host", 2)))
     seen = [counted.microbatch(one) for one in step]
     request = Request(
         model=counted.model, num_ranks=num_ranks, microbatches=seen, slots_per_rank=4, sizes=dict(sizes or {})

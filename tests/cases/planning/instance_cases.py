@@ -103,17 +103,12 @@ def solve_instance(
     *,
     method: str = "exact",
     time_limit: float = 10.0,
-    seed: int = 0,
     search: SearchOptions | None = None,
 ) -> tuple[Solved, InfeasibleError | None]:
-    """Plans as ``mosaic plan`` does, and has the checker accept the plan; ``heuristic`` proves nothing."""
-    limits = SearchLimits(effort=time_limit, seed=seed, exact=method != "heuristic")
+    """Plans as ``mosaic plan`` does, and has the checker accept the plan."""
+    limits = SearchLimits(effort=time_limit)
     try:
-        plan_it = (
-            plan_by_brute_force
-            if method == "brute_force"
-            else partial(plan_to_run, "exact" if method == "heuristic" else method)
-        )
+        plan_it = plan_by_brute_force if method == "brute_force" else partial(plan_to_run, method)
         plan = plan_it(
             instance.graph,
             TableCost(instance),

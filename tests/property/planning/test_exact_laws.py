@@ -20,16 +20,14 @@ def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
     truth, _ = solve_instance(instance, method="brute_force")
     assert exact.status == truth.status == "optimal"
     assert exact.objective_ms == pytest.approx(truth.objective_ms, abs=ROUNDING_MS)
-    for method in ("heuristic", "sequential"):
-        other, _ = solve_instance(instance, method=method)
-        assert exact.objective_ms <= other.objective_ms + ROUNDING_MS
-        assert other.bound_ms is None or other.bound_ms <= truth.objective_ms + ROUNDING_MS
+    in_turn, _ = solve_instance(instance, method="sequential")
+    assert exact.objective_ms <= in_turn.objective_ms + ROUNDING_MS
 
 
 @bounded(40)
 @given(
     shape=st.sampled_from(SHAPES),
-    num_modules=st.integers(3, 12),
+    num_modules=st.integers(3, 16),
     num_devices=st.sampled_from([1, 2, 4, 8]),
     tight=st.booleans(),
     disturbed=st.booleans(),
@@ -49,7 +47,7 @@ def test_bound_is_below_plan_is_below_sequential_whatever_ends_the_search(
             seed=seed,
         )
     )
-    answer, error = solve_instance(instance, time_limit=seconds, seed=seed)
+    answer, error = solve_instance(instance, time_limit=seconds)
     assert error is None
     assert check_plan(instance, answer.plan).problems == ()
     assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS

@@ -86,7 +86,7 @@ def test_exact_agrees_with_brute_force_where_devices_hold_what_modules_keep(inst
 @given(instance=instances(), seconds=st.sampled_from([0.0, 0.01]))
 def test_every_method_answers_within_memory_or_says_that_there_is_no_plan(instance, seconds):
     exact, _ = solve_instance(instance, time_limit=60)
-    for method in ("sequential", "heuristic", "gahc", "exact"):
+    for method in ("sequential", "gahc", "exact"):
         other, _ = solve_instance(instance, method=method, time_limit=seconds)
         assert (other.status == "infeasible") == (exact.status == "infeasible")
         if other.plan is not None:
@@ -143,6 +143,6 @@ def test_a_time_limit_of_zero_is_answered_at_once_where_memory_is_tight_on_many_
         seed=12,
     )
     made = generate(recipe)
-    answer, _ = solve_instance(made, time_limit=0)
+    answer, _ = solve_instance(made, method="gahc", time_limit=0)
     assert len(answer.plan.stages) == 18
     assert check_plan(made, answer.plan).problems == ()

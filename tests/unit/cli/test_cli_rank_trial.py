@@ -9,7 +9,7 @@ from planning_cases import device_of, graph_of
 from rich.console import Console
 
 from mosaic.cli import main
-from mosaic.cli.run.on_ranks import measured_table
+from mosaic.cli.run import measured_table
 from mosaic.plan import plan_from_quotas
 from mosaic.ranks.compare import MeasuredMethod
 

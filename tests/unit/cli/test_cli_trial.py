@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.cli.run.here import MeasuredInTurn
+from mosaic.cli.run import MeasuredInTurn
 
 
 def trial(*, active: bool, speedup: float | None, note: str = "") -> MeasuredInTurn:

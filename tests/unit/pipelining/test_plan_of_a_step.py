@@ -18,9 +18,9 @@ from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
-from mosaic.pipelining.semu.step import rank_timelines
 from mosaic.pipelining.workload.microbatch import Microbatch
 
 FEW = PlannerOptions(limits=OrderLimits(rollouts=2000))

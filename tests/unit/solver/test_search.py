@@ -31,7 +31,7 @@ def test_a_star_takes_as_long_as_its_encoders_without_it_and_then_its_backbone(s
 @pytest.mark.parametrize(
     "recipe",
     [
-        *(Recipe(shape=shape, num_modules=40, num_devices=32, tight_memory=True) for shape in ("align", "layered")),
+        *(Recipe(shape=shape, num_modules=16, num_devices=32, tight_memory=True) for shape in ("align", "layered")),
         Recipe(shape="star", num_modules=10, disturbed=True),
     ],
 )
@@ -41,7 +41,7 @@ def test_a_search_that_is_cut_off_keeps_its_time_and_has_a_plan_and_a_bound(reci
 
 
 def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound():
-    one = generate(Recipe(shape="align", num_modules=40, num_devices=32, tight_memory=True))
+    one = generate(Recipe(shape="align", num_modules=16, num_devices=32, tight_memory=True))
     answers = iter((False, False, True))
     limits = SearchLimits(effort=1e9, should_stop=lambda: next(answers, True))
     plan = solve(
@@ -55,7 +55,7 @@ def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound
 @pytest.mark.parametrize(
     ("method", "recipe"),
     [
-        ("auto", Recipe(shape="align", num_modules=40, num_devices=32, tight_memory=True)),
+        ("auto", Recipe(shape="align", num_modules=16, num_devices=32, tight_memory=True)),
         ("auto", Recipe(shape="star", num_modules=10, disturbed=True)),
         ("gahc", Recipe(shape="star", num_modules=10, disturbed=True)),
     ],
@@ -74,7 +74,7 @@ def test_a_search_that_its_effort_ends_finds_the_same_on_a_slower_machine(method
 
 
 def test_an_error_in_what_tells_a_search_to_stop_ends_it():
-    one = generate(Recipe(shape="align", num_modules=40, num_devices=32))
+    one = generate(Recipe(shape="align", num_modules=16, num_devices=32))
     limits = SearchLimits(effort=1e9, should_stop=lambda: 1 // 0 > 0)
     search = SearchOptions(limits=limits)
     with pytest.raises(ZeroDivisionError):

@@ -178,3 +178,12 @@ def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixtu
     assert "TwoBesideEachOther is neither a sum over pairs" in caplog.text
     with pytest.raises(ValueError, match="TwoBesideEachOther is neither a sum over pairs"):
         solve(profile.graph, cost, profile.device, method="exact")
+
+
+@pytest.mark.parametrize("method", ["auto", "distmm"])
+def test_more_modules_than_the_exact_search_takes_are_planned_by_algorithm_1(method: str) -> None:
+    names = [f"m{index}" for index in range(17)]
+    profile = profile_of(dict.fromkeys(names, flat(5)), num_slots=1)
+    plan = plan_of(profile, num_devices=4, method=method)
+    assert plan.predicted_ms == pytest.approx(10 * 5)
+    assert plan.gap is None

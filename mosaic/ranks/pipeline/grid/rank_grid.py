@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from mosaic.pipelining.semu.rank_hardware import Degrees
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.world.world import World

@@ -16,9 +16,9 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
+from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.semu.rank_hardware import Degrees
 from mosaic.ranks.pipeline.checked_loss import Loss
 from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tuning_cases import candidate, one_f_one_b, run_in_order
 
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.semu.step import rank_timelines
+from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, Wait
 from mosaic.pipelining.tuning.candidates import Candidate
 from mosaic.pipelining.tuning.pairs import Pair, pairs_of, with_candidates

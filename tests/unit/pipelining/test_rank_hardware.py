@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.semu.rank_hardware import Collective, Degrees, Exchange, RankHardware
+from mosaic.pipelining.rank_hardware import Collective, Degrees, Exchange, RankHardware
 
 
 def machine(**degrees: int) -> RankHardware:
@@ -28,7 +28,7 @@ def test_a_rank_without_peers_on_an_axis_sends_nothing() -> None:
 def test_messages_between_context_peers_take_the_time_of_the_busiest_and_are_from_each_of_them() -> None:
     at = machine(context=2)
     both, one = (Exchange(name="keys", sent_bytes=sent) for sent in (((0, 2**26), (2**26, 0)), ((0, 2**26), (0, 0))))
-    assert at.time_ns(both) == at.time_ns(one) == at.send_ns(2**26, 0, 1)  # links work both ways at once
+    assert at.time_ns(both) == at.time_ns(one) > 0  # links work both ways at once
     assert at.time_ns(Exchange(name="keys", sent_bytes=((0, 0), (0, 0)))) == 0
     with pytest.raises(ValueError, match="keys: 2 senders among 4 context ranks"):
         machine(context=4).time_ns(both)
@@ -50,15 +50,6 @@ def test_with_one_nic_a_node_tensor_peers_share_it() -> None:
     few = dataclasses.replace(many, cluster=dataclasses.replace(many.cluster, nics_per_node=1))
     reduce = Collective(name="gradients", num_bytes=2**28, axis="data", is_reduce=True)
     assert few.collective_ns(reduce) == pytest.approx(8 * many.collective_ns(reduce), rel=0.02)
-    one = dataclasses.replace(many, degrees=Degrees(tensor=8, pipeline=8))
-    shared = dataclasses.replace(few, degrees=one.degrees)
-    assert shared.send_ns(2**28, 0, 1) == pytest.approx(8 * one.send_ns(2**28, 0, 1), rel=0.02)
-
-
-def test_pipeline_neighbours_in_a_node_send_over_its_links() -> None:
-    inside = machine(tensor=4, pipeline=4)
-    assert 0 < inside.send_ns(2**26, 0, 1) < inside.send_ns(2**26, 1, 2)
-    assert inside.send_ns(2**26, 1, 1) == inside.send_ns(0, 0, 1) == 0
 
 
 def test_a_share_of_the_sms_and_bad_degrees_are_checked() -> None:

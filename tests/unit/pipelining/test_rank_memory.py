@@ -10,8 +10,8 @@ from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.semu.rank_hardware import Collective, RankHardware
-from mosaic.pipelining.semu.step import gradient_sums_ns, rank_timelines
+from mosaic.pipelining.rank_hardware import Collective, RankHardware
+from mosaic.pipelining.rank_memory import gradient_sums_ns, rank_timelines
 from mosaic.pipelining.tasks import Task, TaskGraph, Timed, Wait
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

@@ -1,12 +1,11 @@
-"""Latencies of operators, collectives and messages on one rank of a cluster, in whole nanoseconds.
+"""Latencies of collectives and messages between the ranks of a cluster, in whole nanoseconds.
 
-Kernels: ``mosaic.cost.roofline``. Collectives: ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter sends
-half the bytes of an all-reduce of the same tensor (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and takes
-half of its time in this model.
+The cost of a collective is ``Cluster``'s own model of NCCL. An all-gather or a reduce-scatter sends half the bytes of
+an all-reduce of the same tensor (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and takes half of its time
+in this model.
 
 Ranks are numbered as in Megatron: tensor first, then context, data, pipeline. Tensor peers are neighbours; context
-peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together, and pipeline
-neighbours ``tensor * context * data``.
+peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mosaic.cost.counts import Operator
-from mosaic.cost.roofline import operator_ms
 from mosaic.hardware import Cluster, Message
 
 MAX_KNOWN = 20_000
@@ -91,9 +88,7 @@ class RankHardware:
     degrees: Degrees = Degrees()
     share: float = 1.0
     """Share of the device's SMs for kernels; below 1 for lanes."""
-    _known: dict[Operator | Collective | Exchange, int] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _known: dict[Collective | Exchange, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -108,18 +103,15 @@ class RankHardware:
         """SMs for kernels, at least one."""
         return max(1, round(self.cluster.hardware.num_sms * self.share))
 
-    def time_ns(self, work: Operator | Collective | Exchange) -> int:
-        """Returns the time of all calls of a kernel, or of a collective or exchange; cached."""
-        known = self._known.get(work)
+    def time_ns(self, message: Collective | Exchange) -> int:
+        """Returns the time of a collective or an exchange; cached."""
+        known = self._known.get(message)
         if known is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            known = self._known[work] = self._timed_ns(work)
+            known = self.exchange_ns(message) if isinstance(message, Exchange) else self.collective_ns(message)
+            self._known[message] = known
         return known
-
-    def launch_ns(self, kernels: int) -> int:
-        """Returns the time in which one thread launches ``kernels`` kernels."""
-        return round(kernels * self.cluster.hardware.launch_us * 1e3)
 
     def collective_ns(self, collective: Collective) -> int:
         """Returns the time of a collective among this rank's peers; 0 without peers."""
@@ -142,31 +134,6 @@ class RankHardware:
             for target, count in enumerate(row)
         ]
         return round(self._peers(degree, exchange.axis).exchange_ms(messages) * 1e6)
-
-    def send_ns(self, num_bytes: int, source: int, target: int) -> int:
-        """Returns the time in which each peer of one pipeline rank sends ``num_bytes`` to its peer of another.
-
-        Devices of a node share its NICs if it has fewer; the nearest copy of the pipeline along the data axis sends at
-        the same time.
-        """
-        if source == target or num_bytes <= 0:
-            return 0
-        peers = self.degrees.tensor * self.degrees.context
-        stride = peers * self.degrees.data
-        together = min(stride, max(peers, self.cluster.gpus_per_node))
-        messages = [
-            Message(source=source * stride + at, target=target * stride + at, num_bytes=num_bytes)
-            for at in range(together)
-        ]
-        return round(self.cluster.exchange_ms(messages) * 1e6)
-
-    def _timed_ns(self, work: Operator | Collective | Exchange) -> int:
-        if isinstance(work, Operator):
-            return self._operator_ns(work)
-        return self.collective_ns(work) if isinstance(work, Collective) else self.exchange_ns(work)
-
-    def _operator_ns(self, operator: Operator) -> int:
-        return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)
 
     def _degree(self, axis: Axis) -> int:
         degrees = self.degrees

@@ -1,1 +1,0 @@
-"""``mosaic run``: trains a model plain and colocated in turn."""

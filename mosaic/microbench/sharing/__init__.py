@@ -1,1 +1,0 @@
-"""Ways of sharing a device between two pieces of work, and their steps."""

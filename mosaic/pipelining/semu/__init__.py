@@ -1,1 +1,0 @@
-"""SEMU, the step emulator (PipeWeaver, section 4): operators and tensors on devices, as times and memory timelines."""
