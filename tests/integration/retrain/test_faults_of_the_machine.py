@@ -123,10 +123,7 @@ def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused
     ("change", "said"),
     [
         (('"value"', '"worth"'), "return a dict of columns with 'value' among them"),
-        (("right.float()", "right.float()[:3]"), "score returned 3 entries of 'value' for 16 rows"),
         (("def loss(model, batch)", "def loss(model)"), "train.py:loss is called with 2 arguments"),
-        (("def loss(model, batch)", "def lost(model, batch)"), "train.py has no function 'loss'"),
-        (("import copy", "import copy, no_such_module"), "no_such_module"),
         (("return [towers, head], [", "return [towers, 3], ["), "make_optimizer returned int"),
     ],
 )
@@ -157,7 +154,7 @@ def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day
     assert bits_of(other.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "/versions/", "gate.json", "hooks.json", "history.jsonl"])
+@pytest.mark.parametrize("part", ["model.safetensors", "/versions/", "history.jsonl"])
 def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make, part: str):
     node = make_node(promote={"hooks": ["true"]})
     with pytest.MonkeyPatch.context() as patch:
@@ -245,12 +242,6 @@ def test_nothing_asks_for_a_network(make_node: Make, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket.socket, "connect", none)
     monkeypatch.setattr(socket, "getaddrinfo", none)
     assert make_node().run() == 0
-
-
-def test_a_batch_that_cannot_be_halved_is_cut_into_parts_as_equal_as_can_be(make_node: Make):
-    node = make_node(budget={"batch": 17, "micro_batches": 3})
-    assert node.run() == 0
-    assert node.report.data[0].drawn == 40 * 17
 
 
 def side_by_side(day: DayFolder) -> StoredPlan:
