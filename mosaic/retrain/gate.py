@@ -451,14 +451,14 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
 
 
 def _slices(frozen: Pair, settings: GateSettings) -> Iterator[Comparison]:
-    """A slice passes unless it is worse beyond chance; it does not count."""
+    """A slice passes unless it is worse beyond chance and may have lost more than the margin; it does not count."""
     for column in settings.slices:
         if column not in frozen.columns:
             raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
         for value in np.unique(frozen.columns[column]):
             part = frozen.only(frozen.columns[column] == value)
             comparison = compare(f"{column}={value}", part, -settings.margin, settings, counts=False)
-            yield replace(comparison, passed=comparison.high >= 0)
+            yield replace(comparison, passed=comparison.passed or comparison.high >= 0)
 
 
 def _pair(scores: DayScores, challenger: str, against: str | None, rows: RowSet) -> Pair | None:

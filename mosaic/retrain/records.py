@@ -42,7 +42,7 @@ class Comparison:
     counts: bool
     """True if the verdict depends on it; slices and few fresh rows are shown only."""
     passed: bool
-    """True if the lower end is above the limit; for a slice, if the upper end is not below 0."""
+    """True if the lower end is above the limit; a slice also passes if its upper end is not below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,9 +135,7 @@ def no_audio(stage: Stage) -> Iterator[Check]:
     gate = stage.report.gate
     for comparison in gate.comparisons if gate is not None else ():
         if comparison.name == "modality=audio":
-            yield Check(
-                result=f"audio {comparison.old:.3f} → {comparison.new:.3f}", met=comparison.passed and comparison.counts
-            )
+            yield Check(result=f"audio {comparison.old:.3f} → {comparison.new:.3f}", met=comparison.passed)
 
 
 def new_task(stage: Stage) -> Iterator[Check]:
