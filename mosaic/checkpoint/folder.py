@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -99,7 +100,16 @@ class TensorEntry:
     dtype: str
     """As in safetensors, such as ``F32``."""
     shape: tuple[int, ...]
-    file: str
+    file: str = ""
+    """Empty while no file has it."""
+
+    @property
+    def item_bytes(self) -> int:
+        return 1 if self.dtype == "BOOL" else int(re.findall(r"\d+", self.dtype)[0]) // 8
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import json
 import logging
@@ -13,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from mosaic.checkpoint.folder import (
 )
 from mosaic.checkpoint.ranks import Ranks, tell_in
 from mosaic.checkpoint.state import OneOrSeveral, OptimizerState, SavedState, random_state, to_plain
-from mosaic.checkpoint.tensors import SUFFIX, TensorSpec, write_tensors
+from mosaic.checkpoint.tensors import SUFFIX, describe, write_tensors
 from mosaic.errors import MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
@@ -74,20 +73,20 @@ class Saver:
             raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r} is not a count of steps; use a whole number from 0 on")
-        own, error = None, None
+        part, error = None, None
         try:
-            own = _RankState(state, extra)
+            part = _Part.of(state, extra)
         except Exception as failure:  # of any kind, from the user's objects: all ranks have to raise
             error = failure
         self._ranks.raise_if_any_failed(error)
-        assert own is not None
-        merged = _Merged(self._ranks.all_gather((step, str(folder), own.description)))
+        assert part is not None
+        optimizers, writer = _merged(self._ranks.all_gather((step, str(folder), replace(part, tensors={}, rest={}))))
         place = self._make_place(folder, step)
         rank = self._ranks.rank
-        tensors = self._copies.of({name: own.tensors[name] for name in own.tensors if merged.writer[name] == rank})
+        tensors = self._copies.of({name: part.tensors[name] for name in part.tensors if writer[name] == rank})
         text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
         tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        contents = _contents(step, own, merged, self._ranks.size, plan) if rank == 0 else None
+        contents = _contents(step, part, optimizers, self._ranks.size, plan) if rank == 0 else None
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
         group = self._ranks.background_group()
@@ -122,87 +121,85 @@ class Saver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Description:
-    """One rank's part of a checkpoint, without the tensors' content."""
+class _Part:
+    """One rank's part of a checkpoint."""
 
+    tensors: dict[str, torch.Tensor]
+    """Not copied yet."""
+    rest: dict[str, Any]
+    """Everything except tensors and optimizers, as plain data."""
+    specs: dict[str, TensorEntry]
+    names: list[str]
+    """All tensors of the model and its companions, on any rank."""
+    tied: dict[str, str]
     optimizers: dict[str, OptimizerState]
     labels: tuple[list[str], ...]
     """Names of optimizers, companions and generators."""
-    specs: dict[str, TensorSpec]
-    names: list[str]
-    """All tensors of the model and its companions, on any rank."""
 
-
-class _RankState:
-    """One rank's part of a checkpoint: tensors, and everything else as plain data."""
-
-    def __init__(self, state: SavedState, extra: Mapping[str, Any]) -> None:
+    @staticmethod
+    def of(state: SavedState, extra: Mapping[str, Any]) -> _Part:
         modules = state.modules()
-        self.tied = modules[MODEL].tied
-        self.tensors = {
-            f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()
-        }
+        tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
         optimizers = {}
         for label, optimizer in state.optimizers.items():
-            optimizers[label], tensors = OptimizerState.of(optimizer, modules[MODEL], label)
-            self.tensors |= tensors
+            optimizers[label], own = OptimizerState.of(optimizer, modules[MODEL], label)
+            tensors |= own
         schedulers = {
             label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in state.schedulers.items()
         }
-        self.rest = {
-            **_by_label("scheduler", schedulers),
-            "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
-            "companions": list(state.companions or {}),
-            "generators": list(state.generators or {}),
-            "extra": to_plain(dict(extra), "extra"),
-        }
-        self.description = _Description(
-            optimizers=optimizers,
-            labels=(list(optimizers), self.rest["companions"], self.rest["generators"]),
-            specs={name: TensorSpec.of(name, tensor) for name, tensor in self.tensors.items()},
+        companions, generators = list(state.companions or {}), list(state.generators or {})
+        return _Part(
+            tensors=tensors,
+            rest={
+                **_by_label("scheduler", schedulers),
+                "scaler": None if state.scaler is None else to_plain(state.scaler.state_dict(), "scaler"),
+                "companions": companions,
+                "generators": generators,
+                "extra": to_plain(dict(extra), "extra"),
+            },
+            specs={name: describe(name, tensor) for name, tensor in tensors.items()},
             names=[f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors],
+            tied=modules[MODEL].tied,
+            optimizers=optimizers,
+            labels=([*optimizers], companions, generators),
         )
 
 
-class _Merged:
-    """The parts of all ranks: which rank writes each tensor, and the optimizers' states.
+def _merged(parts: Sequence[tuple[int, str, _Part]]) -> tuple[dict[str, OptimizerState], dict[str, int]]:
+    """Merges the parts of all ranks; returns the optimizers' states, and the rank that writes each tensor.
 
     Raises:
         ValueError: The ranks disagree.
         MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
     """
-
-    def __init__(self, parts: Sequence[tuple[int, str, _Description]]) -> None:
-        ranks = [part[2] for part in parts]
-        _check_equal("steps", [part[0] for part in parts])
-        _check_equal("folders", [part[1] for part in parts])
-        _check_equal("optimizers, companions or generators", [each.labels for each in ranks])
-        for label in ranks[0].optimizers:
-            own = [each.optimizers[label] for each in ranks]
-            _check_equal(
-                f"settings of optimizer {label}".strip(), [json.dumps([each.kind, *each.settings]) for each in own]
-            )
-        holders: dict[str, list[int]] = defaultdict(list)
-        specs: dict[str, TensorSpec] = {}
-        for rank, each in enumerate(ranks):
-            for name, spec in each.specs.items():
-                if specs.setdefault(name, spec) != spec:
-                    raise MosaicError(
-                        f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
-                        f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
-                    )
-                holders[name].append(rank)
-        if missing := [name for name in ranks[0].names if name not in specs]:
-            raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(ranks))
-        self.optimizers = {}
-        for label, first in ranks[0].optimizers.items():
-            own = [each.optimizers[label] for each in ranks]
-            groups = [
-                list(dict.fromkeys(itertools.chain(*same))) for same in zip(*(each.groups for each in own), strict=True)
-            ]
-            states = {name: state for each in own for name, state in each.states.items()}
-            self.optimizers[label] = replace(first, groups=groups, states=states)
+    ranks = [part for _, _, part in parts]
+    _check_equal("steps", [step for step, _, _ in parts])
+    _check_equal("folders", [folder for _, folder, _ in parts])
+    _check_equal("optimizers, companions or generators", [part.labels for part in ranks])
+    optimizers = {}
+    for label, first in ranks[0].optimizers.items():
+        own = [part.optimizers[label] for part in ranks]
+        settings = [json.dumps([each.kind, *each.settings]) for each in own]
+        _check_equal(f"settings of optimizer {label}".strip(), settings)
+        groups = zip(*(each.groups for each in own), strict=True)
+        optimizers[label] = replace(
+            first,
+            groups=[list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+            states={name: state for each in own for name, state in each.states.items()},
+        )
+    holders: dict[str, list[int]] = defaultdict(list)
+    specs: dict[str, TensorEntry] = {}
+    for rank, part in enumerate(ranks):
+        for name, spec in part.specs.items():
+            if specs.setdefault(name, spec) != spec:
+                raise MosaicError(
+                    f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
+                    f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
+                )
+            holders[name].append(rank)
+    if missing := [name for name in ranks[0].names if name not in specs]:
+        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
+    return optimizers, assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(ranks))
 
 
 def _check_equal(what: str, values: Sequence[Any]) -> None:
@@ -223,12 +220,13 @@ def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], n
     return writer
 
 
-def _contents(step: int, own: _RankState, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
+def _contents(
+    step: int, part: _Part, optimizers: Mapping[str, OptimizerState], num_ranks: int, plan: str
+) -> tuple[Manifest, bytes]:
     """Returns the manifest, still without files and tensors, and the state file."""
     from mosaic import __version__
 
-    optimizers = {label: each.to_json() for label, each in merged.optimizers.items()}
-    state = {**_by_label("optimizer", optimizers), **own.rest}
+    states = {label: each.to_json() for label, each in optimizers.items()}
     manifest = Manifest(
         step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -238,9 +236,9 @@ def _contents(step: int, own: _RankState, merged: _Merged, num_ranks: int, plan:
         plan=plan,
         files=(),
         tensors=(),
-        tied=own.tied,
+        tied=part.tied,
     )
-    return manifest, (json.dumps(state) + "\n").encode()
+    return manifest, (json.dumps({**_by_label("optimizer", states), **part.rest}) + "\n").encode()
 
 
 def _by_label(what: str, states: dict[str, Any]) -> dict[str, Any]:
@@ -305,8 +303,8 @@ def _write(
         try:
             if not place.aside.is_dir():
                 raise MosaicError(f"rank 0 made {place.aside}, and it is not there on this rank")
-            specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
             name = f"rank-{rank:05d}{SUFFIX}"
+            specs = [replace(describe(key, tensor), file=name) for key, tensor in tensors.items()]
             num_bytes, sha256 = write_tensors(place.aside / name, specs, tensors.__getitem__)
             file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
         except Exception as error:  # of any kind: all ranks have to raise
@@ -336,14 +334,14 @@ def _gather(group: Any, failure: Exception | None, value: Any) -> list[Any]:
 
 
 def _finish(
-    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorSpec]]]
+    place: SavingPlace, manifest: Manifest, state: bytes, written: Iterable[tuple[FileEntry, list[TensorEntry]]]
 ) -> None:
     """Writes the state and the manifest."""
     state_file = FileEntry(name=STATE, num_bytes=len(state), sha256=write_flushed(state, place.aside / STATE))
     files, tensors = [state_file], []
     for file, specs in written:
         files.append(file)
-        tensors += [TensorEntry(**asdict(spec), file=file.name) for spec in specs]
+        tensors += specs
     tensors.sort(key=lambda tensor: tensor.name)
     replace(manifest, files=tuple(files), tensors=tuple(tensors)).write(place.aside)
 
@@ -359,39 +357,23 @@ def _failure(place: SavingPlace, error: BaseException) -> str:
 def room_needed(
     model: nn.Module, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
 ) -> int:
-    """Estimates the bytes of a checkpoint of all ranks, also before the first step.
+    """Estimates the bytes of a checkpoint of all ranks.
 
-    An optimizer without state makes it on tensors without memory; if it cannot, the estimate is two numbers for each
-    number of a parameter.
+    Before its first step an optimizer counts as one with two numbers for each number of a parameter (three with
+    ``amsgrad``), which is what AdamW keeps and more than most others do; SGD has one with momentum, and none without.
     """
     state = SavedState(model=model, optimizer=optimizer, companions=companions)
     sizes = [tensor.nbytes for module in state.modules().values() for tensor in module.tensors.values()]
     for each in state.optimizers.values():
         inner = getattr(each, "optimizer", each)  # accelerate wraps
-        future: dict[Any, list[int]] = {}  # a large model has thousands of parameters of a dozen shapes
         for group in inner.param_groups:
+            numbers = 2 + bool(group.get("amsgrad"))
+            if isinstance(inner, torch.optim.SGD):
+                numbers = int(group["momentum"] != 0)
             for parameter in group["params"]:
-                kind = id(group), parameter.shape, parameter.dtype
-                if parameter.requires_grad and inner.state.get(parameter):
-                    sizes += _tensor_bytes(inner.state[parameter])
+                own = inner.state.get(parameter)
+                if own:
+                    sizes += [value.nbytes for value in own.values() if hasattr(value, "nbytes")]
                 elif parameter.requires_grad:
-                    sizes += future[kind] if kind in future else future.setdefault(kind, _future(inner, group, kind))
+                    sizes.append(numbers * parameter.nbytes + 8)  # and its count of steps
     return sum(sizes) + _BYTES_BESIDE * (2 + len(sizes) // 100)
-
-
-def _tensor_bytes(state: Mapping[str, Any]) -> list[int]:
-    return [value.nbytes for value in state.values() if hasattr(value, "nbytes")]
-
-
-def _future(optimizer: Optimizer, group: Mapping[str, Any], kind: tuple[int, torch.Size, torch.dtype]) -> list[int]:
-    """Returns the bytes of the state that an optimizer will make for a parameter."""
-    parameter = torch.empty(kind[1], dtype=kind[2], device="meta").requires_grad_()
-    parameter.grad = torch.empty_like(parameter)
-    twin = copy.copy(optimizer)  # without hooks
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**group, "fused": False, "foreach": False, "params": [parameter]}]
-    try:
-        type(optimizer).step(twin)
-    except Exception:  # of any kind: some read values
-        return [parameter.nbytes, parameter.nbytes]
-    return _tensor_bytes(twin.state[parameter])

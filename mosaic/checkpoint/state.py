@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mosaic.checkpoint.folder import COMPANION, MODEL, OPTIMIZER
-from mosaic.checkpoint.tensors import ModelTensors, TensorSpec, bytes_of, dtype_of
+from mosaic.checkpoint.tensors import ModelTensors, bytes_of, describe, dtype_of
 from mosaic.errors import InvalidCheckpointError
 from mosaic.find import random_numbers
 
@@ -108,7 +108,7 @@ def to_plain(value: Any, where: str, keep: Callable[[torch.Tensor, str], str] | 
 
 
 def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
-    spec = TensorSpec.of(where, tensor)
+    spec = describe(where, tensor)
     if tensor.is_meta:
         raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
     if spec.num_bytes > MAX_TENSOR_BYTES:

@@ -15,7 +15,6 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from mosaic.checkpoint.folder import flush_folder, write_error
+from mosaic.checkpoint.folder import TensorEntry, flush_folder, write_error
 from mosaic.checkpoint.ranks import Ranks
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 
@@ -37,36 +36,21 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """Description of a tensor in a file."""
+def describe(name: str, tensor: torch.Tensor) -> TensorEntry:
+    """Describes a tensor; a meta tensor stands for one on another rank.
 
-    name: str
-    dtype: str
-    """As in safetensors, such as ``F32``."""
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(name: str, tensor: torch.Tensor) -> TensorSpec:
-        """Describes a tensor; a meta tensor stands for one on another rank.
-
-        Raises:
-            TypeError: It is sharded, quantized, sparse or of a dtype that safetensors does not support.
-        """
-        is_whole = tensor.is_meta or type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
-        if not is_whole or tensor.layout != torch.strided:
-            raise TypeError(
-                f"{name} is a {type(tensor).__name__} of layout {tensor.layout}, and only whole tensors are saved; "
-                "leave sharding of modules to Mosaic's plan, or save this model with torch.distributed.checkpoint"
-            )
-        if tensor.dtype not in _NAMES:
-            raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not support; cast it")
-        return TensorSpec(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
-
-    @property
-    def num_bytes(self) -> int:
-        """Its bytes."""
-        return prod(self.shape) * _DTYPES[self.dtype].itemsize
+    Raises:
+        TypeError: It is sharded, quantized, sparse or of a dtype that safetensors does not support.
+    """
+    is_whole = tensor.is_meta or type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
+    if not is_whole or tensor.layout != torch.strided:
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__} of layout {tensor.layout}, and only whole tensors are saved; leave "
+            "sharding of modules to Mosaic's plan, or save this model with torch.distributed.checkpoint"
+        )
+    if tensor.dtype not in _NAMES:
+        raise TypeError(f"{name} is of dtype {tensor.dtype}, which safetensors does not support; cast it")
+    return TensorEntry(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -85,12 +69,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
-def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+def in_order(specs: Iterable[TensorEntry]) -> list[TensorEntry]:
     """Returns tensors in the order of a file: wide elements first, for alignment."""
-    return sorted(specs, key=lambda spec: (-_DTYPES[spec.dtype].itemsize, spec.name))
+    return sorted(specs, key=lambda spec: (-spec.item_bytes, spec.name))
 
 
-def write_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callable[[str], torch.Tensor]) -> tuple[int, str]:
+def write_tensors(path: Path, specs: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> tuple[int, str]:
     """Writes a new file, flushes it to the disk, and returns its length and SHA-256.
 
     Args:
@@ -121,7 +105,7 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callable[[str
     return len(header) + length, digest.hexdigest()
 
 
-def replace_with_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callable[[str], torch.Tensor]) -> None:
+def replace_with_tensors(path: Path, specs: Iterable[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
     """Writes a file beside its place and renames it once it is on the disk; see ``write_tensors``.
 
     Raises:
@@ -201,7 +185,7 @@ def digest_of(model: nn.Module, ranks: Ranks) -> str:
     """
     own_digests = {}
     for name, tensor in ModelTensors.of(model).here.items():
-        spec = TensorSpec.of(name, tensor)
+        spec = describe(name, tensor)
         own_digests[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
     digests: dict[str, str] = {}
     for rank_digests in reversed(ranks.all_gather(own_digests)):
@@ -235,7 +219,7 @@ class Overlap:
         sources, changed = {}, {}
         for name in sorted(saved.keys() & names.keys()):
             dtype, shape = saved[name]
-            own = TensorSpec.of(name, model.tensors[names[name]])
+            own = describe(name, model.tensors[names[name]])
             if tuple(shape) != own.shape or dtype not in ("", own.dtype):
                 descriptions = f"{dtype} {list(shape)}", f"{dtype and own.dtype} {list(own.shape)}"
                 changed[name] = (descriptions[0].strip(), descriptions[1].strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.checkpoint.folder import MODEL, Manifest, damage_of
+from mosaic.checkpoint.folder import MODEL, Manifest, TensorEntry, damage_of
 from mosaic.checkpoint.ranks import Ranks
 from mosaic.checkpoint.tensors import (
     SUFFIX,
     ModelTensors,
     Overlap,
-    TensorSpec,
+    describe,
     in_order,
     open_tensors,
     raw,
@@ -40,7 +41,7 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     own, specs, error = None, [], None
     try:
         own = ModelTensors.of(model)
-        specs = in_order(TensorSpec.of(name, own.tensors[first]) for name, first in own.names.items())
+        specs = in_order(describe(name, own.tensors[first]) for name, first in own.names.items())
     except Exception as failure:  # of any kind: all ranks have to raise
         error = failure
     ranks.raise_if_any_failed(error)
@@ -53,7 +54,7 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     memory = torch.empty(0, dtype=torch.uint8)  # reused: freed memory does not always return to the system
     specs_left = iter(specs)
 
-    def next_tensor(spec: TensorSpec) -> torch.Tensor:
+    def next_tensor(spec: TensorEntry) -> torch.Tensor:
         """Sends the tensor to rank 0, which receives its bytes; valid until the next call."""
         nonlocal memory
         first = own.names[spec.name]
@@ -96,7 +97,7 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
     stored = {tensor.name: tensor for tensor in manifest.tensors}
     names = {name.removeprefix(MODEL): name for name in stored if name.startswith(MODEL)}
     names |= {name: f"{MODEL}{first}" for name, first in manifest.tied.items()}
-    specs = [TensorSpec(name=name, dtype=stored[key].dtype, shape=stored[key].shape) for name, key in names.items()]
+    specs = [replace(stored[key], name=name) for name, key in names.items()]
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in stored.values()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import resource
 import subprocess
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
 from mosaic.checkpoint import saving
-from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.loading import load
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.saving import Saver
@@ -143,25 +142,6 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
     trained(other, again, range(3, 6))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    model = Tied()
-    first = saved(model, tmp_path)
-    saver = Saver(OneRank())
-    with disk_of(4096), caplog.at_level(logging.ERROR):
-        saver.save(SavedState(model=model), tmp_path, step=2, extra={})
-        with pytest.raises(MosaicError, match=r"step-2 could not be saved: .*File too large.*\(rank 0\)"):
-            saver.save(SavedState(model=model), tmp_path, step=3, extra={})
-        assert "step-2 could not be saved" in caplog.text
-        assert [path.name for path in tmp_path.iterdir()] == [first.name]
-        with pytest.raises(MosaicError, match=r"cannot write .*w.safetensors: File too large"):
-            export(model, tmp_path / "w.safetensors", OneRank())
-    assert [path.name for path in tmp_path.iterdir()] == [first.name]
-    assert damage_of(first) == ()
-    saver.save(SavedState(model=model), tmp_path, step=3, extra={})  # once there is room, it goes on
-    saver.finish()
-    assert [found.step for found in checkpoints_in(tmp_path)] == [3, 1]
 
 
 def test_a_handle_waits_for_its_checkpoint_when_it_is_removed_and_tells_what_went_wrong(tmp_path: Path):

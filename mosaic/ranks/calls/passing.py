@@ -37,11 +37,11 @@ class ForwardPass:
     """Its arguments."""
     _: KW_ONLY
     is_there: bool
-    """Whether this rank calls it, rather than taking part without rows."""
+    """True if this rank calls it, rather than taking part without rows."""
     attributes: str
     """Attributes that were set in the module since it was colocated."""
     routes: bool = True
-    """Whether rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed."""
+    """True if rows go to the module's ranks; otherwise each rank runs its own, and nothing is agreed."""
     error: ModuleContractError | None = None
     """Why the call cannot be routed: all ranks are told and raise."""
     spec: pytree.TreeSpec | None = None

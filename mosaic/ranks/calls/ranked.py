@@ -118,11 +118,11 @@ class Ranked:
     """Notes that a thread waits for other ranks."""
 
     routes: bool = field(init=False)
-    """Whether rows go to its ranks; a module on all ranks runs each rank's own rows."""
+    """True if rows go to its ranks; a module on all ranks runs each rank's own rows."""
     agreement: Agreement | None = field(init=False, default=None)
     """The last one of all ranks on a call."""
     writes: bool = field(init=False, default=False)
-    """Whether its forward was seen to write attributes, globals, or variables that it encloses."""
+    """True if its forward was seen to write attributes, globals, or variables that it encloses."""
     spec: Any = field(init=False)
     """The nesting of arguments."""
     keywords: frozenset[str] = field(init=False)
@@ -164,7 +164,7 @@ class Ranked:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has not run here in its present mode, so that it is unknown what it writes into its attributes."""
+        """True if it has not run here in its present mode, so that it is unknown what it writes into its attributes."""
         return self.is_member and self._mode() not in self._known
 
     @contextmanager

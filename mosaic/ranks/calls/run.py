@@ -227,7 +227,7 @@ class RankedRuns:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether something that it alone can do has yet to be done for a backward."""
+        """True if something that it alone can do has yet to be done for a backward."""
         return bool(self._pending) or self._calls.executor.is_in_flight
 
     def forget_calls(self) -> None:

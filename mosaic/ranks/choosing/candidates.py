@@ -28,7 +28,7 @@ class Candidates:
     sentences: tuple[str, ...] = ()
     """Reasons for the choice: predicted times, or why there is nothing to try."""
     is_rough: bool = False
-    """Whether other processes used the CPU while rank 0 profiled."""
+    """True if other processes used the CPU while rank 0 profiled."""
 
 
 def data_parallel_plan(

@@ -171,7 +171,7 @@ class GradientReducer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a reduction was started and not ended."""
+        """True if a reduction was started and not ended."""
         return bool(self._running)
 
     def watch(self, on_arrival: Callable[[], None]) -> None:

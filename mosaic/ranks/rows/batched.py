@@ -99,7 +99,7 @@ class _Runs:
             return made
 
     def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
-        """Whether some rows of the arguments give these rows of the results."""
+        """True if some rows of the arguments give these rows of the results."""
         many, rows, taken = _rows_that_differ(leaves, batched)
         self._replayed = Replayed()
         try:
@@ -119,7 +119,7 @@ class _Runs:
         ) or self._differs_from_itself(many, whole)
 
     def _differs_from_itself(self, leaves: Sequence[Any], made: Sequence[Any]) -> bool:
-        """Whether a module draws what cannot be drawn again: then its shapes have to do."""
+        """True if a module draws what cannot be drawn again: then its shapes have to do."""
         try:
             again = self(leaves)
         except Exception:  # of any kind, as above
@@ -277,14 +277,14 @@ class Replayed(TorchDispatchMode):
 
 
 def _is_off(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator draws nothing, since its rate of dropout is 0."""
+    """True if an operator draws nothing, since its rate of dropout is 0."""
     given = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
     names = {one.name: one.default_value for one in func._schema.arguments if one.name in _RATES}
     return any(not given.get(name, default) for name, default in names.items())
 
 
 def _reads_values(func: Any) -> bool:
-    """Whether what an operator makes depends on the values of tensors: it is given some and does not overwrite them."""
+    """True if what an operator makes depends on the values of tensors: it is given some and does not overwrite them."""
     tensors = [one for one in func._schema.arguments if isinstance(one.type, torch.TensorType)]
     written = [one for one in tensors if one.alias_info is not None and one.alias_info.is_write]
     return bool(tensors) and not written and not func.__name__.partition(".")[0].endswith("_like")

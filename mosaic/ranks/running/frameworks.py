@@ -35,7 +35,7 @@ class ReducedModel(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether Mosaic still reduces its gradients."""
+        """True if Mosaic still reduces its gradients."""
 
     @property
     def _divided(self) -> frozenset[int]:

@@ -72,7 +72,7 @@ class Whereabouts:
 
     @property
     def is_start(self) -> bool:
-        """Whether it had not come to any module."""
+        """True if it had not come to any module."""
         return not self.calls and self.module in ("", THE_LOOP)
 
     def __str__(self) -> str:

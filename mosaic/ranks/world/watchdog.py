@@ -45,7 +45,7 @@ class Heartbeat:
     calls: int = 0
     """Calls of the model that it had begun."""
     has_left: bool = False
-    """Whether its handle was removed or its program has ended."""
+    """True if its handle was removed or its program has ended."""
     error: str = ""
     """The error with which it left before it began."""
 

@@ -50,8 +50,8 @@ def test_other_sequences_are_named_a_missing_modality_hangs_nobody_and_images_ar
 
 
 def test_models_of_transformers_train_as_on_one_rank(tmp_path: Path):
-    run("hugging_face:train", SIZES, tmp_path)
-    for size in SIZES:
+    run("hugging_face:train", (2,), tmp_path)
+    for size in (2,):
         for found in answers(tmp_path / str(size), "rank", size):
             assert tuple(found) == FAMILIES
             for family, differs in found.items():

@@ -43,10 +43,6 @@ def test_modules_on_all_ranks_agree_on_nothing_and_run_rows_and_arguments_of_eac
     )
 
 
-def test_a_modality_that_no_rank_has_leaves_its_module_as_it_is(observed: list[dict[str, Any]]):
-    assert [found["nobody"] for found in observed] == [True, True]
-
-
 def test_a_failure_on_a_lane_comes_out_of_the_loop_and_nothing_is_sent_after_it(tmp_path: Path):
     first, second = run_ranks("ranks.programs.calls.engine:failing", 2, tmp_path)
     assert first.count("ArithmeticError: no such gradient") == 2

@@ -41,10 +41,6 @@ def test_a_loop_under_autocast_is_that_of_distributed_data_parallel_within_bfloa
         assert parameters < 0.04
 
 
-def test_gathering_with_gradients_gives_those_of_the_loss_over_the_whole_batch(told: list[dict[str, Any]]):
-    assert max(rank["whole batch"] for rank in told) < 1e-6
-
-
 def test_a_frozen_module_sends_nothing_back_and_a_partly_frozen_one_reduces_what_trains(told: list[dict[str, Any]]):
     for rank in told:
         sent = rank["frozen traffic"]
@@ -101,6 +97,14 @@ def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: l
         for said in rank["unsplittable"]:
             assert "'part' cannot be split over ranks" in said
             assert "exclude=['part']" in said
+
+
+def test_plans_that_ranks_cannot_run_together_and_statistics_of_a_batch_are_refused_on_all(told: list[dict[str, Any]]):
+    for rank in told:
+        other_size, other_plan, normalized = rank["not begun"]
+        assert "the plan is for 3 devices and there are 2 ranks; start 3 ranks, or plan" in other_size
+        assert "the ranks were given different plans (rank 0: " in other_plan
+        assert "image.1 is a BatchNorm1d: its statistics would be those of another batch" in normalized
 
 
 def test_parameters_that_are_frozen_or_trained_only_since_are_named(told: list[dict[str, Any]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,17 @@ from mosaic.checkpoint.folder import (
     FileEntry,
     Manifest,
     SavingPlace,
-    TensorEntry,
     checkpoints_in,
     choose,
     damage_of,
     write_flushed,
 )
 from mosaic.checkpoint.saving import assign
-from mosaic.checkpoint.tensors import SUFFIX, TensorSpec, bytes_of, open_tensors, write_tensors
+from mosaic.checkpoint.tensors import SUFFIX, bytes_of, describe, open_tensors, write_tensors
 from mosaic.checkpoint.weights import extract_weights
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
 
+RANK_0 = f"rank-00000{SUFFIX}"
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 
 
@@ -41,10 +42,10 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     """Writes a checkpoint as it is written by one rank, without torch.distributed."""
     tensors = some_tensors(seed)
     place = SavingPlace.make(folder, step)
-    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
-    num_bytes, sha256 = write_tensors(place.aside / f"rank-00000{SUFFIX}", specs, tensors.__getitem__)
+    specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
+    num_bytes, sha256 = write_tensors(place.aside / RANK_0, specs, tensors.__getitem__)
     files = (
-        FileEntry(name=f"rank-00000{SUFFIX}", num_bytes=num_bytes, sha256=sha256),
+        FileEntry(name=RANK_0, num_bytes=num_bytes, sha256=sha256),
         FileEntry(name="state.json", num_bytes=2, sha256=write_flushed(b"{}", place.aside / "state.json")),
     )
     manifest = Manifest(
@@ -55,9 +56,7 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
         num_ranks=1,
         plan="plan",
         files=files,
-        tensors=tuple(
-            TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, file=files[0].name) for spec in specs
-        ),
+        tensors=tuple(specs),
         tied={"also": "0/é"},
     )
     manifest.write(place.aside)
@@ -68,7 +67,7 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_file_of_tensors_is_what_the_library_reads(seed: int, tmp_path: Path):
     tensors = some_tensors(seed)
-    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+    specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
     num_bytes, _ = write_tensors(tmp_path / "file", specs, tensors.__getitem__)
     assert num_bytes == (tmp_path / "file").stat().st_size
     read = load_file(tmp_path / "file")
@@ -90,9 +89,9 @@ def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
 
 def test_a_tensor_that_no_file_holds_is_refused_by_name():
     with pytest.raises(TypeError, match=r"odd is of dtype torch.complex128"):
-        TensorSpec.of("odd", torch.zeros(1, dtype=torch.complex128))
+        describe("odd", torch.zeros(1, dtype=torch.complex128))
     with pytest.raises(TypeError, match="sparse_coo"):
-        TensorSpec.of("odd", torch.zeros(2, 2).to_sparse())
+        describe("odd", torch.zeros(2, 2).to_sparse())
 
 
 def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: Path):
@@ -154,7 +153,7 @@ def _read_or_none(folder: Path) -> Manifest | None:
 
 def test_files_are_verified_in_parts_that_together_are_all(tmp_path: Path):
     whole = write(tmp_path, 1)
-    (whole / f"rank-00000{SUFFIX}").write_bytes(b"")
+    (whole / RANK_0).write_bytes(b"")
     assert [len(damage_of(whole, part=part, parts=3)) for part in range(3)] == [1, 0, 0]
 
 

@@ -1,9 +1,7 @@
-"""Which plan for all ranks runs, decided from given times; and which plans are tried at all."""
+"""Which plans for several ranks are tried."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,65 +11,6 @@ from mosaic.cost import CostModel
 from mosaic.plan import Plan
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.solver import solve
-from mosaic.take_turns import Decision, Turns, Visit
-
-NAMES = ("data-parallel", "exact", "distmm")
-
-
-@dataclass
-class Decided:
-    """The end of a trial before the loop."""
-
-    turns: Turns
-    decision: Decision
-
-    @property
-    def winner(self) -> int:
-        return self.decision.winner
-
-    @property
-    def reason(self) -> str:
-        return self.decision.reason
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        return self.turns.report("", self.decision).sentences[1:]
-
-
-def decided(names: Sequence[str], *times_ms: float, fail: Sequence[int] = ()) -> Decided:
-    """Lets plans take turns: each has a time, or fails in its first turn."""
-    turns = Turns(RANK_TRIAL, names, trains=False)
-    num_visits = 0
-    while isinstance(visit := turns.next_visit(), Visit):
-        num_visits += 1
-        assert num_visits < 30
-        if visit.candidate in fail:
-            turns.exclude(visit.candidate, "could not run: rank 1: no memory")
-            continue
-        for _ in range(visit.num_steps):
-            turns.note(times_ms[visit.candidate])
-            if turns.is_cut:
-                break
-    return Decided(turns, visit)
-
-
-def test_a_plan_that_fails_loses_with_its_reason():
-    found = decided(NAMES[:2], 10, 5, fail=[1])
-    assert found.winner == 0
-    assert found.sentences[1] == "tried exact: no step timed; could not run: rank 1: no memory"
-
-
-def test_where_data_parallel_training_fails_the_next_plan_is_the_one_to_beat():
-    found = decided(NAMES, 10, 5, 4, fail=[0])
-    assert found.winner == 2
-    assert found.reason == "distmm is measured 1.25 times as fast as exact"
-    assert found.sentences[0].endswith("could not run: rank 1: no memory")
-    alone = decided(NAMES[:2], 10, 5, fail=[0])
-    assert (alone.winner, alone.reason) == (1, "exact is the only plan that is left")
-    assert decided(NAMES, 10, 5, 4, fail=[0, 1]).winner == 2
-
-
-# Which plans.
 
 
 def chosen(num_devices: int = 2, memory: int = 0, **times: Any) -> tuple[Plan, Candidates]:

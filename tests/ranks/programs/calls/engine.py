@@ -32,7 +32,6 @@ def observed(rank: int, size: int) -> dict[str, Any]:
         "met": met_while_computing(rank, size),
         "drawn": drawn_numbers(rank, size),
         "own rows": own_rows(rank, size),
-        "nobody": nobody_there(rank, size),
     }
 
 
@@ -184,17 +183,6 @@ def own_rows(rank: int, size: int) -> tuple[bool, int]:
     equal = all(torch.allclose(own.grad, other.grad, atol=1e-6) for own, other in held)
     handle.remove()
     return equal, len(sent)
-
-
-def nobody_there(rank: int, size: int) -> bool:
-    """No rank has audio: its module takes part everywhere without rows, and keeps its parameters as they are."""
-    model = Model()
-    members = {"audio": (1,), "backbone": (0, 1)}
-    plan = plan_of(model, batch(0, 3), members, size)
-    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
-    loss_of(model(**batch(rank, 3) | {"audio": None})).backward()
-    handle.remove()
-    return all(p.grad is None for p in model.audio.parameters())
 
 
 def failing(rank: int, size: int) -> str:

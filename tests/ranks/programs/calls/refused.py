@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated
 
@@ -80,6 +80,18 @@ def unsplittable(rank: int) -> list[str]:
     return [
         told(lambda how=how: colocated(Mixing(how), sample, {"part": (0,)}, 2), UnsupportedModelError)
         for how in ("mean", "sum", "scalar")
+    ]
+
+
+def not_begun(rank: int) -> list[str]:
+    """Returns what is said of plans that ranks cannot run together, and of a layer that keeps statistics of a batch."""
+    normalized, sample = Clip(), batch_of(0, rank, (3, 3))
+    normalized.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+    others = {**MEMBERS, "image": (rank,)}
+    return [
+        told(lambda: colocated(Clip(), sample, MEMBERS, 3), InvalidPlanError),
+        told(lambda: colocated(Clip(), sample, others, 2), InvalidPlanError),
+        told(lambda: colocated(normalized, sample, MEMBERS, 2), UnsupportedModelError),
     ]
 
 

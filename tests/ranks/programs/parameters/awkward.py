@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,15 +14,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import mosaic
-from mosaic.errors import UnsupportedModelError
-from mosaic.ranks import RankHandle
 from ranks.clip import told
 from ranks.graphs import colocated, difference, twins
 
 APART = {"a": (0,), "b": (1,)}
 EVERYWHERE = {"a": (0, 1), "b": (0, 1)}
 STEPS = 3
-SCALE: ContextVar[float] = ContextVar("scale", default=1.0)
 
 
 class Two(nn.Module):
@@ -52,40 +48,6 @@ class Momentum(nn.Module):
         with torch.no_grad():
             for slow, fast in zip(self.b.parameters(), self.a.parameters(), strict=True):
                 slow.mul_(0.5).add_(fast, alpha=0.5)
-
-
-class OfTheBatch(nn.Module):
-    """Takes the mean of the batch off: always, or in training only."""
-
-    def __init__(self, *, always: bool) -> None:
-        super().__init__()
-        self.net = nn.Linear(6, 8)
-        self.always = always
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = self.net(x)
-        return made - 0.5 * made.mean(0) if self.always or self.training else made
-
-
-class Scaled(nn.Module):
-    """Reads a context variable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(6, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x) * SCALE.get()
-
-
-class InContext(Two):
-    """Sets it round a call."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        token = SCALE.set(3.0)
-        made = self.a(x)
-        SCALE.reset(token)
-        return self.b(made)
 
 
 def linear() -> Two:
@@ -147,18 +109,6 @@ def sparse(rank: int) -> list[float]:
     return found
 
 
-def norms(rank: int) -> tuple[float, float]:
-    """Returns norms of gradients in double: colocated, and under DistributedDataParallel."""
-    model, wrapped = twins(lambda: linear().double(), 0)
-    handle = colocated(model, data(rank).double(), APART, 2)
-    found = []
-    for each in (model, wrapped):
-        loss_of(each, data(rank).double()).backward()
-        found.append(float(nn.utils.clip_grad_norm_(each.parameters(), 1.0)))
-    handle.remove()
-    return found[0], found[1]
-
-
 def reading(rank: int) -> dict[str, str]:
     """What loops do with all parameters of a model; each rank lacks half of them."""
     model, x = linear(), data(rank)
@@ -190,28 +140,13 @@ def zero(model: nn.Module) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
 
 
-def mixing(rank: int) -> dict[str, str]:
-    """Rows that depend on each other: in training only, and in a sample of one row."""
-
-    def attempt(always: bool, x: torch.Tensor) -> RankHandle:
-        return colocated(Two(OfTheBatch(always=always), nn.Linear(8, 2)), x, APART, 2)
-
-    return {
-        "in training": told(lambda: attempt(False, data(rank)), UnsupportedModelError),
-        "of one row": told(lambda: attempt(True, data(rank)[:1]), UnsupportedModelError),
-    }
-
-
 def everything(rank: int, size: int) -> dict[str, Any]:
     """Runs all of it; returns what each came to, by name."""
     del size
     found = {
         "momentum": momentum(rank),
         "sparse": sparse(rank),
-        "norms": norms(rank),
-        "context": trained(lambda: InContext(Scaled(), nn.Linear(8, 2)), {"a": (0, 1), "b": (1,)}, data(rank)),
         "reading": reading(rank),
-        "mixing": mixing(rank),
     }
     dist.barrier()
     return found

@@ -18,7 +18,7 @@ from mosaic.errors import MosaicError, UnsupportedModelError
 from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
-from ranks.programs.calls.refused import refusals, unfrozen, unsplittable
+from ranks.programs.calls.refused import not_begun, refusals, unfrozen, unsplittable
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -86,30 +86,6 @@ def contrastive(gather: Callable[[torch.Tensor], torch.Tensor], *, local: bool) 
         return losses
 
     return loop
-
-
-def whole_batch_gradients(rank: int) -> float:
-    """Gathering with gradients gives the gradients of the loss over the whole batch; returns how far they are off."""
-    model, wrapped = twins(Clip, 5)
-    plain = wrapped.module
-    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
-
-    def loss_of(images: torch.Tensor, texts: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(scale * images @ texts.T, torch.arange(6))
-
-    out = model(**batch_of(0, rank, (3, 3)))
-    loss_of(by_distributed_nn(out["image"]), by_distributed_nn(out["text"]), out["scale"]).backward()
-    whole = plain(**{key: torch.cat([batch_of(0, r, (3, 3))[key] for r in range(2)]) for key in batch_of(0, 0)})
-    loss_of(whole["image"], whole["text"], whole["scale"]).backward()
-    wanted = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    off = [
-        (parameter.grad - wanted[name]).abs().max().item()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and wanted[name] is not None
-    ]
-    handle.remove()
-    assert len(off) >= 4
-    return max(off)
 
 
 # Loops.
@@ -300,7 +276,6 @@ def everything(rank: int, size: int) -> dict[str, Any]:
     return {
         "all_gather with gradients": compare(contrastive(by_distributed_nn, local=False), rank),
         "own put back, local loss": compare(contrastive(by_own_put_back, local=True), rank),
-        "whole batch": whole_batch_gradients(rank),
         "autocast": compare(autocast, rank, sample=under_autocast),
         "scaled": compare(scaled, rank),
         "accumulated": compare(accumulated, rank),
@@ -315,6 +290,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "refusals": refusals(rank),
         "unsplittable": unsplittable(rank),
         "unfrozen": unfrozen(rank),
+        "not begun": not_begun(rank),
     }
 
 
