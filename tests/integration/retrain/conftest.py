@@ -108,6 +108,7 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     torch.set_num_threads(1)
 
     def make(*days: str, name: str = "node", **changed: object) -> Node:
+        changed["budget"] = {"save": "0.3s", **changed.get("budget", {})}  # type: ignore[dict-item]
         node = Node(write_folder(tmp_path / name, *(days or (FIRST,)), **changed))
         node.change(LOSS, LOSS + FAULTS)
         return node
