@@ -240,9 +240,11 @@ class _Reader:
         sources = {name: self._tied.get(source, source) for name, source in self.overlap.sources.items()}
         for label, optimizer in optimizers.items():
             own, _ = OptimizerState.of(optimizer, self._model)
-            if not self._partial:
+            candidates = saved
+            if not self._partial:  # no other one: two may have states of one parameter
                 saved[label].check_fits(own, self._model)
-            fitting = fitting_state(saved, label, own, sources, with_settings=not self._new_run)
+                candidates = {label: saved[label]}
+            fitting = fitting_state(candidates, label, own, sources, with_settings=not self._new_run)
             trained = [name for name in own.group_of if self._model.tensors[name].requires_grad]
             bare = [name for name in trained if name not in fitting.states]
             if self._partial and bare and any(each.states for each in saved.values()):

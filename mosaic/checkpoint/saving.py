@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import logging
@@ -45,6 +46,9 @@ NICENESS = 10
 _BYTES_BESIDE = 1 << 16
 """Allowance for data other than tensors (names, settings, ``extra``), and again for each 100 tensors."""
 
+_Layout = tuple[dict[str, TensorEntry], list[str], dict[str, tuple[list[list[str]], dict[str, Any]]]]
+"""A rank's tensors, the names of all tensors on any rank, and each optimizer's groups and states."""
+
 
 class Saver:
     """Saves one checkpoint after another; the next one waits until the last one is on the disk.
@@ -56,6 +60,7 @@ class Saver:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._copies = _Copies()
+        self._merged: tuple[list[str], _Merged] | None = None
         self._pending: tuple[SavingPlace, Future[None]] | None = None
 
     def prepare(self, state: SavedState) -> None:
@@ -80,13 +85,13 @@ class Saver:
             error = failure
         self._ranks.raise_if_any_failed(error)
         assert part is not None
-        optimizers, writer = _merged(self._ranks.all_gather((step, str(folder), replace(part, tensors={}, rest={}))))
+        merged = self._agree(step, str(folder), part)
         place = self._make_place(folder, step)
         rank = self._ranks.rank
-        tensors = self._copies.of({name: part.tensors[name] for name in part.tensors if writer[name] == rank})
+        tensors = self._copies.of({name: part.tensors[name] for name in part.tensors if merged.writer[name] == rank})
         text = json.dumps(to_plain(random_state(state.generators), "the random state")).encode()
         tensors[f"{RANDOM}{rank}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        contents = _contents(step, part, optimizers, self._ranks.size, plan) if rank == 0 else None
+        contents = _contents(step, part, merged, self._ranks.size, plan) if rank == 0 else None
         # A pool's thread is joined at the end of the process, as a checkpoint has to be.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_lower_priority)
         group = self._ranks.background_group()
@@ -106,6 +111,21 @@ class Saver:
         if (error := future.exception()) is not None:
             kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
             raise kind(_failure(place, error)) from error
+
+    def _agree(self, step: int, folder: str, part: _Part) -> _Merged:
+        """Checks that all ranks save the same; gathers their layouts only where one differs from the last save's."""
+        settings = {label: json.dumps([each.kind, *each.settings]) for label, each in part.optimizers.items()}
+        digest = hashlib.sha256(repr(part.layout).encode()).hexdigest()
+        requests = self._ranks.all_gather((step, folder, part.labels, settings, digest))
+        subjects = ("steps", "folders", "optimizers, companions or generators", "settings of their optimizers")
+        for index, what in enumerate(subjects):
+            if any(request[index] != requests[0][index] for request in requests):
+                each = "; ".join(f"rank {rank}: {request[index]}" for rank, request in enumerate(requests))
+                raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+        digests = [request[-1] for request in requests]
+        if self._merged is None or self._merged[0] != digests:
+            self._merged = digests, _Merged(self._ranks.all_gather(part.layout))
+        return self._merged[1]
 
     def _make_place(self, folder: Path, step: int) -> SavingPlace:
         place, error = None, None
@@ -136,6 +156,10 @@ class _Part:
     labels: tuple[list[str], ...]
     """Names of optimizers, companions and generators."""
 
+    @property
+    def layout(self) -> _Layout:
+        return self.specs, self.names, {label: (each.groups, each.states) for label, each in self.optimizers.items()}
+
     @staticmethod
     def of(state: SavedState, extra: Mapping[str, Any]) -> _Part:
         modules = state.modules()
@@ -165,47 +189,35 @@ class _Part:
         )
 
 
-def _merged(parts: Sequence[tuple[int, str, _Part]]) -> tuple[dict[str, OptimizerState], dict[str, int]]:
-    """Merges the parts of all ranks; returns the optimizers' states, and the rank that writes each tensor.
+class _Merged:
+    """The layouts of all ranks: their optimizers' states, and the rank that writes each tensor.
 
     Raises:
-        ValueError: The ranks disagree.
         MosaicError: Two ranks have different tensors of one name, or no rank has a tensor.
     """
-    ranks = [part for _, _, part in parts]
-    _check_equal("steps", [step for step, _, _ in parts])
-    _check_equal("folders", [folder for _, folder, _ in parts])
-    _check_equal("optimizers, companions or generators", [part.labels for part in ranks])
-    optimizers = {}
-    for label, first in ranks[0].optimizers.items():
-        own = [part.optimizers[label] for part in ranks]
-        settings = [json.dumps([each.kind, *each.settings]) for each in own]
-        _check_equal(f"settings of optimizer {label}".strip(), settings)
-        groups = zip(*(each.groups for each in own), strict=True)
-        optimizers[label] = replace(
-            first,
-            groups=[list(dict.fromkeys(itertools.chain(*same))) for same in groups],
-            states={name: state for each in own for name, state in each.states.items()},
-        )
-    holders: dict[str, list[int]] = defaultdict(list)
-    specs: dict[str, TensorEntry] = {}
-    for rank, part in enumerate(ranks):
-        for name, spec in part.specs.items():
-            if specs.setdefault(name, spec) != spec:
-                raise MosaicError(
-                    f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
-                    f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
-                )
-            holders[name].append(rank)
-    if missing := [name for name in ranks[0].names if name not in specs]:
-        raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
-    return optimizers, assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(ranks))
 
-
-def _check_equal(what: str, values: Sequence[Any]) -> None:
-    if any(value != values[0] for value in values):
-        each = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-        raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+    def __init__(self, layouts: Sequence[_Layout]) -> None:
+        holders: dict[str, list[int]] = defaultdict(list)
+        specs: dict[str, TensorEntry] = {}
+        for rank, (own, _, _) in enumerate(layouts):
+            for name, spec in own.items():
+                if specs.setdefault(name, spec) != spec:
+                    raise MosaicError(
+                        f"{name} is {spec.dtype} {list(spec.shape)} on rank {rank} and {specs[name].dtype} "
+                        f"{list(specs[name].shape)} on rank {holders[name][0]}; all ranks have to hold the same"
+                    )
+                holders[name].append(rank)
+        if missing := [name for name in layouts[0][1] if name not in specs]:
+            raise MosaicError(f"no rank has {missing[0]} (and {len(missing) - 1} more); it cannot be saved")
+        self.writer = assign(holders, {name: spec.num_bytes for name, spec in specs.items()}, len(layouts))
+        self.optimizers: dict[str, dict[str, Any]] = {}
+        for label in layouts[0][2]:
+            by_rank = [optimizers[label] for _, _, optimizers in layouts]
+            groups = zip(*(own for own, _ in by_rank), strict=True)
+            self.optimizers[label] = {
+                "groups": [list(dict.fromkeys(itertools.chain(*same))) for same in groups],
+                "states": {name: state for _, states in by_rank for name, state in states.items()},
+            }
 
 
 def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
@@ -220,13 +232,11 @@ def assign(holders: Mapping[str, Sequence[int]], num_bytes: Mapping[str, int], n
     return writer
 
 
-def _contents(
-    step: int, part: _Part, optimizers: Mapping[str, OptimizerState], num_ranks: int, plan: str
-) -> tuple[Manifest, bytes]:
+def _contents(step: int, part: _Part, merged: _Merged, num_ranks: int, plan: str) -> tuple[Manifest, bytes]:
     """Returns the manifest, still without files and tensors, and the state file."""
     from mosaic import __version__
 
-    states = {label: each.to_json() for label, each in optimizers.items()}
+    states = {label: {**each.to_json(), **merged.optimizers[label]} for label, each in part.optimizers.items()}
     manifest = Manifest(
         step=step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

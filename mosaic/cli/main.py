@@ -50,11 +50,6 @@ _CODES: dict[type[Exception], int] = {
     ValueError: 2,
 }
 
-_ENDED = {
-    "--explain": "--explain has ended; --compare shows the plans of other methods under the same predictions",
-    "--from": "--from has ended; plan again from the profile: a new search takes as long and finds the same plan",
-}
-"""Former options of ``plan``."""
 PIPELINE, CONTEXT = "--pipeline", "--context"
 """Options with which ``plan`` plans a pipeline, or the attention of one sequence over ranks."""
 
@@ -91,10 +86,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
-    ended = [message for option, message in _ENDED.items() if words[:1] == ["plan"] and option in words]
-    if ended:
-        Console(stderr=True).print(f"mosaic: {ended[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 2
     verbosity = [word for word in words if word in _LEVELS]
     level = _LEVELS[verbosity[-1]] if verbosity else logging.WARNING
     words = [word for word in words if word not in _LEVELS]
@@ -114,8 +105,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
-        message = f"mosaic: {printable(str(error))}"
-        Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         if level <= logging.INFO:
             Console(stderr=True).print_exception()
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
@@ -123,10 +113,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130
     return code or 0
-
-
-def printable(text: str) -> str:
-    """Escapes control characters, because names in files may contain them."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
-    )

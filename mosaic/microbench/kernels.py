@@ -18,18 +18,17 @@ from mosaic.microbench.timing import Call
 from mosaic.profiler import Subject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """One operator at one size, or one module."""
+    """One operator at one size, or one module and its passes."""
 
     name: str
-    """The operator, or the module and its passes."""
+    make: Callable[[torch.device], Call]
+    """Creates inputs and returns a call."""
     flops: float = 0.0
     """Floating-point operations of a call; 0 if not counted."""
     moved_bytes: float = 0.0
     """Least traffic with memory of a call; 0 if not counted."""
-    make: Callable[[torch.device], Call]
-    """Creates inputs and returns a call."""
 
     def prepare(self, device: torch.device) -> Call:
         """Creates inputs and calls once on the caller's stream, where libraries may select their best kernel."""
@@ -46,7 +45,7 @@ def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
         if backward:
             subject.backward(outputs)
 
-    return Kernel(name=f"{subject.name} {'forward+backward' if backward else 'forward'}", make=lambda device: call)
+    return Kernel(f"{subject.name} {'forward+backward' if backward else 'forward'}", lambda device: call)
 
 
 def kernel_set(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
@@ -54,8 +53,8 @@ def kernel_set(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
     dtype = half_type(device)
     return (
         _gemm({"tiny": 32, "host": 512, "gpu": 4096}[scale], dtype),
-        _attention({"tiny": (1, 2, 16), "host": (2, 4, 256), "gpu": (8, 16, 2048)}[scale], dtype),
-        _convolution({"tiny": (1, 4, 8), "host": (4, 32, 32), "gpu": (32, 256, 56)}[scale], dtype),
+        _attention(*{"tiny": (1, 2, 16), "host": (2, 4, 256), "gpu": (8, 16, 2048)}[scale], dtype),
+        _convolution(*{"tiny": (1, 4, 8), "host": (4, 32, 32), "gpu": (32, 256, 56)}[scale], dtype),
         _elementwise({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale], dtype),
         _reduction({"tiny": 1 << 10, "host": 1 << 22, "gpu": 1 << 28}[scale]),
         _launches({"tiny": 4, "host": 64, "gpu": 64}[scale]),
@@ -93,35 +92,27 @@ def _gemm(size: int, dtype: torch.dtype) -> Kernel:
         left, right, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
         return lambda: torch.mm(left, right, out=out)
 
-    moved = 3.0 * size * size * dtype.itemsize
-    return Kernel(name="gemm", flops=2.0 * size**3, moved_bytes=moved, make=make)
+    return Kernel("gemm", make, flops=2.0 * size**3, moved_bytes=3.0 * size * size * dtype.itemsize)
 
 
-def _attention(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
-    batch, heads, length = shape
-    width = 64
-
+def _attention(batch: int, heads: int, length: int, dtype: torch.dtype, width: int = 64) -> Kernel:
     def make(device: torch.device) -> Call:
         query, key, value = (torch.randn(batch, heads, length, width, device=device, dtype=dtype) for _ in range(3))
         return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
-    flops = 4.0 * batch * heads * length**2 * width
-    moved = 4.0 * batch * heads * length * width * dtype.itemsize
-    return Kernel(name="attention", flops=flops, moved_bytes=moved, make=make)
+    size = batch * heads * length * width
+    return Kernel("attention", make, flops=4.0 * size * length, moved_bytes=4.0 * size * dtype.itemsize)
 
 
-def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
-    batch, channels, side = shape
-
+def _convolution(batch: int, channels: int, side: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
         image = torch.randn(batch, channels, side, side, device=device, dtype=dtype)
         weight = torch.randn(channels, channels, 3, 3, device=device, dtype=dtype)
         image, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (image, weight))
         return lambda: torch.nn.functional.conv2d(image, weight, padding=1)
 
-    flops = 2.0 * batch * side**2 * channels**2 * 9
     moved = (2.0 * batch * channels * side**2 + 9.0 * channels**2) * dtype.itemsize
-    return Kernel(name="convolution", flops=flops, moved_bytes=moved, make=make)
+    return Kernel("convolution", make, flops=18.0 * batch * side**2 * channels**2, moved_bytes=moved)
 
 
 def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
@@ -129,16 +120,16 @@ def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
         source, out = (torch.randn(count, device=device, dtype=dtype) for _ in range(2))
         return lambda: torch.mul(source, 1.5, out=out)
 
-    moved = 2.0 * count * dtype.itemsize
-    return Kernel(name="elementwise", flops=float(count), moved_bytes=moved, make=make)
+    return Kernel("elementwise", make, flops=float(count), moved_bytes=2.0 * count * dtype.itemsize)
 
 
 def _reduction(count: int) -> Kernel:
-    def make(device: torch.device) -> Call:
-        source = torch.randn(count, device=device)
-        return source.sum
-
-    return Kernel(name="reduction", flops=float(count), moved_bytes=4.0 * count, make=make)
+    return Kernel(
+        "reduction",
+        lambda device: torch.randn(count, device=device).sum,
+        flops=float(count),
+        moved_bytes=4.0 * count,
+    )
 
 
 def _launches(count: int) -> Kernel:
@@ -151,48 +142,26 @@ def _launches(count: int) -> Kernel:
 
         return call
 
-    return Kernel(name="launches", flops=1024.0 * count, make=make)
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    layers: int
-    width: int
-    heads: int
-    tokens: int
-    channels: int
-    side: int
-    batch: int
-
-
-_SIZES: dict[Scale, _Size] = {
-    "tiny": _Size(1, 16, 2, 8, 4, 8, 2),
-    "host": _Size(2, 128, 4, 64, 32, 28, 8),
-    "gpu": _Size(6, 768, 12, 197, 256, 56, 16),
-}
+    return Kernel("launches", make, flops=1024.0 * count)
 
 
 def default_subjects(scale: Scale, device: torch.device, *, seed: int = 0) -> tuple[Subject, Subject]:
     """Returns two modules with inputs on a device, the same numbers for the same seed."""
-    size, dtype = _SIZES[scale], half_type(device)
+    dtype = half_type(device)
+    layers, width, heads, length, channels, side, batch = {
+        "tiny": (1, 16, 2, 8, 4, 8, 2),
+        "host": (2, 128, 4, 64, 32, 28, 8),
+        "gpu": (6, 768, 12, 197, 256, 56, 16),
+    }[scale]
     with forked(python=False):
         torch.manual_seed(seed)
-        encoder: nn.Module = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(size.width, size.heads, 4 * size.width, dropout=0.0, batch_first=True)
-                for _ in range(size.layers)
-            )
-        )
-        convolutions: nn.Module = nn.Sequential(
-            *(
-                layer
-                for _ in range(size.layers)
-                for layer in (nn.Conv2d(size.channels, size.channels, 3, padding=1), nn.GELU())
-            )
-        )
-        tokens = torch.randn(size.batch, size.tokens, size.width)
-        image = torch.randn(size.batch, size.channels, size.side, size.side)
-    encoder, convolutions = (module.to(device, dtype) for module in (encoder, convolutions))
+        blocks = [
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)
+        ]
+        pairs = [(nn.Conv2d(channels, channels, 3, padding=1), nn.GELU()) for _ in range(layers)]
+        tokens, image = torch.randn(batch, length, width), torch.randn(batch, channels, side, side)
+    encoder = nn.Sequential(*blocks).to(device, dtype)
+    convolutions = nn.Sequential(*(layer for pair in pairs for layer in pair)).to(device, dtype)
     return (
         Subject("transformer", encoder, (tokens.to(device, dtype),), {}),
         Subject("convolutions", convolutions, (image.to(device, dtype),), {}),

@@ -36,19 +36,14 @@ COMPARED = compared_methods()
 
 
 class Trained(Protocol):
-    """A model that trains on one batch."""
+    """A model that trains on one batch; ``loss`` makes a scalar of the model's output."""
 
     @property
-    def model(self) -> nn.Module:
-        """The model."""
-
+    def model(self) -> nn.Module: ...
     @property
-    def sample(self) -> Any:
-        """A rank's batch: keywords, positions or a tensor."""
-
+    def sample(self) -> Any: ...
     @property
-    def loss(self) -> Callable[[Any], torch.Tensor]:
-        """From the model's output to a scalar."""
+    def loss(self) -> Callable[[Any], torch.Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +63,12 @@ class MeasuredMethod:
     """The measurements of one method's plan."""
 
     method: str
-    """Solver or planner."""
     plan: Plan | None = None
     """The plan that ran; None where the method made none."""
     same_as: str = ""
     """An earlier method whose plan is the same, so that its measurements are these; empty where there is none."""
     reason: str = ""
-    """Why there is no plan; empty where there is."""
+    """The reason for no plan."""
     step_ms: tuple[float, ...] = ()
     """Steps of the colocated loop, of the slowest rank each, in milliseconds."""
     ddp_ms: tuple[float, ...] = ()
@@ -86,7 +80,6 @@ class MeasuredMethod:
     held_bytes: tuple[int, ...] = ()
     """Parameters, gradients and optimizer state, by rank."""
     ddp_held_bytes: tuple[int, ...] = ()
-    """The same in data-parallel training."""
     foreign_cpu_share: float | None = None
     """Share of the first rank's node's CPU time that processes took that belong to no rank; None where unknown."""
 
@@ -104,7 +97,6 @@ def compare_plans(
     rounds: Rounds | None = None,
     settings: ProfileSettings | None = None,
     backend: Backend | None = None,
-    tell: Callable[[str], None] = lambda method: None,
 ) -> list[MeasuredMethod]:
     """Profiles once, then plans and measures by each method; every rank calls it and gets the same.
 
@@ -112,28 +104,27 @@ def compare_plans(
         make: Makes a new model with the same weights and a rank's batch; called several times.
         methods: Names from ``METHODS``.
         plan: A plan to measure instead of profiling and planning.
-        rounds: How much to measure.
-        settings: How carefully rank 0 profiles.
-        backend: Where this rank runs; by default its share of the host's cores.
-        tell: Told of each method before it is measured.
+        rounds: The extent of the measurement.
+        settings: Settings of rank 0's profiler.
+        backend: The backend of this rank; by default its share of the host's cores.
     """
-    backend = backend or HostBackend(cores=cores_of_rank())
+    backend, rounds = backend or HostBackend(cores=cores_of_rank()), rounds or Rounds()
     world = World.join(backend.torch_device)
     plans: dict[str, Plan | str]
     plans = {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
     baseline = _data_parallel(make())
     measured: dict[str, MeasuredMethod] = {}
+    layouts: dict[Any, str] = {}
     for method, planned in plans.items():
-        tell(method)
         if isinstance(planned, str):
             measured[method] = MeasuredMethod(method=method, reason=planned)
             continue
-        layout = _layout_of(planned)
-        twin = next((m for m in measured.values() if m.plan is not None and _layout_of(m.plan) == layout), None)
-        if twin is not None:
-            measured[method] = replace(twin, method=method, plan=planned, same_as=twin.same_as or twin.method)
-            continue
-        measured[method] = _measured(world, method, planned, make(), baseline, rounds or Rounds(), backend)
+        layout = tuple(replace(placed, forward_ms=0.0, backward_ms=0.0) for placed in planned.placements)
+        first = layouts.setdefault(layout, method)
+        if first == method:
+            measured[method] = _measured(world, method, planned, make(), baseline, rounds, backend)
+        else:
+            measured[method] = replace(measured[first], method=method, plan=planned, same_as=first)
     return list(measured.values())
 
 
@@ -176,10 +167,6 @@ def _plans(
 
     plans: dict[str, Plan | str] = world.broadcast(world.run_on_all(lambda: planned() if world.rank == 0 else {}))
     return plans
-
-
-def _layout_of(plan: Plan) -> Any:
-    return tuple(replace(placed, forward_ms=0.0, backward_ms=0.0) for placed in plan.placements)
 
 
 def _measured(

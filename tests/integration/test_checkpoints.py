@@ -144,6 +144,26 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "LBFGS"])
+def test_optimizers_of_one_class_keep_states_of_their_own(kind: str, tmp_path: Path):
+    def two(model: Tied) -> list[torch.optim.Optimizer]:
+        shared = kind == "AdamW"  # which may step a parameter of another one, too
+        groups = model.parameters() if shared else model.embed.parameters(), model.body.parameters()
+        return [OPTIMIZERS[kind](group) for group in groups]
+
+    model, other = Tied(), Tied()
+    optimizers, again = two(model), two(other)
+    for index, optimizer in enumerate(optimizers):
+        trained(model, optimizer, range(index, 3))
+    saved(model, tmp_path, 3, optimizer=optimizers)
+    load(SavedState(model=other, optimizer=again), tmp_path, OneRank())
+    for index in range(2):
+        trained(model, optimizers[index], range(3, 5))
+        trained(other, again[index], range(3, 5))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
 def test_a_handle_waits_for_its_checkpoint_when_it_is_removed_and_tells_what_went_wrong(tmp_path: Path):
     run = Run(0, 0, 1, plan_seed=1)
     assert run.load(tmp_path / "run", missing_ok=True) is None

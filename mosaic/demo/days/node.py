@@ -26,6 +26,7 @@ ASIDE = "aside"
 PATIENCE_S = 180.0
 """Seconds after which a missing event of a run is an error."""
 _LOOK_S = 0.005
+_RETRAIN = (sys.executable, "-m", "mosaic", "retrain")
 
 Say = Callable[[str], None]
 """Prints a line."""
@@ -33,12 +34,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A retraining folder."""
+    """A retraining folder; ``say`` prints the lines of its runs."""
 
     path: Path
-    """Path of the folder."""
     say: Say
-    """Prints the lines of its runs."""
 
     def day(self, name: date) -> DayFolder:
         """Returns the files of a day."""
@@ -52,7 +51,7 @@ class Node:
             clock: UTC time of the night, such as ``01:00:00``.
         """
         now = f"{(name + timedelta(days=1)).isoformat()}T{clock}Z"
-        return Run(self.day(name), mosaic_retrain("run", str(self.path), "--now", now), self.say)
+        return Run(self.day(name), [*_RETRAIN, "run", str(self.path), "--now", now], self.say)
 
     def run(self, name: date) -> int:
         """Starts a run and waits; returns its exit code."""
@@ -60,9 +59,9 @@ class Node:
 
     def promote(self, version: str) -> None:
         """Promotes a version by the command line."""
-        words = ("promote", str(self.path), version)
         self.say(f"$ mosaic retrain promote {self.path.name} {version}")
-        ended = subprocess.run(mosaic_retrain(*words), check=False, capture_output=True, text=True)
+        command = [*_RETRAIN, "promote", str(self.path), version]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True)
         for line in (ended.stdout + ended.stderr).splitlines():
             self.say(line)
         if ended.returncode:
@@ -82,9 +81,7 @@ class Node:
         """
         text = (self.path / file).read_text(encoding="utf-8")
         if text.count(old) != 1:
-            raise MosaicError(
-                f"{self.path / file} has {old!r} {text.count(old)} times, and once is needed to change it"
-            )
+            raise MosaicError(f"{self.path / file} has {old!r} {text.count(old)} times; it must have it once")
         (self.path / file).write_text(text.replace(old, new), encoding="utf-8")
 
     def set(self, **values: str) -> None:
@@ -138,20 +135,18 @@ class Run:
 
     def kill_workers(self) -> None:
         """Kills the training processes, like the kernel when memory runs out."""
-        for pid in self.workers():
-            _kill(pid)
+        self._kill(*self._workers())
 
     def kill_launcher(self) -> None:
         """Kills the launcher, and waits until its workers end by themselves."""
         self._is_killed = True
-        _kill(self._child.pid)
+        self._kill(self._child.pid)
         self.wait()
 
     def kill_all(self) -> None:
         """Kills all of its processes at once, like a power failure."""
         self._is_killed = True
-        for pid in (self._child.pid, *self.workers()):
-            _kill(pid)
+        self._kill(self._child.pid, *self._workers())
         self.wait()
 
     def limit_files(self, num_bytes: int | None) -> None:
@@ -159,18 +154,22 @@ class Run:
 
         A write then fails with EFBIG ("file too large") instead of ENOSPC; both mean no room.
         """
-        for pid in self.workers():
+        for pid in self._workers():
             with suppress(ProcessLookupError):
                 hard = prlimit(pid, RLIMIT_FSIZE)[1]
                 prlimit(pid, RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
 
-    def workers(self) -> tuple[int, ...]:
-        """Returns its child processes."""
+    def _workers(self) -> tuple[int, ...]:
         children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children")
         try:
             return tuple(int(pid) for pid in children.read_text(encoding="ascii").split())
         except OSError:
             return ()
+
+    def _kill(self, *pids: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -193,11 +192,6 @@ class Run:
             sleep(_LOOK_S)
 
 
-def mosaic_retrain(*words: str) -> list[str]:
-    """Returns the command line of this installation's ``mosaic retrain``."""
-    return [sys.executable, "-m", "mosaic", "retrain", *words]
-
-
 def with_setting(text: str, table: str, key: str, value: str) -> str:
     """Returns a recipe's text with a changed or added setting of a table."""
     line = f"{key} = {value}"
@@ -207,8 +201,3 @@ def with_setting(text: str, table: str, key: str, value: str) -> str:
     body, following, tail = body.partition("\n[")
     changed, count = re.subn(rf"^{key} *=.*$", lambda _: line, body, flags=re.MULTILINE)
     return head + heading + (changed if count else f"{line}\n{body}") + following + tail
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from time import monotonic
 from rich.table import Table
 
 from mosaic.demo.days.acts import Check, Stage
-from mosaic.demo.days.making import open_material, write_day
+from mosaic.demo.days.digits import open_material, write_day
 from mosaic.demo.days.node import Node, Say
 from mosaic.demo.days.starter import write_starter
 from mosaic.demo.days.story import STORY, StoryDay

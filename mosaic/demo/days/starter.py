@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
-from mosaic.demo.days.making import DayKind, open_material, write_day, write_frozen
+from mosaic.demo.days.digits import DayKind, open_material, write_day, write_frozen
 from mosaic.errors import MosaicError
 
 TEMPLATES = ("retrain.toml", "train.py")

@@ -16,8 +16,7 @@ from mosaic.demo.days.acts import (
     three_kills,
     wrong_labels,
 )
-from mosaic.demo.days.making import DayKind
-from mosaic.demo.days.strokes import Hand
+from mosaic.demo.days.digits import DayKind, Hand
 
 MIX_WITH_MOTION = {"image": 0.25, "audio": 0.25, "image+audio": 0.2, "imu": 0.3}
 

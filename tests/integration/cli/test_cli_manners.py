@@ -104,7 +104,10 @@ def test_a_folder_that_can_be_made_is_not_made_before_there_is_a_result(tmp_path
 
 @pytest.mark.parametrize(
     ("arguments", "key"),
-    [(["--context", "2", "--tokens", "1024"], "imbalance"), (["--pipeline", "2", "--seconds", "0.1"], "simulated_ms")],
+    [
+        (["--context", "2", "--tokens", "1024"], "imbalance"),
+        (["--pipeline", "2", "--model", "zoo:qwen3-vl-tiny", "--seconds", "0.1"], "simulated_ms"),
+    ],
 )
 def test_planned_pipelines_and_sequences_are_written_as_json_and_quiet_prints_nothing(
     arguments: list[str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from mosaic.demo import recordings, speech
 from mosaic.demo.data import ALPHABET, NUM_TEST_VOICES, DigitTriples, batches, load, whole
 from mosaic.errors import MosaicError
 
-FILE = "spoken-digit-triples.npz"
+FILE = recordings._FILE
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_made_again_with_a_message(
     if damage in damaged:
         path.write_bytes(damaged[damage])
     else:
-        np.savez(path, version=np.asarray(1))
+        np.savez(path, scans=np.zeros(1))
     with caplog.at_level(logging.WARNING):
         recordings.load_recordings(copied_cache)
     assert "making it again" in caplog.text
@@ -128,17 +128,9 @@ def test_a_damaged_file_is_made_again_with_a_message(
     assert not caplog.records
 
 
-def test_a_file_of_another_version_is_made_again(
-    copied_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(recordings, "_VERSION", 2)
-    recordings.load_recordings(copied_cache)
-    assert "version 1" in caplog.text
-
-
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MosaicError, match="name another folder"):
+    with pytest.raises(MosaicError, match="cannot write"):
         recordings.load_recordings(tmp_path / "file" / "cache")
 
 
@@ -150,20 +142,14 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("batch_size", [0, 801])
-def test_a_batch_size_without_enough_strings_is_refused(triples: DigitTriples, batch_size: int) -> None:
+def test_a_batch_without_enough_strings_and_an_unknown_voice_or_speed_are_refused(triples: DigitTriples) -> None:
     with pytest.raises(ValueError, match="use 1 to 800"):
-        batches(triples.train, batch_size, 0, 1)
-
-
-def test_an_unknown_voice_is_refused() -> None:
-    with speech.Synthesiser() as synthesiser, pytest.raises(ValueError, match="'xx-none'"):
-        synthesiser.speak("one", voice="xx-none", words_per_minute=180)
-
-
-def test_a_speed_out_of_range_is_refused() -> None:
-    with speech.Synthesiser() as synthesiser, pytest.raises(ValueError, match="use 80 to 450"):
-        synthesiser.speak("one", voice="en-us", words_per_minute=20)
+        batches(triples.train, 801, 0, 1)
+    with speech.Synthesiser() as synthesiser:
+        with pytest.raises(ValueError, match="'xx-none'"):
+            synthesiser.speak("one", voice="xx-none", words_per_minute=180)
+        with pytest.raises(ValueError, match="use 80 to 450"):
+            synthesiser.speak("one", voice="en-us", words_per_minute=20)
 
 
 def test_speech_works_from_a_deep_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

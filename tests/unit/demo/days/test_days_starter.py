@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 pytest.importorskip("sklearn", reason="needs the extra demo")
 pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
-from mosaic.demo.days.making import DayKind, Material, open_material, write_day
+from mosaic.demo.days.digits import DayKind, Material, open_material, write_day
 from mosaic.demo.days.starter import template, write_starter
 from mosaic.errors import MosaicError
 from mosaic.train.data.sources import held_out_rows
