@@ -74,7 +74,7 @@ class Work:
                     return partial(self.program.make_dataset, self.folder.path / record.path, True)
                 datasets.append(trained_rows(record, data, sources))
                 share = Fraction(record.units, CYCLE)
-                streamed.append(Source(name=record.name, rows=record.trained, share=share, digest=record.digest))
+                streamed.append(Source(name=record.name, rows=record.trained, share=share))
         return Samples(datasets, PositionStream(streamed, sources.seed))
 
     def group(self) -> WorkerGroup:
