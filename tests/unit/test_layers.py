@@ -132,7 +132,7 @@ def test_importing_mosaic_loads_nothing_heavy():
     "statement",
     [
         "import mosaic.plan, mosaic.profile, mosaic.cost, mosaic.solver",
-        "import mosaic.pipelining.tuning.tune, mosaic.pipelining.next_step, mosaic.context",
+        "import mosaic.pipelining.tuning, mosaic.pipelining.next_step, mosaic.context",
         "import mosaic.cli.checkpoints, mosaic.cli.retrain",
     ],
 )
