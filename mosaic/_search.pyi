@@ -194,13 +194,7 @@ class Bounds:
     @property
     def way_ns(self) -> int: ...
     @property
-    def ends_ns(self) -> int: ...
-    @property
     def one_machine_ns(self) -> int: ...
-    @property
-    def memory_ns(self) -> int: ...
-    @property
-    def best_ns(self) -> int: ...
 
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
     """Plays orders."""
@@ -216,9 +210,6 @@ def time_rollouts(tasks: Tasks, times: int) -> float:
 
 def find_bounds(tasks: Tasks) -> Bounds:
     """Returns times that no orders are below."""
-
-def match_holds(tasks: Tasks) -> tuple[list[tuple[int, int, int, int]], list[bool]]:
-    """Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all."""
 
 def find_orders(
     tasks: Tasks,
