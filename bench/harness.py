@@ -16,9 +16,7 @@ from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
 
-def study_of(
-    study: str, figures: Sequence[Figure], load: ForeignLoad | None, machine: Device | None = None
-) -> Study:
+def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad | None, machine: Device | None = None) -> Study:
     """Returns figures with where they come from; the machine is the host unless it is given."""
     provenance = Provenance.here()
     return Study(
