@@ -50,7 +50,7 @@ HOMES = {
             "train",
         ),
         *("cost/counting", "context/attention", "demo", "microbench"),
-        *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
+        *("retrain/worker", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda/driver.py"},
