@@ -22,7 +22,7 @@ from mosaic.checkpoint.saving import room_needed
 from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.plan import Plan
 
 WINDOW_OVER = "window over"

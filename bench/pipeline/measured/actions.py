@@ -18,7 +18,7 @@ from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 
 CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15

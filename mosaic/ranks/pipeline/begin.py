@@ -15,12 +15,12 @@ from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.given import (
@@ -37,7 +37,7 @@ from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
-from mosaic.ranks.pipeline.tensor.styles import TensorPlan
+from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
 from mosaic.ranks.world.devices import device_of, gpu_bytes

@@ -16,15 +16,15 @@ from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.checked_loss import Loss
-from mosaic.ranks.pipeline.tensor.styles import TensorPlan
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.world.world import World
 
 Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]

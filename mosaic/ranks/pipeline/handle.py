@@ -16,11 +16,10 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.checkpoint.state import SavedState
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.beside.alike import check_alike, trained_in
+from mosaic.ranks.pipeline.beside.alike import PlainCalls, check_alike, trained_in
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
-from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
 from mosaic.ranks.pipeline.beside.step_schedules import StepSchedules
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes

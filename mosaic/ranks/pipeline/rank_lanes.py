@@ -15,7 +15,7 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
+from mosaic.ranks.pipeline.executing.executor import InTurn, LaneWay, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
 from mosaic.ranks.world.devices import own_gpu

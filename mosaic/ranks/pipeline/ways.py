@@ -15,8 +15,7 @@ from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.fitted_times import FittedTimes
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import FittedTimes, KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
@@ -26,14 +25,12 @@ from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.counted import AS_COUNTED
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.phase_fit import AS_COUNTED
-from mosaic.ranks.pipeline.checked_loss import Loss
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Scale
-from mosaic.ranks.pipeline.context.items import SharedItems
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
+from mosaic.ranks.pipeline.context.sequences import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, InTurn, LaneWay
 from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers

@@ -22,8 +22,8 @@ from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.ranks.pipeline.executing.lane_ways import LaneWay, OnThreads
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.executing.executor import LaneWay, OnThreads
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
 
 METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")

@@ -12,8 +12,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.rank_trace import RankSpan
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
 from mosaic.ranks.pipeline.trying.fitting import gather_tasks
 from mosaic.ranks.pipeline.ways import Way
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
 from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.schedule.schedule import forward_only
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.beside.evaluating import forwards_of
+from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.pipeline.ways import Way
 from mosaic.ranks.world.world import World
+
+
+def forwards_of(way: Way, step: Sequence[Microbatch]) -> SharedStep:
+    """Plans the forwards of microbatches: at once, and whatever memory their backwards would take."""
+    free = replace(way, space=replace(way.space, limit_bytes=0))
+    shared = free.plan_shared(step, seconds=0.0)
+    return replace(shared, schedules=tuple(None if one is None else forward_only(one) for one in shared.schedules))
+
 
 _LOG = logging.getLogger("mosaic")
 

@@ -11,15 +11,14 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.errors import InfeasibleError, InvalidPlanError
-from mosaic.pipelining.fitted_times import FittedTimes
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import FittedTimes, KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
-from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids

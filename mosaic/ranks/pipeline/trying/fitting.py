@@ -30,9 +30,8 @@ from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import Task, TaskGraph
-from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.pipelining.workload.counted import ModuleFit, PhaseFit
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
 from mosaic.ranks.pipeline.trying.candidates import Candidates
 from mosaic.ranks.pipeline.ways import Way, WayRunner
 

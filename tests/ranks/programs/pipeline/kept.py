@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.fitted_times import KeptWay
 from mosaic.train.pipelined import PipelinedModel, PipelinedScores
 from ranks.begun import join
 

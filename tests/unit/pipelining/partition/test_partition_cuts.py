@@ -13,12 +13,10 @@ from pipeline_cases import chain, images, models, plain, steps, two_encoders, vi
 
 from mosaic.graph import Part
 from mosaic.pipelining.partition.methods import PARTITION_METHODS, partition_by
+from mosaic.pipelining.partition.mixed import balanced_ends, even_ends, segments_of
 from mosaic.pipelining.partition.parallel import encoders_colocated, on_given_ranks, step_ms
 from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.ranges import balanced_ends, even_ends
-from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
-from mosaic.pipelining.partition.separated import segments_of
-from mosaic.pipelining.partition.sizes import even_pieces, smallest_efficient
+from mosaic.pipelining.partition.request import Request, backbone_of, even_pieces, layer_times, smallest_efficient
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 
