@@ -111,7 +111,7 @@ def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
     return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
 
 
-class WaysSeen:
+class PathsSeen:
     """Kinds of microbatches that each chunk has run.
 
     Args:
@@ -199,7 +199,7 @@ class PartedModel:
         self._lock = threading.Lock()
         self._num_calls = 0
         self._in_place = ExitStack()
-        self._ways = WaysSeen(split.kind)
+        self._ways = PathsSeen(split.kind)
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
 

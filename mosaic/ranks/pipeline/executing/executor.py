@@ -185,7 +185,7 @@ class StepRun:
 _COMPUTES = (FORWARD, BACKWARD, WEIGHTS, REDUCE)
 
 
-class LaneWay(Protocol):
+class LaunchMode(Protocol):
     """A way for the lanes of a rank to do their actions."""
 
     def go(self, run: StepRun) -> None:
@@ -200,7 +200,7 @@ class InTurn:
     """One thread does what all lanes do, in an order that suits them all."""
 
     def go(self, run: StepRun) -> None:
-        """Does all actions; see ``LaneWay``."""
+        """Does all actions; see ``LaunchMode``."""
         at = [0] * len(run.program.rows)
         for lane in run.program.order:
             run.do(lane, at[lane])
@@ -222,7 +222,7 @@ class OnThreads:
         self._lanes, self._of_row = lanes, tuple(of_row)
 
     def go(self, run: StepRun) -> None:
-        """Does all actions; see ``LaneWay``."""
+        """Does all actions; see ``LaunchMode``."""
         if _has_one_lane(run) or interception() is not None:
             InTurn().go(run)
             return
@@ -267,7 +267,7 @@ class OnStreams:
         self._lanes, self._of_row = lanes, tuple(of_row)
 
     def go(self, run: StepRun) -> None:
-        """Launches all actions; see ``LaneWay``. The caller's stream then waits for them, and no thread does."""
+        """Launches all actions; see ``LaunchMode``. The caller's stream then waits for them, and no thread does."""
         if _has_one_lane(run):
             InTurn().go(run)
             return
@@ -323,7 +323,7 @@ class Executor:
         *,
         shapes: str = "",
         is_timed: bool = False,
-        lanes: LaneWay | None = None,
+        lanes: LaunchMode | None = None,
     ) -> ActionTimes | None:
         """Executes this rank's actions; all ranks call it with the same schedule.
 

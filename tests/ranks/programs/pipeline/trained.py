@@ -168,7 +168,7 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
     assert "planned, on lanes" in tried.trial.step_ms
     if tried.trial.best.name == "planned, on lanes":
-        assert tried.kept_way.fitted.share_exponents
+        assert tried.plan.fitted.share_exponents
     tried.remove()
     print("equal")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import FittedTimes, HostTimes
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import TaskGraph

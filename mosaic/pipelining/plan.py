@@ -68,8 +68,8 @@ class FittedTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptWay:
-    """Value of ``Pipeline.kept_way``, for ``mosaic.pipeline(plan=)`` with the same model and sample."""
+class PipelinePlan:
+    """Value of ``Pipeline.plan``, for ``mosaic.pipeline(plan=)`` with the same model and sample."""
 
     name: str
     """Readable name."""
