@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import runpy
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,14 +291,6 @@ def with_other_microbatches(rank: int, size: int, place: Path) -> None:
     """One rank has a microbatch more."""
     pipe, _, _ = begin(rank, size, place, llama, options=options(), trial=False)
     pipe.step(words(0)[: 3 - rank])
-
-
-def example(rank: int, size: int, place: Path) -> None:
-    """The example as it stands, small."""
-    join(rank, size, place)
-    os.environ["RANK"] = str(rank)
-    sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
-    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")
 
 
 def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
