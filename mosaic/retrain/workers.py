@@ -200,7 +200,7 @@ class Workers:
 
 def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
     if stopped:
-        return Ended(how=stopped, outcome="interrupted", reason=f"it was told to stop ({stopped}), and goes on later")
+        return Ended(how=stopped, outcome="interrupted", reason=f"stopped by {stopped}; the next run continues")
     killed = next((code for code in codes if code < 0), None)
     if killed is not None:
         return Ended(how=f"killed ({signal.Signals(-killed).name})", crashed=True, reason=reason)

@@ -105,7 +105,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
         over = arguments.total_until is not None and time.monotonic() >= arguments.total_until
         stopped, over = group.any_of(bool(stop.received), over)
         if stopped:
-            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({stop.received or 'another rank'})")
+            raise _StopError(exits.INTERRUPTED, f"stopped by {stop.received or 'another rank'}")
         if over:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
@@ -139,7 +139,7 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
     day = Day(work.program, work.samples(), work.settings(group, until), group)
     trained = day.train(stop)
     if trained.ended not in ("done", WINDOW_OVER):
-        raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
+        raise _StopError(exits.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     if trained.step == 0:
         raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
     model = day.export(work.day.model, work.recipe.export)
