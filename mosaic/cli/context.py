@@ -56,9 +56,8 @@ class ContextCommand:
         ]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         if self.picture is not None:
-            draw_context(
-                [next(plan for plan in plans if plan.distribution.method == "headtail"), plans[0]], self.picture
-            )
+            usual = next(plan for plan in plans if plan.distribution.method == "headtail")
+            draw_context([usual, plans[0]], self.picture)
         return 0
 
     def _plan(self, mask: MaskWords, method: str) -> ContextPlan:
