@@ -451,7 +451,7 @@ def _text(path: Path) -> str:
 def _services(root: Path) -> Iterator[Finding]:
     user = getpass.getuser()
     if not (root / "run/systemd/system").is_dir():
-        remedy = "use another template: mosaic retrain init --template slurm, kubernetes or cron"
+        remedy = "start runs by Slurm, Kubernetes or cron: examples/retrain in the repository has a file for each"
         yield Finding("note", "systemd does not run this machine", remedy)
     elif user != "root" and not (root / "var/lib/systemd/linger" / user).exists():
         remedy = f"with user units: loginctl enable-linger {user}; system units need nothing"

@@ -27,7 +27,7 @@ from mosaic.train.exits import DONE, QUARANTINED
 from mosaic.train.records import WINDOW_OVER, Trained
 
 COMPARED_STEPS = 10
-"""Steps to compare between numbers of ranks: equal bits need the same samples in the same order."""
+"""Steps to compare between numbers of ranks: equal losses need the same samples in the same order."""
 TRAINING_S, JUDGING_S = 15.0, 60.0
 """The short window: least seconds for start and training, and for judging."""
 CLOSES = time(5, 30)
@@ -135,9 +135,7 @@ def no_audio(stage: Stage) -> Iterator[Check]:
     gate = stage.report.gate
     for comparison in gate.comparisons if gate is not None else ():
         if comparison.name == "modality=audio":
-            yield Check(
-                result=f"audio {comparison.old:.3f} → {comparison.new:.3f}", met=comparison.passed and comparison.counts
-            )
+            yield Check(result=f"audio {comparison.old:.3f} → {comparison.new:.3f}", met=comparison.passed)
 
 
 def new_task(stage: Stage) -> Iterator[Check]:
@@ -172,7 +170,7 @@ def wrong_labels(stage: Stage) -> Iterator[Check]:
 def other_ranks(stage: Stage) -> Iterator[Check]:
     """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank."""
     node = stage.node
-    node.set(budget__micro_batches="2", budget__ranks_exact="true")
+    node.set(budget__micro_batches="2")
     alone = node.copy("one-rank")
     node.set(budget__ranks="2")
     run = node.begin(stage.name)
@@ -197,16 +195,17 @@ def other_ranks(stage: Stage) -> Iterator[Check]:
         (two_ranks[step]["loss"], one_rank[step]["loss"])
         for step in sorted(two_ranks.keys() & one_rank.keys())[:COMPARED_STEPS]
     ]
-    equal = len(pairs) == COMPARED_STEPS and all(left == right for left, right in pairs)
-    words = "with the bits of" if equal else "OTHER than on"
+    equal = len(pairs) == COMPARED_STEPS and all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)
+    words = "as on" if equal else "OTHER than on"
     yield Check(result=f"{len(pairs)} losses {words} one rank", met=equal and stage.run.num_ranks == 2)
-    node.set(budget__ranks="1", budget__micro_batches="1", budget__ranks_exact="false")
+    node.set(budget__ranks="1", budget__micro_batches="1")
 
 
 def short_window(stage: Stage) -> Iterator[Check]:
     """Sets more steps than fit the window."""
     node, window_s = stage.node, math.ceil(max(TRAINING_S, stage.quick_s) + JUDGING_S)
     node.set(budget__steps=str(MANY_STEPS), budget__judging=f'"{JUDGING_S:.0f}s"')
+    node.set(budget__colocate="false")  # the plan of two ranks does not fit one, and a trial would take the window
     opens = datetime.combine(stage.name, CLOSES) - timedelta(seconds=window_s)
     began = monotonic()
     code = node.begin(stage.name, opens.time().isoformat()).wait()

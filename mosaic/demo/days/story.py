@@ -68,7 +68,7 @@ STORY = (
     ),
     StoryDay(
         change="two ranks, full disk",
-        expected="same samples, same bits",
+        expected="same samples, losses as on one rank",
         data=DayKind(mix=MIX_WITH_MOTION),
         act=other_ranks,
     ),

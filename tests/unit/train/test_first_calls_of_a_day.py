@@ -11,8 +11,9 @@ import torch
 from engine_cases import colocated, pair_batch
 from torch import nn
 
+from mosaic.train.budget import Budget
 from mosaic.train.data.loader import MicroBatch, StepBatch
-from mosaic.train.loop import Loop, LoopSettings, TrainState
+from mosaic.train.loop import Loop, TrainState
 from mosaic.train.records import DayNotes
 from mosaic.train.worker_group import WorkerGroup
 
@@ -64,7 +65,8 @@ def step(rows: tuple[int, ...]) -> StepBatch:
 def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
-    settings = LoopSettings(seed=0, save_s=1e9, keep=1, until=None, checkpoints=folder, metrics=None)
+    budget = Budget(batch=14, save="1h", keep=1)
+    settings: Any = SimpleNamespace(budget=budget, until=None, checkpoints=folder, metrics=None)
     program: Any = SimpleNamespace(loss=loss, update_companions=None)
     told: Any = SimpleNamespace(received="")
     group = WorkerGroup(torch.device("cpu"))

@@ -136,7 +136,7 @@ def test_exact_refuses_a_data_set_without_a_state():
 
 
 def test_a_state_that_gives_other_samples_is_refused_at_the_start_with_the_first_difference():
-    with pytest.raises(MosaicError, match=r"of sample 0 after the saved state, sample\['row'\] is \d+, then \d+"):
+    with pytest.raises(MosaicError, match=r"of sample 0 after the saved state, sample\['row'\] is another"):
         loader(LosesItsBuffer())
 
 
@@ -161,18 +161,17 @@ A = {"image": [torch.zeros(2, 3), np.zeros(4)], "text": ("a", 1.0)}
 
 
 @pytest.mark.parametrize(
-    ("other", "found"),
+    ("other", "place"),
     [
-        ({**A, "image": [torch.ones(2, 3), np.zeros(4)]}, "sample['image'][0] has 6 of 6 other values"),
-        ({**A, "image": [torch.zeros(3, 2), np.zeros(4)]}, "sample['image'][0] is float32[2, 3], then float32[3, 2]"),
-        ({**A, "image": [torch.zeros(2, 3), np.zeros(5)]}, "sample['image'][1] is float64[4], then float64[5]"),
-        ({**A, "text": ("b", 1.0)}, "sample['text'][0] is 'a', then 'b'"),
-        ({**A, "text": ["a", 1.0]}, "sample['text'] is a tuple, then a list"),
-        ({"image": A["image"]}, "sample has 2 entries, then 1, or of other names"),
+        ({**A, "image": [torch.ones(2, 3), np.zeros(4)]}, "sample['image'][0] is another"),
+        ({**A, "image": [torch.zeros(2, 3), np.zeros(5)]}, "sample['image'][1] is another"),
+        ({**A, "text": ("b", 1.0)}, "sample['text'][0] is another"),
+        ({**A, "text": ["a", 1.0]}, "sample has other entries"),
+        ({"image": A["image"]}, "sample has other entries"),
     ],
 )
-def test_differences_name_the_first_place(other: Any, found: str):
-    assert difference(A, other) == found
+def test_differences_name_the_first_place(other: Any, place: str):
+    assert difference(A, other) == place
 
 
 def test_equal_samples_have_no_difference_though_they_hold_nan_and_objects():

@@ -117,7 +117,7 @@ def test_rejects_are_counted_by_source_and_reason_and_survive_json():
     count = RejectCount()
     count.add([reject("new"), reject("new"), reject("old", "KeyError")], 64)
     other = RejectCount()
-    other.load_state_dict(json.loads(json.dumps(count.state_dict())))
+    other.resume(count.samples, json.loads(json.dumps(count.by_source)))
     other.add([reject("old")], 64)
     assert other.by_source == {"new": {"ValueError": 2}, "old": {"KeyError": 1, "ValueError": 1}}
     assert other.samples == 128
