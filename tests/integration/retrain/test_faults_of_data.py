@@ -15,14 +15,6 @@ FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
 
 
-def test_without_data_nothing_begins(make_node: Make):
-    node = make_node()
-    (node.folder.path / "data" / FIRST / "_SUCCESS").unlink()
-    assert node.run() == 0
-    assert "nothing new" in node.said[0]
-    assert node.folder.days() == ()
-
-
 def test_a_day_without_rows_fails_and_the_next_day_takes_its_place(make_node: Make):
     node = make_node()
     write_day(node.folder.path, FIRST, num_rows=0)
@@ -60,15 +52,6 @@ def test_wrong_labels_are_quarantined_by_the_champions_error(make_node: Make):
     _edit(node, THIRD, lambda row: {**row, "label": 1 - row["label"]})
     assert node.run() == 5
     assert "max_drop = 0.2" in node.report.reason
-
-
-def test_frozen_rows_among_the_days_rows_are_refused(make_node: Make):
-    node = make_node()
-    text = (node.folder.path / "data" / "frozen" / "rows.jsonl").read_text().splitlines()[0]
-    with (node.folder.path / "data" / FIRST / "rows.jsonl").open("a") as file:
-        file.write(text + "\n")
-    assert node.run() == 5
-    assert node.report.reason.startswith("1 of today's 121 rows are frozen rows")
 
 
 def test_a_missing_modality_replans_or_is_refused_where_it_is_required(make_node: Make):

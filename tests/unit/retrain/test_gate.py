@@ -19,7 +19,6 @@ from mosaic.retrain.gate import (
     Scores,
     compare,
     decide,
-    digest_of_rows,
     joined,
     margin_finding,
     paired,
@@ -294,11 +293,6 @@ def test_batches_are_joined_column_by_column():
 def test_only_the_same_rows_are_paired(other: dict[str, object], said: str):
     with pytest.raises(MosaicError, match=said):
         paired(scores("2", [1.0, 0.0, 1.0]), replace(scores("1", [1.0, 0.0, 1.0]), **other))
-
-
-def test_rows_are_named_by_their_list_and_its_order():
-    others = [["b", "a"], ["ab"], ["a"], ["a", "b", ""], []]
-    assert digest_of_rows(["a", "b"]) not in map(digest_of_rows, others)
 
 
 @pytest.mark.parametrize(

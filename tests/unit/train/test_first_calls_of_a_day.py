@@ -73,7 +73,7 @@ def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     return Loop(program, state, settings, group, told, step=0, notes=DayNotes(loaded="", rejects={}))
 
 
-@pytest.mark.parametrize("rows", [(6,), (6, 4, 4)])
+@pytest.mark.parametrize("rows", [(6, 4, 4)])
 def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(rows: tuple[int, ...], tmp_path: Path):
     states = []
     for is_known in (False, True):

@@ -121,14 +121,6 @@ def test_without_a_state_samples_are_drawn_again_and_the_time_is_said():
     assert batches.skipped_s > 0
 
 
-def test_with_a_state_nothing_is_drawn_again():
-    first = loader(Stateful())
-    next(first)
-    again = Stateful()
-    assert loader(again, 1, state=first.state_dict()).skipped_s == 0
-    assert again.drawn == 0
-
-
 def test_exact_refuses_a_data_set_without_a_state():
     with pytest.raises(MosaicError, match="Plain has no state_dict"):
         loader(Plain(), exact=True)
@@ -145,11 +137,6 @@ def test_the_state_of_other_ranks_is_refused():
     cut = BatchCut(batch=4, rank=1, num_ranks=2)
     with pytest.raises(MosaicError, match="as many ranks"):
         IterableLoader(Stateful(), cut, range(1, 8), seed=3, state=state)
-
-
-def test_a_later_step_needs_a_state():
-    with pytest.raises(MosaicError, match="step 2 needs a state"):
-        loader(Stateful(), 2)
 
 
 def test_an_empty_data_set_is_refused():
