@@ -39,9 +39,10 @@ types: $(STAMP)
 unit: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-# The tables of README and docs/; no number is typed by hand.
+# The tables of README and docs/, and the plots of bench/README.md; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
+	$(BIN)/python -m bench.plots
 
 # README, docs/ and bench/README as pages with a reference of the API, in build/site. Pages link to each other and to pictures
 # by their places in the repository, so they are copied with these places.

@@ -99,7 +99,7 @@ setup(
             "csrc/search",
             [
                 "csrc/search_bindings.cpp",
-                *(f"csrc/bindings/{name}.cpp" for name in ("context", "orders", "tuning")),
+                *(f"csrc/bindings/{name}.cpp" for name in ("context", "orders")),
             ],
             ["pthread"],
             SAME_ON_ANY_MACHINE,

@@ -11,12 +11,13 @@ import torch
 from bench.record import Figure, Study
 from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
+from mosaic.device import Device
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
 
-def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
-    """Returns figures with where they come from."""
+def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad | None, machine: Device | None = None) -> Study:
+    """Returns figures with where they come from; the machine is the host unless it is given."""
     provenance = Provenance.here()
     return Study(
         study=study,
@@ -25,8 +26,8 @@ def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
         commit=provenance.commit,
         python_version=provenance.python_version,
         torch_version=torch.__version__,
-        machine=HostBackend().device,
-        foreign_cpu_share=load.share,
+        machine=machine or HostBackend().device,
+        foreign_cpu_share=None if load is None else load.share,
         figures=tuple(figures),
     )
 

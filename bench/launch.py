@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.record import Figure, Study
+from bench.harness import study_of
+from bench.record import Figure
 from mosaic.artifact import save
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
-from mosaic.provenance import Provenance
 
 WIDTH, ROWS, TOKENS = 64, 8, 16
 
@@ -123,18 +123,7 @@ def main() -> None:
         interval = "" if figure.low is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
         print(f"{figure.labels['layers']:>3} layers  {figure.name:56} {figure.value:.3f}{interval}", flush=True)
     if asked.out is not None:
-        origin = Provenance.here()
-        study = Study(
-            study="launch",
-            command=origin.command,
-            created=origin.created,
-            commit=origin.commit,
-            python_version=origin.python_version,
-            torch_version=torch.__version__,
-            machine=CudaBackend().device,
-            foreign_cpu_share=None,
-            figures=tuple(figures),
-        )
+        study = study_of("launch", figures, None, CudaBackend().device)
         save(study, asked.out)
 
 

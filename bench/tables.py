@@ -19,7 +19,7 @@ from bench.context import tables as context_tables
 from bench.ddp import tables as ddp_tables
 from bench.gpu import tables as gpu_tables
 from bench.gpu.ladder import SM_TARGET_SPEEDUP
-from bench.never_slower.tables import never_slower_table
+from bench.never_slower import never_slower_table
 from bench.papers.page import kept_studies, paper_table
 from bench.papers.printed import PAPERS, read_paper
 from bench.pipeline.tables import measured_table
@@ -157,8 +157,6 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "ddp_short": lambda: ddp_tables.ddp_table(RESULTS, is_short=True),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_pipeline": lambda: sweep_tables.counts_table(RESULTS, sweep_tables.PIPELINE_STUDY, PIPELINE_OUTCOMES),
-        "sweep_refused": lambda: sweep_tables.reasons_table(RESULTS),
-        "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "sweep_operators": lambda: sweep_tables.operators_table(RESULTS),
         "pipeline_steps": lambda: measured_table(RESULTS),
         "models": lambda: gpu_table("models", gpu_tables.models_table),

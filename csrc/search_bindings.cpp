@@ -5,7 +5,6 @@
 #include "bindings/context.h"
 #include "bindings/orders.h"
 #include "bindings/signals.h"
-#include "bindings/tuning.h"
 #include "search/plans/plan_search.h"
 #include "search/stages/interference.h"
 
@@ -136,7 +135,6 @@ PYBIND11_MODULE(_search, module) {
     bind_problem(module);
     bind_plan(module);
     bind_orders(module);
-    bind_tuning(module);
     bind_context(module);
     module.def(
         "plan",

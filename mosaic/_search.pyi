@@ -194,13 +194,7 @@ class Bounds:
     @property
     def way_ns(self) -> int: ...
     @property
-    def ends_ns(self) -> int: ...
-    @property
     def one_machine_ns(self) -> int: ...
-    @property
-    def memory_ns(self) -> int: ...
-    @property
-    def best_ns(self) -> int: ...
 
 def replay(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Replayed:
     """Plays orders."""
@@ -217,9 +211,6 @@ def time_rollouts(tasks: Tasks, times: int) -> float:
 def find_bounds(tasks: Tasks) -> Bounds:
     """Returns times that no orders are below."""
 
-def match_holds(tasks: Tasks) -> tuple[list[tuple[int, int, int, int]], list[bool]]:
-    """Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all."""
-
 def find_orders(
     tasks: Tasks,
     method: str,
@@ -232,54 +223,6 @@ def find_orders(
     should_stop: Callable[[], bool] | None,
 ) -> FoundOrders:
     """Searches for orders."""
-
-def tuning_candidates(
-    layers: Sequence[tuple[Sequence[tuple[int, int, int]], int]], *, count: int
-) -> list[tuple[int, int, int, int, list[int]]]:
-    """Combinations of layers' ways, from fast to lean: (forward_ns, backward_ns, kept, workspace, ways).
-
-    A layer is its ways, each (forward_ns, backward_ns, kept), of which the first keeps everything, and its workspace.
-    """
-
-TuningSnapshot = tuple[Sequence[tuple[int, int, int, int]], Sequence[tuple[int, int]]]
-"""For each pair its start, the end of forward, the start of backward, its end; and (at_ns, bytes) of all else."""
-
-class PairTable:
-    """The choices of all pairs of a rank."""
-
-    def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]]) -> None:
-        """Takes for each pair four columns: forward_ns, backward_ns, kept and workspace of each choice."""
-    def rows(
-        self, snapshots: Sequence[TuningSnapshot], *, limit_bytes: int
-    ) -> list[tuple[int, int, list[int], list[int]]]:
-        """(at_ns, room_bytes, pairs that hold, pairs that work) of each instant that matters."""
-    def select(
-        self,
-        snapshots: Sequence[TuningSnapshot],
-        *,
-        limit_bytes: int,
-        forward_weights: Sequence[float],
-        backward_weights: Sequence[float],
-        gap: float = 0.0,
-        rounds: int = 400,
-    ) -> Selection:
-        """Chooses for each pair, until what it adds is within ``gap`` of a bound."""
-
-class Selection:
-    """A choice for each pair; the leanest of each where nothing fits."""
-
-    @property
-    def chosen(self) -> list[int]: ...
-    @property
-    def cost_ns(self) -> float: ...
-    @property
-    def bound_ns(self) -> float: ...
-    @property
-    def fits(self) -> bool: ...
-    @property
-    def at_ns(self) -> int: ...
-    @property
-    def short_bytes(self) -> int: ...
 
 class MaskRuns:
     """A mask in runs of tokens with one word in one document."""

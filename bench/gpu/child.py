@@ -1,7 +1,7 @@
 """One measurement in a process of its own: a crash, a hang or a broken CUDA context costs that one and no other.
 
-Processes are forked by a server that has torch loaded and has never touched CUDA, so each starts at once. What a
-measurement finds goes to a file line by line, and the parent reads it however the process ended. What it prints, and
+Processes are forked by a server that has torch loaded and has never touched CUDA, so each starts at once. A process
+writes each finding to a file as a line of JSON, and the parent reads it however the process ended. Its output, and
 where it hung or crashed, goes to the run's log.
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,9 @@ class Order:
     """What a process is asked to measure."""
 
     measurement: Measurement
-    """What to run."""
     file: str
     """Where its findings go, one JSON object a line."""
     log: str
-    """Where its output goes."""
     seconds: float
     """Soft bound: what does not fit is left out."""
     hard_seconds: float
@@ -46,60 +44,30 @@ class Order:
     dry_run: bool
     """Whether to run at the smallest sizes."""
     on_host: bool = False
-    """Whether to run on the host."""
     ordinal: int = 0
-    """Number of the GPU."""
     cudnn: bool = True
     """Whether lanes use cuDNN."""
     known: tuple[Figure, ...] = ()
     """Figures that were measured before."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """What a process found, so far or in all."""
-
-    ended: bool = False
-    """Whether the measurement came to its end."""
-    error: str = ""
-    """What it raised; empty if nothing."""
-    device: Device | None = None
-    """What it ran on; None until known."""
-    driver_version: str = ""
-    """Version of the driver, where the measurement asked for it."""
-    figures: list[Figure] = field(default_factory=list)
-    """What it measured."""
-    left_out: tuple[str, ...] = ()
-    """What it had no time for."""
-    notes: tuple[str, ...] = ()
-    """What to know about its figures."""
-    verdict: str = ""
-    """What came of it, in plain words."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A part with what it found."""
 
     part: Part
-    """How it ended."""
-    findings: Findings
-    """What it found until then."""
+    figures: tuple[Figure, ...]
+    device: Device | None
+    """What it ran on; None where it did not come so far."""
+    driver_version: str
+    """Where the measurement asked for it."""
 
 
-@dataclass
 class Server:
-    """Starts processes, one at a time, and ends the one that runs.
+    """Starts processes, one at a time, and ends the one that runs."""
 
-    Attributes:
-        context: Where processes come from.
-    """
-
-    context: multiprocessing.context.ForkServerContext = field(
-        default_factory=lambda: multiprocessing.get_context("forkserver")
-    )
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(list(PRELOADED))
 
     def warm_up(self, seconds: float = 120.0) -> None:
@@ -110,69 +78,66 @@ class Server:
 
     def measure(self, order: Order) -> Outcome:
         """Runs a measurement and returns what came of it; raises nothing that the measurement could cause."""
-        file, log = Path(order.file), Path(order.log)
+        file, log, name = Path(order.file), Path(order.log), order.measurement.name
         file.unlink(missing_ok=True)
-        start = begin_section(log, order.measurement.name)
-        began = time.monotonic()
-        process = self.context.Process(target=work, args=(order,), name=order.measurement.name)
+        start, began = begin_section(log, name), time.monotonic()
+        process = self.context.Process(target=work, args=(order,), name=name)
         process.start()
         try:
             process.join(order.hard_seconds)
-            late = process.is_alive()
+            code = None if process.is_alive() else process.exitcode
         finally:
             if process.is_alive():
                 kill_group(process.pid or 0)
                 process.kill()
                 process.join(10)
-        findings = read_findings(file)
+        found = _read(file)
         file.unlink(missing_ok=True)
-        status, reason = _status(findings, None if late else process.exitcode, order.hard_seconds)
-        if status in ("killed", "failed", "timed out") and not findings.ended:
+        left_out = tuple(found.get("left_out", ()))
+        status, reason = _status(found, code, order.hard_seconds)
+        if not found.get("ended") and status != "done":
             reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
         shorten_section(log, since=start)
+        part = Part(
+            name=name,
+            asks=order.measurement.asks,
+            status=status,
+            seconds=round(time.monotonic() - began, 2),
+            reason=reason,
+            left_out=left_out,
+            notes=tuple(found.get("notes", ())),
+            verdict=found.get("verdict", ""),
+        )
+        device = Device(**found["device"]) if "device" in found else None
         return Outcome(
-            Part(
-                name=order.measurement.name,
-                asks=order.measurement.asks,
-                status=status,
-                seconds=round(time.monotonic() - began, 2),
-                reason=reason,
-                left_out=findings.left_out,
-                notes=findings.notes,
-                verdict=findings.verdict,
-            ),
-            findings,
+            part=part,
+            figures=tuple(found["figures"]),
+            device=device,
+            driver_version=found.get("driver_version", ""),
         )
 
 
-def read_findings(file: Path) -> Findings:
+def _read(file: Path) -> dict[str, Any]:
     """Reads what a process wrote until it ended; of a line that it could not end, nothing."""
-    found = Findings()
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    for line in lines:
+    found: dict[str, Any] = {"figures": []}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
             row: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:  # it was killed while it wrote
             break
         if "figure" in row:
-            found.figures.append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
-        if "device" in row:
-            found.device = Device(**row["device"])
-        found.ended = row.get("ended", found.ended)
-        found.error = row.get("error", found.error)
-        found.driver_version = row.get("driver_version", found.driver_version)
-        found.left_out = tuple(row.get("left_out", found.left_out))
-        found.notes = tuple(row.get("notes", found.notes))
-        found.verdict = row.get("verdict", found.verdict)
+            found["figures"].append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
+        else:
+            found |= row
     return found
 
 
-def _status(findings: Findings, code: int | None, hard_seconds: float) -> tuple[Status, str]:
+def _status(found: dict[str, Any], code: int | None, hard_seconds: float) -> tuple[Status, str]:
     """Returns how a process ended; ``code`` is None for one that was still running at its limit."""
-    if findings.error:
-        return "failed", findings.error
-    if findings.ended:
-        return ("cut short" if findings.left_out else "done"), ""
+    if found.get("error"):
+        return "failed", found["error"]
+    if found.get("ended"):
+        return ("cut short" if found.get("left_out") else "done"), ""
     if code is None:
         return "timed out", f"still running after {hard_seconds:.0f} s; figures from before that are kept"
     if code < 0:
@@ -196,17 +161,13 @@ def work(order: Order) -> None:
     faulthandler.dump_traceback_later(max(0.5, order.hard_seconds - TRACE_BEFORE_S))
     os.environ.update(order.measurement.environment)  # before CUDA looks
     with open(order.file, "a", encoding="utf-8", buffering=1) as file:  # noqa: PTH123  # by lines, whole ones
-
-        def tell(**row: Any) -> None:
-            file.write(json.dumps(row) + "\n")
-
-        _measure(order, tell)
+        _measure(order, lambda **row: file.write(json.dumps(row) + "\n"))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # destroying what a failed measurement left behind may crash or hang
 
 
-def _measure(order: Order, tell: Callable[..., None]) -> None:
+def _measure(order: Order, write: Callable[..., object]) -> None:
     bench, error = None, ""
     try:
         from bench.gpu.bench import open_bench
@@ -220,9 +181,9 @@ def _measure(order: Order, tell: Callable[..., None]) -> None:
             cudnn=order.cudnn,
             known=order.known,
         )
-        tell(device=asdict(bench.device))
+        write(device=asdict(bench.device))
         for figure in measure(bench):
-            tell(figure=asdict(replace(figure, part=order.measurement.name, dry_run=order.dry_run)))
+            write(figure=asdict(replace(figure, part=order.measurement.name, dry_run=order.dry_run)))
     except BaseException as raised:
         traceback.print_exc()
         error = one_line(raised)
@@ -232,4 +193,4 @@ def _measure(order: Order, tell: Callable[..., None]) -> None:
         "notes": bench.notes,
         "verdict": bench.verdict,
     }  # fmt: skip
-    tell(ended=True, error=error, **found)
+    write(ended=True, error=error, **found)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PRELOADED = (
     *("torch._dynamo", "numpy", "pytest", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
-    *("bench.gpu.counters", "bench.cost.study"),
+    "bench.cost.study",
 )
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
@@ -123,7 +123,6 @@ _IN_ORDER = (
         "measure_outside_backward",
         3,
     ),
-    _unknown("counters", "can GPM be read, and by whom?", "bench.gpu.counters:measure_counters", 4),
     _unknown("warps", "how many warps are in flight as CLIP trains?", "bench.gpu.warps:measure_warps", 8),
     *_models(2, 9),
     *(
@@ -136,7 +135,6 @@ _IN_ORDER = (
         )
         for count in (8, 32)
     ),
-    _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
     _question("interference", "what do kernels cost each other?", 17, grid=4),
     Measurement(
         name="context",

@@ -112,10 +112,9 @@ class Record:
 
     def add_outcome(self, outcome: Outcome) -> bool:
         """Adds what a measurement found."""
-        found = outcome.findings
-        machine = self.study.machine or found.device
-        driver = self.study.driver_version or found.driver_version
-        return self.add(outcome.part, found.figures, machine=machine, driver_version=driver)
+        machine = self.study.machine or outcome.device
+        driver = self.study.driver_version or outcome.driver_version
+        return self.add(outcome.part, outcome.figures, machine=machine, driver_version=driver)
 
     def write(self) -> None:
         """Writes the file and its table, whole."""

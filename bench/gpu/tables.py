@@ -104,44 +104,17 @@ def overlap_table(study: Study) -> str:
 
 
 def models_table(study: Study) -> str:
-    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted.
-
-    Below stands what the rule of thumb is made of and what it predicts, beside what was measured.
-    """
+    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted."""
     steps = study.of("models", "step_ms")
     keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"], figure.part) for figure in steps)
     models = list(dict.fromkeys(model for model, *_ in keys))
-    rows, levers = [], []
+    rows = []
     for model, batch, part in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
         cells = [_step_cell(study, part, variant) for variant in _VARIANTS]
         bound = next((f for f in study.of(part, "bound_ms")), None)
         rows.append((model, batch, *cells, f"{number(bound.value)} ms" if bound and bound.value is not None else "-"))
-        if study.of(part, "launch_ms"):
-            levers.append((model, batch, *_lever_cells(study, part)))
     heads = ("model", "batch", *(f"{variant}, measured" for variant in _VARIANTS), "roofline's bound, predicted")
-    table = _table(study, "models", heads, rows, _why_not(steps))
-    return table + ("\n" + "\n".join(_rows(_LEVER_HEADS, levers)) + "\n" if levers else "")
-
-
-_LEVER_HEADS = (
-    *("model", "batch", "modules side by side"),
-    *("c, ms to launch, measured", "g, ms on the whole device, measured", "s, slowdown on its part, measured"),
-    "gain by the rule of thumb, predicted",
-    *("gain of green lanes, measured", "gain of green lanes, graphs, measured"),
-)
-
-
-def _lever_cells(study: Study, part: str) -> tuple[str, ...]:
-    measured = [study.of(part, name) for name in ("launch_ms", "device_ms", "slowdown")]
-    rule = next(iter(study.of(part, "rule_speedup")), None)
-    gains = {f.labels["variant"]: number(f.value) for f in study.of(part, "speedup") if not _differs_by(study, f)}
-    return (
-        ", ".join(figure.labels["module"] for figure in measured[0]),
-        *(" + ".join(number(figure.value) for figure in figures) or "-" for figures in measured[:2]),
-        ", ".join(number(figure.value) for figure in measured[2]) or "-",
-        number(rule.value) if rule is not None else "-",
-        *(gains.get(variant, "-") for variant in ("green lanes", "green lanes, graphs")),
-    )
+    return _table(study, "models", heads, rows, _why_not(steps))
 
 
 def _step_cell(study: Study, part: str, variant: str) -> str:

@@ -13,13 +13,10 @@ import torch
 
 from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
-from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.kernels import default_subjects, half_type
+from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.timing import time_alone
-from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant, parts_of
+from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
@@ -111,38 +108,3 @@ def measure_small_collective(bench: Bench) -> Iterator[Figure]:
         "progress in 8 SMs needs two devices",
         {"ranks": "2", "slots": "1"},
     )
-
-
-def measure_placements(bench: Bench) -> Iterator[Figure]:
-    """Times products that use clusters on unequal partitions: merged slots, and a sized split (CUDA 13.1)."""
-    device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings()
-    count = bench.device.num_slots
-    large = max(1, min(count - 1, round(count * 5 / 8))) if count > 1 else 1
-    split = (large, max(1, count - large))
-    size = 32 if bench.dry_run else 8192
-    left, right, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
-
-    def call() -> object:
-        return torch.mm(left, right, out=out)
-
-    call()
-    for placement in ("merged", "split"):
-        try:
-            with _placed_by(placement, bench).open_lanes(parts_of(split)) as lanes:
-                for part in parts_of(split):
-                    lane = lanes.lane(part)
-                    sms = str(lane.num_sms or "unknown")
-                    labels = {"way": placement, "quota": str(len(part)), "sms": sms}
-                    if bench.budget.allows(f"{placement} at {len(part)} slots"):
-                        times = time_alone(lane, call, settings).all_ms
-                        yield median_figure("tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels=labels)
-        except Exception as error:
-            yield missing_figure("tflops", error, {"way": placement})
-
-
-def _placed_by(placement: str, bench: Bench) -> Backend:
-    if placement == "merged":
-        return bench.backend
-    if not bench.on_gpu:
-        raise BackendUnavailableError("a sized split cannot be made", found="the host backend", needed="a GPU")
-    return CudaBackend(bench.torch_device.index or 0, placement="split")

@@ -33,8 +33,9 @@ from bench.sweep.catalogue import all_cases, pipeline_cases
 from bench.sweep.device import on
 from bench.sweep.outcomes import CRASHED, CUDA_OUTCOMES, FAULTS, NO_PLAIN, OUTCOMES, PIPELINE_OUTCOMES
 from bench.sweep.parted import judge_parted
+from bench.sweep.session import Case
 from bench.sweep.tables import PIPELINE_STUDY, STUDY
-from bench.sweep.verdict import Case, figure, judge
+from bench.sweep.verdict import figure, judge
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
 

@@ -19,8 +19,8 @@ from bench.record import Figure, one_line
 from bench.sweep.chunk_chain import ChunkChain
 from bench.sweep.outcomes import AS_TOLD, CRASHED, DIFFERENT, EQUAL, NO_PLAIN, REFUSED
 from bench.sweep.partitions import partitions_of
-from bench.sweep.session import CatchingSession, CaughtModel
-from bench.sweep.verdict import Case, without_folders
+from bench.sweep.session import Case, CatchingSession, CaughtModel
+from bench.sweep.verdict import without_folders
 from mosaic.errors import MosaicError
 from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.hardware import find_cluster

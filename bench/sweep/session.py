@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +94,20 @@ class Session:
         """Gives all models back."""
         for handle in self.handles:
             handle.remove()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model or loop."""
+
+    name: str
+    """Unique."""
+    kind: str
+    """What it is one of."""
+    run: Callable[[Session], None]
+    """Makes a model, colocates it by the session, trains it and notes the losses."""
+    told: str = ""
+    """What ``describe()`` says of a difference, where that is all that one can do."""
 
 
 class CaughtModel(BaseException):

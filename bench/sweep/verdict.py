@@ -6,8 +6,7 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from bench.record import Figure, one_line
 from bench.sweep.device import device
 from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NEAR, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
-from bench.sweep.session import RefusedError, Session, difference
+from bench.sweep.session import Case, RefusedError, Session, difference
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError
 from mosaic.timeline import Span
@@ -24,20 +23,6 @@ from mosaic.timeline import Span
 ROUNDING = 0.01
 """How far a number may be off on a GPU, as a share of the largest of its tensor: AdamW's steps amplify rounding."""
 _TOP = Path(__file__).resolve().parent.parent.parent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One model or loop."""
-
-    name: str
-    """Unique."""
-    kind: str
-    """What it is one of."""
-    run: Callable[[Session], None]
-    """Makes a model, colocates it by the session, trains it and notes the losses."""
-    told: str = ""
-    """What ``describe()`` says of a difference, where that is all that one can do."""
 
 
 def judge(case: Case, *, graphs: bool = False) -> Iterator[Figure]:

@@ -4,7 +4,6 @@
 
 #include "bindings/signals.h"
 #include "search/pipeline/bounds.h"
-#include "search/pipeline/holds.h"
 #include "search/pipeline/order/order_search.h"
 
 namespace py = pybind11;
@@ -113,13 +112,6 @@ std::tuple<Orders, Replayed> roll_out(const Tasks& tasks, const std::vector<int>
             {makespan, rollout.starts(), peak_of(tasks, rollout.orders(), rollout.starts()), std::nullopt}};
 }
 
-std::pair<std::vector<std::tuple<int, int, int, Bytes>>, std::vector<bool>> holds_of(const Tasks& tasks) {
-    const Holds found = match_holds(tasks);
-    std::vector<std::tuple<int, int, int, Bytes>> rows;
-    for (const Hold& hold : found.holds) rows.emplace_back(hold.rank, hold.from, hold.to, hold.bytes);
-    return {rows, found.is_exact};
-}
-
 double time_rollouts(const Tasks& tasks, int times) {
     Rollout rollout(tasks);
     const Groups groups(tasks);
@@ -172,14 +164,9 @@ void bind_orders(py::module_& module) {
     py::class_<Bounds>(module, "Bounds", "Times that no orders are below.")
         .def_readonly("load_ns", &Bounds::load)
         .def_readonly("way_ns", &Bounds::way)
-        .def_readonly("ends_ns", &Bounds::ends)
-        .def_readonly("one_machine_ns", &Bounds::one_machine)
-        .def_readonly("memory_ns", &Bounds::memory)
-        .def_property_readonly("best_ns", &Bounds::best);
+        .def_readonly("one_machine_ns", &Bounds::one_machine);
     module.def("find_bounds", &find_bounds, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
                "Returns times that no orders are below.");
-    module.def("match_holds", &holds_of, py::arg("tasks"), py::call_guard<py::gil_scoped_release>(),
-               "Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all.");
     module.def(
         "find_orders",
         [](const Tasks& tasks, const std::string& method, double seconds, std::int64_t max_rollouts, int num_threads,

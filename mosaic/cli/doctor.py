@@ -359,7 +359,7 @@ def _overview(facts: Mapping[str, Any]) -> Table:
     table.add_row("NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none")
     table.add_row("SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled")
     use = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
-    table.add_row("profile cache", use)
+    table.add_row("profile cache", escape(use))
     return table
 
 
@@ -451,7 +451,7 @@ def _text(path: Path) -> str:
 def _services(root: Path) -> Iterator[Finding]:
     user = getpass.getuser()
     if not (root / "run/systemd/system").is_dir():
-        remedy = "use another template: mosaic retrain init --template slurm, kubernetes or cron"
+        remedy = "start runs by Slurm, Kubernetes or cron: examples/retrain in the repository has a file for each"
         yield Finding("note", "systemd does not run this machine", remedy)
     elif user != "root" and not (root / "var/lib/systemd/linger" / user).exists():
         remedy = f"with user units: loginctl enable-linger {user}; system units need nothing"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from tyro.conf import arg, subcommand
@@ -17,20 +17,12 @@ from mosaic.errors import MosaicError
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Create a working folder: recipe, model, a day of data, frozen rows; or files that start it every day."""
+    """Create a working folder: recipe, model, a day of data, frozen rows."""
 
     folder: FolderArgument = Path()
-    template: Literal["systemd", "slurm", "kubernetes", "cron"] | None = None
-    """Only write the files that start the folder's recipe every day by this scheduler."""
 
     def execute(self) -> None:
         """Writes the files and prints the next steps."""
-        if self.template is not None:
-            from mosaic.retrain.templates import next_steps, write_template
-
-            written = write_template(self.template, self.folder)
-            print(*(f"wrote {path}" for path in written), next_steps(self.template, self.folder), sep="\n")
-            return
         from mosaic.demo.days.starter import write_starter
 
         print(*(f"wrote {path}" for path in write_starter(self.folder)), sep="\n")
@@ -63,8 +55,8 @@ class RunDay:
 
     def execute(self) -> int:
         """Runs; returns the exit code."""
+        from mosaic.retrain.day import Clock, run
         from mosaic.retrain.folder import named_remedy
-        from mosaic.retrain.run import Clock, run
 
         clock = Clock()
         if self.now is not None:
@@ -99,8 +91,7 @@ class Report:
     def execute(self) -> None:
         """Writes report.json and report.html."""
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.page import write_page
-        from mosaic.retrain.reporting import find_day, report_of
+        from mosaic.retrain.report import find_day, report_of, write_page
 
         day = find_day(Folder(self.folder), self.day)
         report = report_of(Folder(self.folder), day)
@@ -184,7 +175,7 @@ class Demo:
 
         from mosaic.demo.days.play import play, played_table
         from mosaic.retrain.folder import Folder
-        from mosaic.retrain.reporting import find_day
+        from mosaic.retrain.report import find_day
 
         played = play(self.folder, lambda line: print(line, flush=True))
         Console().print(played_table(played))
@@ -218,7 +209,7 @@ class Retrain:
 def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     from mosaic.retrain.folder import Folder
     from mosaic.retrain.recipe import read_recipe
-    from mosaic.retrain.reporting import find_day
+    from mosaic.retrain.report import find_day
     from mosaic.retrain.workers import Workers
 
     folder = Folder(root)

@@ -1,32 +1,27 @@
 """Placed modules as CUDA graphs on their lanes, by the recipe of ``torch.cuda.make_graphed_callables``.
 
-A module's call is tried a few times off the lane, then its forward and its backward are captured on the lane's stream.
-From then on a call copies its inputs to where the graph reads them, replays it, and returns copies of what it left.
-Results hang in the caller's autograd graph by one node, whose inputs are the call's differentiable inputs and the
-module's parameters: hooks, accumulation, clipping and ``torch.autograd.grad`` see nothing unusual.
+The first call of a kind runs a few times on a side stream; then its forward and its backward are captured on the lane's
+stream. From then on a call copies its inputs to where the graph reads them, replays it, and returns copies of the
+results. These hang in the caller's autograd graph by one node, whose inputs are the call's differentiable inputs and
+the module's parameters: hooks, accumulation, clipping and ``torch.autograd.grad`` see nothing unusual.
 
-A replay runs no Python. A capture is used while inputs have its shapes, types and plain values, torch its settings, the
-module its parts, parameters, hooks and attributes, and the globals and enclosed variables that its methods name.
-What functions read that these call is not compared.
-What cannot be captured runs eagerly on its lane; ``eager_calls`` has its name and the reason.
+A replay runs no Python. A capture is used while inputs have its shapes, types and plain values, torch its settings, and
+the module its tensors, attributes, and the variables that its code names (``Surroundings``). What cannot be captured
+runs eagerly on its lane; ``eager_calls`` has its name and the reason.
 
-What differs from an eager call: a gradient of an input or a parameter that is used several times is summed inside
-first, and under autocast a weight is cast at each of its uses. Both are within rounding.
+Two things differ from an eager call, both within rounding: the gradient of an input or parameter that is used several
+times is summed inside first, and under autocast a weight is cast at each of its uses.
 """
 
 from __future__ import annotations
 
-import contextvars
-import enum
 import os
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from traceback import clear_frames
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -39,37 +34,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, leaf_key, tensors_in, unflatten
+from mosaic.engine.calls.branch_graph import survey
+from mosaic.engine.calls.hidden import Surroundings, read_settings
+from mosaic.engine.calls.signature import Arguments
+from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import as_lane, is_traced, saved_tensor_hooks, surrounding
 from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.errors import MosaicError
-from mosaic.find.random_numbers import CPU, forked, python_state, torch_state
-from mosaic.find.restore import Objects
+from mosaic.find.random_numbers import CPU, python_state, torch_state
+from mosaic.find.restore import preserved
 
 NUM_TRIALS = 3
 """Runs before a capture, as in ``torch.cuda.make_graphed_callables``: libraries plan and tune at their first use."""
-
 _MAX_CAPTURES = 12
 """Kinds of calls of one module, such as shapes, that are captured; further ones run eagerly."""
-
 _MAX_ATTEMPTS = 3
-"""Failed tries of one kind of call after which it runs eagerly for good."""
-
+"""Failed captures of one kind of call after which it runs eagerly for good."""
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class RefusalError(Exception):
-    """A call cannot be captured.
-
-    Attributes:
-        reason: The reason, as the end of a sentence that starts with the module's name.
-        lasting: Whether a later call of the same kind would fare no better.
-    """
-
-    def __init__(self, reason: str, *, lasting: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lasting = lasting
+    """A call cannot be captured; the message is the end of a sentence that starts with the module's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +75,7 @@ class ModuleGraphs:
     """The captured calls of the modules on one device.
 
     Attributes:
-        refused: For each module that runs eagerly for good, the reason.
+        refused: The reason of each module of which a call could not be captured.
         eager_calls: How often each module ran eagerly, by name and reason.
         num_captures: Kinds of calls captured so far.
         num_replays: Forwards by replay so far.
@@ -101,13 +87,12 @@ class ModuleGraphs:
         self.num_captures = 0
         self.num_replays = 0
         self._api = api
-        self._side = api.new_stream()  # trial runs are on it: some libraries cannot plan on a green context's stream
+        self._side = api.new_stream()  # for trial runs: some libraries cannot plan on a green context's stream
         self._captures: list[_Capture] = []
         self._made: Counter[str] = Counter()
-        self._attempts: Counter[Hashable] = Counter()
-        self._left_alone: dict[Hashable, str] = {}
+        self._failures: dict[Hashable, list[str]] = {}
         self._closed = False
-        # it runs before that of the lanes
+        # It runs before the finalizer of the lanes.
         self._finalizer = weakref.finalize(self, _end, api, self._captures, self._side, os.getpid())
 
     def call(self, call: GraphCall) -> Any:
@@ -117,10 +102,9 @@ class ModuleGraphs:
         reason = self._interception()
         if reason is None:
             try:
-                inputs = _Inputs(call, self._api.device)
-                return self._replayed(call, inputs)
+                return self._replayed(call)
             except RefusalError as refusal:
-                reason = refusal.reason
+                reason = str(refusal)
         self.eager_calls[call.name, reason] += 1
         return call.run(*call.args, **call.kwargs)
 
@@ -130,7 +114,7 @@ class ModuleGraphs:
         return any(capture.in_flight for capture in self._captures)
 
     def close(self) -> None:
-        """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
+        """Frees all graphs, after the device has come to rest; to be called before the streams end."""
         self._closed = True
         self._finalizer()
 
@@ -141,36 +125,30 @@ class ModuleGraphs:
             return "another torch mode is active"
         return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
-    def _replayed(self, call: GraphCall, inputs: _Inputs) -> Any:
-        key = (call.name, id(call.lane), id(call.module), inputs.key, _torch_settings(self._api.device.type))
-        if key in self._left_alone:
-            raise RefusalError(self._left_alone[key])
+    def _replayed(self, call: GraphCall) -> Any:
+        arguments = Arguments.take(call.args, call.kwargs)
+        tensors = _distinct_tensors(arguments, self._api.device)
+        default_devices = [str(m.device) for m in _get_current_function_mode_stack() if isinstance(m, DeviceContext)]
+        settings = repr((read_settings(), default_devices))
+        key = (call.name, id(call.lane), id(call.module), arguments.key(settings, *_context_values(arguments)))
         capture = self._find(key)
         if capture is None:
-            try:
-                capture = self._capture(key, call, inputs)
-            except RefusalError as refusal:
-                self._attempts[key] += 1
-                if refusal.lasting or self._attempts[key] >= _MAX_ATTEMPTS:
-                    self._left_alone[key] = self.refused[call.name] = refusal.reason
-                raise
+            capture = self._captured(key, call, arguments, tensors)
         if capture.in_flight:
             raise RefusalError(
                 "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
             )
         self.num_replays += 1
-        tensors, inputs.tensors = inputs.tensors, []  # a capture keeps neither the caller's memory nor autograd graph
         return capture.replay(tensors)
 
     def _find(self, key: Hashable) -> _Capture | None:
         for capture in [capture for capture in self._captures if capture.key == key]:
             if capture.is_differentiated_twice:
                 self._drop(capture)
-                self._left_alone[key] = self.refused[capture.name] = (
-                    "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
-                )
-                raise RefusalError(self._left_alone[key])
-            if capture.state.is_replaced():
+                reason = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
+                self._failures[key] = [reason] * _MAX_ATTEMPTS
+                self.refused[capture.name] = reason
+            elif capture.state.is_replaced():
                 self._drop(capture)
             elif capture.state.change() is None:
                 return capture
@@ -182,34 +160,49 @@ class ModuleGraphs:
         if not capture.in_flight:
             capture.close()
 
-    def _capture(self, key: Hashable, call: GraphCall, inputs: _Inputs) -> _Capture:
+    def _captured(
+        self, key: Hashable, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]
+    ) -> _Capture:
+        """Captures a call and counts what could not be captured."""
+        failures = self._failures.setdefault(key, [])
+        if len(failures) >= _MAX_ATTEMPTS:
+            raise RefusalError(failures[-1])
         if self._made[call.name] >= _MAX_CAPTURES:
             raise RefusalError(f"{_MAX_CAPTURES} kinds of its calls are captured, and this is another")
-        state = _ModuleState(call.module, self._api.device)
-        state.check()
-        static = inputs.static_copies()
-        with state.without_trace():
-            self._api.synchronize()
-            try:
-                with self._api.use_stream(self._side):
-                    _try_out(inputs, static, state, self._api)
-            except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly
-                clear_frames(error.__traceback__)  # in torch 2.11 a checkpoint's hooks stay active as long as its frame
-                if isinstance(error, RefusalError):
-                    raise
-                raise RefusalError(f"trying it failed: {_first_line(error)}", lasting=False) from error
-            finally:
-                self._api.synchronize()
-        capture = _Capture(key, call, state, static, self._api)
         try:
-            capture.record(inputs)
-        except RefusalError:
+            capture = self._capture(key, call, arguments, tensors)
+        except RefusalError as refusal:
+            failures.append(str(refusal))
+            self.refused[call.name] = str(refusal)
             raise
-        except Exception as error:  # torch's and the driver's answers to what a capture cannot hold
-            raise RefusalError(f"capturing it failed: {_first_line(error)}") from error
+        self.refused.pop(call.name, None)
         self._made[call.name] += 1
         self.num_captures += 1
         self._captures.append(capture)
+        return capture
+
+    def _capture(
+        self, key: Hashable, call: GraphCall, arguments: Arguments, tensors: Sequence[torch.Tensor]
+    ) -> _Capture:
+        state = _Captured(call.module, self._api.device)
+        state.check()
+        run = _Run.of(call.run, arguments, tensors)
+        static = _static_copies(tensors)
+        self._api.synchronize()
+        try:
+            with preserved(call.module), self._api.use_stream(self._side):
+                _try_out(run, static, state, self._api)
+                self._api.synchronize()
+        except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly
+            clear_frames(error.__traceback__)  # in torch 2.11 a checkpoint's hooks stay active as long as its frame
+            raise _refusal("trying it failed", error) from error
+        finally:
+            self._api.synchronize()
+        capture = _Capture(key, call, state, run, static, self._api)
+        try:
+            capture.record()
+        except Exception as error:  # torch's and the driver's answers to what a capture cannot hold
+            raise _refusal("capturing it failed", error) from error
         return capture
 
 
@@ -222,197 +215,95 @@ def _end(api: StreamApi, captures: list[_Capture], side: Any, process: int) -> N
     captures.clear()
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+def _refusal(what: str, error: Exception) -> RefusalError:
+    if isinstance(error, RefusalError):
+        return error
+    return RefusalError(f"{what}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
 
-# The kind of a call.
+# A call and its module.
 
 
-class _Inputs:
-    """A call's arguments, taken apart.
-
-    Attributes:
-        tensors: The distinct tensors, in order of appearance.
-        key: Equal for calls of one kind: nesting, shapes and types of tensors, and values of other arguments.
-
-    Raises:
-        RefusalError: An argument cannot be handed to a graph.
-    """
-
-    def __init__(self, call: GraphCall, device: torch.device) -> None:
-        leaves, self._spec = flatten((call.args, call.kwargs))
-        self.tensors: list[torch.Tensor] = []
-        self._run = call.run
-        self._leaves: list[Any] = []  # the index of a tensor, or (value,) of anything else
-        numbers: dict[int, int] = {}
-        keys: list[Hashable] = []
-        grad = torch.is_grad_enabled()
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                _check_tensor(leaf, device)
-                number = numbers.setdefault(id(leaf), len(self.tensors))
-                if number == len(self.tensors):
-                    self.tensors.append(leaf)
-                self._leaves.append(number)
-                keys.append((number, leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad and grad))
-            elif isinstance(leaf, enum.Enum) or not is_opaque(leaf):
-                self._leaves.append((leaf,))
-                keys.append((type(leaf), leaf.name) if isinstance(leaf, enum.Enum) else leaf_key(leaf))
-            else:
-                raise RefusalError(f"it takes a {type(leaf).__name__}, which may hide tensors")
-        self.key: Hashable = (self._spec, tuple(keys))
-
-    def static_copies(self) -> list[torch.Tensor]:
-        """Makes leaves like the tensors, with their values, on the current stream."""
-        grad = torch.is_grad_enabled()
-        copied = []
-        for tensor in self.tensors:
-            static = torch.empty_like(tensor, requires_grad=False)
-            static.copy_(tensor.detach())
-            copied.append(static.requires_grad_(tensor.requires_grad and grad))
-        return copied
-
-    def run_on(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Makes the call with other tensors in place of its own."""
-        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
-        args, kwargs = unflatten(leaves, self._spec)
-        return self._run(*args, **kwargs)
+def _distinct_tensors(arguments: Arguments, device: torch.device) -> list[torch.Tensor]:
+    """Returns a call's tensors, each once; raises RefusalError where an argument cannot be handed to a graph."""
+    if arguments.opaque is not None:
+        raise RefusalError(f"it takes a {arguments.opaque}, which may hide tensors")
+    tensors = list({id(leaf): leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)}.values())
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TENSORS:
+            raise RefusalError(f"it takes a {type(tensor).__name__}, not a plain tensor")
+        if tensor.device != device:
+            raise RefusalError(f"it takes a tensor on {tensor.device}, not on {device}")
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+            raise RefusalError("it takes a sparse, nested or lazily conjugated tensor")
+    return tensors
 
 
-def _check_tensor(tensor: torch.Tensor, device: torch.device) -> None:
-    if type(tensor) not in _PLAIN_TENSORS:
-        raise RefusalError(f"it takes a {type(tensor).__name__}, not a plain tensor")
-    if tensor.device != device:
-        raise RefusalError(f"it takes a tensor on {tensor.device}, not on {device}")
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
-        raise RefusalError("it takes a sparse, nested or lazily conjugated tensor")
+def _static_copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns leaves like tensors, with their values, made on the current stream."""
+    grad, copies = torch.is_grad_enabled(), []
+    for tensor in tensors:
+        copies.append(torch.empty_like(tensor, requires_grad=False).copy_(tensor.detach()))
+        copies[-1].requires_grad_(tensor.requires_grad and grad)
+    return copies
 
 
-_SETTINGS: tuple[Callable[[], Any], ...] = (
-    torch.is_grad_enabled,
-    torch.get_default_dtype,
-    torch.are_deterministic_algorithms_enabled,
-    torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.get_float32_matmul_precision,
-    torch.backends.cuda.flash_sdp_enabled,
-    torch.backends.cuda.mem_efficient_sdp_enabled,
-    torch.backends.cuda.math_sdp_enabled,
-    torch.backends.cuda.cudnn_sdp_enabled,
-    *(
-        getattr(torch._C, name)
-        for name in (
-            "_get_sdp_priority_order",
-            "_get_math_sdp_allow_fp16_bf16_reduction",
-            "_get_deterministic_fill_uninitialized_memory",
-            "_get_cudnn_enabled",
-            "_get_cudnn_benchmark",
-            "_get_cudnn_deterministic",
-            "_get_cudnn_allow_tf32",
-            "_get_cublas_allow_tf32",
-            "_get_cublas_allow_fp16_accumulation",
-            "_get_cublas_allow_fp16_reduced_precision_reduction",
-            "_get_cublas_allow_bf16_reduced_precision_reduction",
-            "_get_blas_preferred_backend",
-            "_get_linalg_preferred_backend",
-        )
-        if hasattr(torch._C, name)
-    ),
-)
+def _context_values(arguments: Arguments) -> Iterator[Hashable]:
+    for variable, value in arguments.context.items():
+        yield variable, value if isinstance(value, PLAIN_TYPES) else id(value)
 
 
-def _torch_settings(device: str) -> Hashable:
-    """Returns the settings of torch that decide which kernels a call runs; a replay keeps those of its capture."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A call that can be made with other tensors in place of its own, which it does not keep."""
 
-    def value(getter: Callable[[], Any]) -> Hashable:
-        try:
-            setting = getter()
-        except RuntimeError as error:  # torch's answer where its old and new settings of precision were mixed
-            return str(error)
-        return tuple(setting) if isinstance(setting, list) else setting  # type: ignore[no-any-return]
+    run: Callable[..., Any]
+    leaves: tuple[int | tuple[Any], ...]
+    """For each leaf of the arguments the index of its tensor, or ``(value,)``."""
+    spec: pytree.TreeSpec
 
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    default = tuple(str(mode.device) for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext))
-    return (autocast, default, *map(value, _SETTINGS))
+    @staticmethod
+    def of(run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]) -> _Run:
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        return _Run(run, tuple(numbers.get(id(leaf), (leaf,)) for leaf in arguments.leaves), arguments.spec)
 
-
-# The module.
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_MAX_ITEMS = 100
-_EMPTY = CellType()
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self.leaves]
+        args, kwargs = unflatten(leaves, self.spec)
+        return self.run(*args, **kwargs)
 
 
-class _ModuleState:
-    """A module as it is captured: its parts, tensors, hooks and plain attributes.
+class _Captured:
+    """A module as it is captured.
 
     Attributes:
         parameters: Distinct parameters, by id.
-        tensors: Buffers and tensors in plain attributes, by id.
+        tensors: Other tensors that it holds, by id.
         aliases: A stand-in for each parameter, by its id: the same memory, but a leaf of its own. A captured backward
-            ends at these leaves. So it neither runs hooks that belong to the parameters, which run outside, nor waits
-            for the streams of gradient accumulators that others made and keep, such as DDP.
+            ends at these leaves, so it neither runs hooks of the parameters, which run outside, nor waits for the
+            streams of gradient accumulators that others made and keep, such as DDP.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module = module
         self._device = device
-        named = list(module.named_modules())
-        self._names = [name for name, _ in named]
-        self._parts = [part for _, part in named]
-        self._kinds = [_kind_of(part) for part in self._parts]
-        self._children = [part._modules for part in self._parts]
-        self._child_ids = self._ids_of_children()
-        self._hooks = [getattr(part, name) for part in self._parts for name in _HOOKS]
-        self.parameters = {id(p): p for part in self._parts for p in part._parameters.values() if p is not None}
-        self._places = [(name, table, key, t, _place_of(t)) for name, table, key, t in self._own_tensors()]
-        self.tensors = {id(t): t for _, _, _, t, _ in self._places if id(t) not in self.parameters}
-        for part in self._parts:
-            for key, value in vars(part).items():
-                if type(value) in (list, tuple, dict) and key not in _OF_EVERY_MODULE:
-                    self.tensors |= {id(t): t for t in tensors_in(value) if id(t) not in self.parameters}
-        self._trained = [p.requires_grad for p in self.parameters.values()]
+        self._surroundings = Surroundings(module)
+        self.parameters = {id(parameter): parameter for parameter in module.parameters()}
+        held = self._surroundings.tensors
+        self.tensors = {id(tensor): tensor for tensor in held if id(tensor) not in self.parameters}
+        self._places = [(name, tensor, _place_of(tensor)) for name, tensor in self._named()]
+        self._trained = [parameter.requires_grad for parameter in self.parameters.values()]
         self.aliases = {
             key: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
             for key, parameter in self.parameters.items()
         }
-        self._attributes = self._read()
 
-    def _own_tensors(self) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
-        for path, part in zip(self._names, self._parts, strict=True):
-            for table in (part._parameters, part._buffers, vars(part)):
-                for key, value in table.items():
-                    if isinstance(value, torch.Tensor):
-                        yield f"{path}.{key}".strip("."), table, key, value
-
-    def _ids_of_children(self) -> list[int]:
-        return [id(child) for children in self._children for child in children.values()]
-
-    def _read(self) -> list[tuple[str, Callable[[], Any], Any]]:
-        """Returns what Python decides by in the module: for each piece its name, its reader, and its present value."""
-        readers: dict[Any, tuple[str, Callable[[], Any]]] = {"context": ("a context variable", _context_variables)}
-        for path, part in zip(self._names, self._parts, strict=True):
-            readers[id(part)] = (f"an attribute of {path or 'the module'}", partial(_values, vars(part)))
-            for key, value in vars(part).items():
-                is_object = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, torch.Tensor))
-                if is_object and not callable(value):
-                    name = f"{path}.{key}".strip(".")
-                    readers[id(value)] = (f"an attribute of {name}", partial(_values, vars(value)))
-                elif isinstance(value, FunctionType):
-                    readers[value] = (f"a variable that {value.__qualname__} names", partial(_named_by, value))
-        for kind in {kind for part in self._parts for kind in type(part).__mro__ if kind not in nn.Module.__mro__}:
-            if not kind.__module__.startswith("torch."):
-                readers[kind] = (f"an attribute of the class {kind.__name__}", partial(_values, vars(kind)))
-                for function in [value for value in vars(kind).values() if isinstance(value, FunctionType)]:
-                    name = f"a variable that {function.__qualname__} names"
-                    readers[function] = (name, partial(_named_by, function))
-        return [(name, reader, reader()) for name, reader in readers.values()]
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        return [*self._module.named_parameters(), *self._module.named_buffers()]
 
     def check(self) -> None:
         """Raises RefusalError if no call of the module can be captured."""
-        for path, part in zip(self._names, self._parts, strict=True):
+        for path, part in self._module.named_modules():
             if any(getattr(part, name) for name in _HOOKS):
                 raise RefusalError(f"it has a hook on {path or 'itself'!r}, which a replay would not call")
             if parametrize._cache_enabled and parametrize.is_parametrized(part):
@@ -424,7 +315,7 @@ class _ModuleState:
                 raise RefusalError(f"{name} draws dropout from numbers that cuDNN keeps, which a try would move on")
         if _has_global_hooks():
             raise RefusalError("there are hooks on all modules, which a replay would not call")
-        for name, _, _, tensor, _ in self._places:
+        for name, tensor in [*self._named(), *(("attribute", tensor) for tensor in self.tensors.values())]:
             if type(tensor) not in _PLAIN_TENSORS:
                 raise RefusalError(f"its {name!r} is a {type(tensor).__name__}, not a plain tensor")
             if tensor.device != self._device:
@@ -432,55 +323,43 @@ class _ModuleState:
 
     def is_replaced(self) -> bool:
         """Whether memory that a capture uses was replaced, so that the capture can never be right again."""
-        return self._child_ids != self._ids_of_children() or any(
-            table.get(key) is not tensor or _place_of(tensor) != place for _, table, key, tensor, place in self._places
+        now = self._named()
+        return len(now) != len(self._places) or any(
+            name != old_name or tensor is not old or _place_of(tensor) != place
+            for (name, tensor), (old_name, old, place) in zip(now, self._places, strict=True)
         )
 
     def change(self) -> str | None:
         """Returns a difference from the captured module, other than replaced memory, or None."""
-        if self._trained != [p.requires_grad for p in self.parameters.values()]:
+        if self._trained != [parameter.requires_grad for parameter in self.parameters.values()]:
             return "a parameter began or ceased to require a gradient"
-        if any(self._hooks) or _has_global_hooks():
-            return "it got a hook"
-        if self._kinds != [_kind_of(part) for part in self._parts]:
-            return "a part got another class or forward"
-        return next((f"{name} changed" for name, reader, value in self._attributes if reader() != value), None)
+        return "there are hooks on all modules" if _has_global_hooks() else self._surroundings.changed()
 
     @contextmanager
-    def with_aliases(self) -> Iterator[None]:
-        """Puts the stand-ins for parameters in place inside the block."""
+    def as_captured(self) -> Iterator[None]:
+        """Puts stand-ins for parameters in place, and keeps autocast from keeping cast weights for later calls."""
         swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
+        recurrent = [(part, dict(vars(part))) for part in self._module.modules() if isinstance(part, nn.RNNBase)]
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
         try:
-            for part in self._parts:
+            for part in self._module.modules():
                 for name, parameter in list(part._parameters.items()):
                     if parameter is not None and id(parameter) in self.aliases:
                         swapped.append((part, name, parameter))
                         setattr(part, name, self.aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
-            yield
+            with as_lane():
+                yield
         finally:
+            torch.set_autocast_cache_enabled(cached)
+            for part, attributes in recurrent:
+                vars(part).update(attributes)  # the lists of weights, which forward has made anew
             for part, name, parameter in reversed(swapped):
                 setattr(part, name, parameter)
 
-    @contextmanager
-    def without_trace(self) -> Iterator[None]:
-        """Gives tensors, random numbers and Python attributes back what they had before the block."""
-        objects = Objects(self._module)
-        contents = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
-        with forked(self._device):
-            try:
-                yield
-            finally:
-                for tensor, before in contents:
-                    tensor.copy_(before)
-                objects.restore()
-
-
-def _kind_of(part: nn.Module) -> tuple[type, Any]:
-    return type(part), getattr(type(part), "forward", None)
-
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns where a tensor lies, and how."""
+    """Returns the address and layout of a tensor."""
     address = 0 if nn.parameter.is_lazy(tensor) else tensor.data_ptr()
     return () if not address else (address, tensor.dtype, tensor.shape, tensor.stride())
 
@@ -489,39 +368,10 @@ def _has_global_hooks() -> bool:
     return any(getattr(nn.modules.module, f"_global{name}", None) for name in _HOOKS)
 
 
-def _context_variables() -> Any:
-    return {variable: _value(value) for variable, value in contextvars.copy_context().items()}
-
-
-def _named_by(forward: FunctionType) -> Any:
-    """Returns the values of the globals and enclosed variables that a function names."""
-    known, code = forward.__globals__, forward.__code__
-    enclosed = [cell.cell_contents for cell in forward.__closure__ or () if cell != _EMPTY]
-    return [_value(known[name]) for name in code.co_names if name in known], [_value(value) for value in enclosed]
-
-
-def _values(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what can be compared of attributes: plain values by value, small containers by content, others by id."""
-    return tuple([(key, _value(value)) for key, value in attributes.items() if key not in _OF_EVERY_MODULE])
-
-
-def _value(value: Any) -> Any:
-    kind = type(value)
-    if isinstance(value, PLAIN_TYPES):
-        return (kind, value)
-    if kind in (list, tuple) and len(value) <= _MAX_ITEMS:
-        return (kind, [_value(item) for item in value])
-    if kind is dict and len(value) <= _MAX_ITEMS:
-        return (kind, [(key, _value(item)) for key, item in value.items()])
-    if kind in (set, frozenset) and len(value) <= _MAX_ITEMS:
-        return (kind, frozenset(value))
-    return (id(value), len(value)) if kind in _CONTAINERS else id(value)
-
-
 # Trial runs.
 
 
-def _try_out(inputs: _Inputs, static: list[torch.Tensor], state: _ModuleState, api: StreamApi) -> None:
+def _try_out(run: _Run, static: list[torch.Tensor], state: _Captured, api: StreamApi) -> None:
     """Runs a call forward and backward on the current stream.
 
     Raises:
@@ -531,26 +381,22 @@ def _try_out(inputs: _Inputs, static: list[torch.Tensor], state: _ModuleState, a
     leaves = [*static, *state.aliases.values()]
     others, on_host, on_device = python_state(), torch_state(CPU), torch_state(device)
     for trial in range(NUM_TRIALS):
-        watch = CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
-        with _as_captured(state), watch or nullcontext():
-            result = inputs.run_on(static)
+        watch = _CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
+        with state.as_captured(), watch or nullcontext():
+            result = run(static)
         if watch is not None and watch.obstacle is not None:
             raise RefusalError(watch.obstacle)
         _check_result(result, leaves, device)
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
         if outputs:
             with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
-                torch.autograd.grad(
-                    outputs,
-                    [leaf for leaf in leaves if leaf.requires_grad],
-                    [torch.ones_like(tensor) for tensor in outputs],
-                    allow_unused=True,
-                )
+                wanted = [leaf for leaf in leaves if leaf.requires_grad]
+                torch.autograd.grad(outputs, wanted, list(map(torch.ones_like, outputs)), allow_unused=True)
         if state.is_replaced():
             raise RefusalError("it replaced a tensor or a submodule of its own in the call itself")
         change = state.change()
         if change is not None:
-            raise RefusalError(f"{change} in the call itself", lasting=False)  # once may be to keep it for later calls
+            raise RefusalError(f"{change} changed in the call itself")  # once may be to keep it for later calls
     if not others.is_same(python_state()):
         raise RefusalError("it draws from Python's or numpy's random numbers")
     if device.type != "cpu" and not on_host.is_same(torch_state(CPU)):
@@ -562,18 +408,6 @@ def _try_out(inputs: _Inputs, static: list[torch.Tensor], state: _ModuleState, a
         )
 
 
-@contextmanager
-def _as_captured(state: _ModuleState) -> Iterator[None]:
-    """Puts stand-ins for parameters in place, and keeps autocast from keeping cast weights for later calls."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with state.with_aliases(), as_lane():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-
-
 def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) -> None:
     for leaf in flatten(result)[0]:
         if is_opaque(leaf):
@@ -582,31 +416,13 @@ def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) 
             raise RefusalError(f"it returns a {type(leaf).__name__}, not a plain tensor")
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             raise RefusalError(f"it returns a tensor on {leaf.device}")
-    leaves, names = _leaves_behind(tensors_in(result))
-    strange = leaves.keys() - {id(tensor) for tensor in known}
+    behind = survey([tensor for tensor in tensors_in(result) if tensor.requires_grad])
+    strange = behind.leaves.keys() - {id(tensor) for tensor in known}
     if strange:
-        shape = _shape(leaves[min(strange)])
+        shape = _shape(behind.leaves[min(strange)])
         raise RefusalError(f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it")
-    if any("Checkpoint" in name for name in names):
+    if any("Checkpoint" in name for name in behind.names):
         raise RefusalError("it uses activation checkpointing")
-
-
-def _leaves_behind(tensors: Iterable[torch.Tensor]) -> tuple[dict[int, torch.Tensor], set[str]]:
-    """Returns the leaves that gradients of tensors reach, by id, and the names of the operators between."""
-    leaves = {id(tensor): tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf}
-    names: set[str] = set()
-    todo = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        names.add(node.name())
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            leaves[id(variable)] = variable
-        following = {after for after, _ in node.next_functions if after is not None} - seen
-        seen |= following
-        todo += following
-    return leaves, names
 
 
 _READS_BACK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -614,7 +430,7 @@ _CONSTANTS = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 _COPIES = ("aten::_to_copy", "aten::copy_")
 
 
-class CaptureWatch(TorchDispatchMode):
+class _CaptureWatch(TorchDispatchMode):
     """Finds, operator by operator, why a call could not be replayed.
 
     Args:
@@ -635,13 +451,13 @@ class CaptureWatch(TorchDispatchMode):
         self._hooks = saved_tensor_hooks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator unchanged, unless that might change what cannot be put back."""
+        """Runs the operator unchanged, unless that might change what cannot be restored."""
         kwargs = kwargs or {}
         self._refuse(self._reason(func, args, kwargs))
         result = func(*args, **kwargs)
-        outputs = _tensors(result)
+        outputs = tensors_in(result)
         self._known |= _storages(outputs)
-        self._refuse(self._crossing(func, _tensors((args, kwargs)), outputs))
+        self._refuse(self._crossing(func, tensors_in((args, kwargs)), outputs))
         return result
 
     def _refuse(self, reason: str | None) -> None:
@@ -656,11 +472,12 @@ class CaptureWatch(TorchDispatchMode):
             return "it uses activation checkpointing or other hooks on saved tensors"
         if kwargs.get("generator") is not None:
             return "it draws random numbers from a generator of its own"
-        if self._inputs & _storages(_tensors(list(written_arguments(func, args, kwargs)))):
+        if self._inputs & _storages(tensors_in(list(written_arguments(func, args, kwargs)))):
             return f"it writes into one of its inputs ({func})"
         if func.name().split(".")[0] in _CONSTANTS:
             return None
-        strange = [tensor for tensor in self._on_device(args, kwargs) if not _storages([tensor]) & self._known]
+        here = [tensor for tensor in tensors_in((args, kwargs)) if tensor.device.type == self._device.type]
+        strange = [tensor for tensor in here if not _storages([tensor]) & self._known]
         if strange:
             return f"it reads a {_shape(strange[0])} tensor that is neither an argument nor its module's own ({func})"
         return None
@@ -671,23 +488,16 @@ class CaptureWatch(TorchDispatchMode):
         if "attention" in name:  # outside of a capture it returns its seed and offset on the CPU
             return None
         elsewhere = next((tensor.device for tensor in outputs if tensor.device.type != here), None)
-        if elsewhere is not None and self._on_device(inputs):
+        if elsewhere is not None and any(tensor.device.type == here for tensor in inputs):
             return f"it copies a tensor to {elsewhere} in the middle ({func})"
         if here == "cpu" or elsewhere is not None or name not in _COPIES:
             return None
         pageable = any(tensor.is_cpu and not tensor.is_pinned() for tensor in inputs)
         return f"it copies a tensor from memory that is not pinned in the middle ({func})" if pageable else None
 
-    def _on_device(self, *arguments: Any) -> list[torch.Tensor]:
-        return [tensor for tensor in _tensors(arguments) if tensor.device.type == self._device.type]
-
 
 def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _shape(tensor: torch.Tensor) -> str:
@@ -713,12 +523,13 @@ class _Capture:
         key: Equal for calls that it can replay, while ``state`` is unchanged.
         call: The call that is captured.
         state: The module.
+        run: The call on other tensors.
         static: Leaves that the graph reads its inputs from.
         api: The runtime.
     """
 
     def __init__(
-        self, key: Hashable, call: GraphCall, state: _ModuleState, static: list[torch.Tensor], api: StreamApi
+        self, key: Hashable, call: GraphCall, state: _Captured, run: _Run, static: list[torch.Tensor], api: StreamApi
     ) -> None:
         self.key = key
         self.name = call.name
@@ -726,10 +537,11 @@ class _Capture:
         self.lane = call.lane
         self.differentiable: tuple[int, ...] = ()
         self.is_differentiated_twice = False
+        self._module = call.module
         self._api = api
+        self._run = run
         self._static = static
         self._memory = [tensor.data for tensor in static]  # writing through .data leaves autograd's versions alone
-        self._inputs: _Inputs | None = None
         self._made: list[torch.Tensor] = []
         self._outputs: list[tuple[str, Any]] = []
         self._spec: pytree.TreeSpec | None = None
@@ -741,7 +553,7 @@ class _Capture:
         self._latest: weakref.ref[_Pass] | None = None
         self._closed = False
 
-    def record(self, inputs: _Inputs) -> None:
+    def record(self) -> None:
         """Captures the forward in one graph and the backward in another.
 
         Each graph has a memory pool of its own: sharing one is "safe if you know you'll replay those graphs in the same
@@ -749,14 +561,13 @@ class _Capture:
         """
 
         def forward() -> None:
-            with self.lane.under_settings(), _as_captured(self.state):
-                self._take_outputs(inputs.run_on(self._static))
+            with self.lane.under_settings(), self.state.as_captured():
+                self._take_outputs(self._run(self._static))
 
         def backward() -> None:
             with self.lane.under_settings():
                 self._grads = self._backward_of(list(range(len(self.differentiable))), self._static_grads)
 
-        self._inputs = inputs
         self._graphs = [self._captured(forward)]
         if self._targets:
             self._static_grads = [torch.zeros_like(self._made[index].detach()) for index in self.differentiable]
@@ -801,7 +612,7 @@ class _Capture:
                     self._made.append(leaf)
                 self._outputs.append(("made", number))
         self.differentiable = tuple(index for index, tensor in enumerate(self._made) if tensor.requires_grad)
-        reached, _ = _leaves_behind([self._made[index] for index in self.differentiable])
+        reached = survey([self._made[index] for index in self.differentiable]).leaves
         sources: list[tuple[torch.Tensor, int | nn.Parameter]] = [
             *((static, number) for number, static in enumerate(self._static)),
             *((alias, self.state.parameters[key]) for key, alias in self.state.aliases.items()),
@@ -835,9 +646,8 @@ class _Capture:
             made = self.results()
         values = {"made": made, "input": tensors}
         assert self._spec is not None
-        return unflatten(
-            [value if kind == "value" else values[kind][value] for kind, value in self._outputs], self._spec
-        )
+        leaves = [value if kind == "value" else values[kind][value] for kind, value in self._outputs]
+        return unflatten(leaves, self._spec)
 
     def results(self) -> list[torch.Tensor]:
         """Returns copies of what the forward computed."""
@@ -887,15 +697,14 @@ class _Capture:
         """Makes the call again, eagerly, and goes backward through that, so that gradients have gradients."""
         self._check_open()
         self.is_differentiated_twice = True
-        assert self._inputs is not None
         tensors, device = list(self._static), self._api.device
         for place, source in zip(self._sources, sources, strict=True):
             if isinstance(place, int):
                 tensors[place] = source
         context = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
-        with self.state.without_trace(), context, as_lane():
+        with preserved(self._module), context, as_lane():
             before = torch_state(device)
-            leaves = flatten(self._inputs.run_on(tensors))[0]
+            leaves = flatten(self._run(tensors))[0]
             if not before.is_same(torch_state(device)):
                 raise MosaicError(
                     f"{self.name!r} draws random numbers in a CUDA graph, which has no gradients of gradients "
@@ -905,17 +714,15 @@ class _Capture:
         chosen = [index for index in self.differentiable if gradients[index] is not None]
         if not chosen:
             return [None] * len(sources)
-        grads = [gradients[index] for index in chosen]
-        return torch.autograd.grad(
-            [made[index] for index in chosen], sources, grads, create_graph=True, allow_unused=True
-        )
+        outputs, grads = [made[index] for index in chosen], [gradients[index] for index in chosen]
+        return torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True)
 
     def _check_open(self) -> None:
         if self._closed:
             raise MosaicError(f"the graphs of {self.name!r} are closed; run backward before closing them")
 
     def close(self) -> None:
-        """Lets graphs and memory go; the device must have come to rest."""
+        """Frees graphs and memory; the device must have come to rest."""
         self._closed = True
         for graph in self._graphs:
             graph.reset()

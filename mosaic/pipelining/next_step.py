@@ -2,15 +2,15 @@
 
 ::
 
-    with NextStepPlanner(plan) as planner:           # plan(metadata, search) -> schedule, of an importable module
-        planner.start(0, metadata[0])
+    with NextStepPlanner(StepPlanning(...)) as planner:
+        planner.start(0, microbatches[0])
         for step in range(num_steps):
             schedule = planner.take(step).schedule   # the best so far, or None
-            planner.start(step + 1, metadata[step + 1], step_s=last_step_s)
+            planner.start(step + 1, microbatches[step + 1], step_s=last_step_s)
             run(schedule)
 
 ``python -m mosaic.pipelining.next_step FD PARENT`` is the process. It imports what the planning function needs, but
-neither torch nor the main script, and it ends with its parent.
+not the main script, and it ends with its parent.
 """
 
 from __future__ import annotations
@@ -18,63 +18,102 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import queue
-import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.planner import PlannerOptions, plan_step
+from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
+from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.workload.microbatch import Microbatch
 
 BUDGET_SHARE = 0.9
 """Share of the last step's time in which the next one is planned."""
-MAX_DEATHS = 3
-"""Processes that end one after the other without an answer, after which none is started."""
-_ANSWER_S = 0.25
-"""Seconds that ``take`` waits for the process, which may still be importing."""
+FIRST_STEP_S = 1.0
+"""Seconds of a step before any has run."""
 _LOOK_S = 0.5
 """Seconds between two checks of the process that its parent is still there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The limits of one search, and the receiver of its results.
+    """The limits of one search, and the receiver of its results."""
 
-    Attributes:
-        num_threads: Threads for the planning function.
-    """
-
-    def __init__(
-        self, *, num_threads: int, seconds: float | None, offer: Callable[[Any], None], is_taken: Callable[[], bool]
-    ) -> None:
-        """Begins; with ``seconds`` None the search ends when its step is taken."""
-        self.num_threads = num_threads
-        self._end = None if seconds is None else time.monotonic() + seconds
-        self._offer = offer
-        self._is_taken = is_taken
+    num_threads: int
+    """Threads for the planning function."""
+    end_s: float
+    """End of the search on the monotonic clock."""
+    is_stopped: Callable[[], bool]
+    """Returns True if another step has been requested."""
+    offer: Callable[[Any], None]
+    """Publishes the best schedule so far."""
 
     @property
-    def seconds_left(self) -> float | None:
-        """Seconds left, never negative; None: until the step is taken."""
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
+    def seconds_left(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.end_s - time.monotonic())
 
     def should_stop(self) -> bool:
-        """Returns True if the time is over or the step has been taken."""
-        return self._is_taken() or self.seconds_left == 0
-
-    def offer(self, schedule: Any) -> None:
-        """Publishes the best schedule so far; from any thread."""
-        self._offer(schedule)
+        """Returns True if the time is over or another step has been requested."""
+        return self.seconds_left == 0 or self.is_stopped()
 
 
-PlanningFunction = Callable[[Any, Search], Any]
-"""Maps a step's metadata and a search to the schedule, or to None for the last offered one."""
+@dataclass(frozen=True, kw_only=True)
+class StepPlanning:
+    """Plans a step on replicas of a pipeline: the natural order of all within milliseconds, then a search for each."""
+
+    request: Request
+    """Model and ranks."""
+    partition: Partition
+    """Layers of each rank."""
+    space: RankSpace = field(default_factory=RankSpace)
+    """The ranks."""
+    options: PlannerOptions = field(default_factory=PlannerOptions)
+    """Options; the search has its own limits."""
+    num_replicas: int = 1
+    """Replicas that share the step."""
+
+    def __call__(self, microbatches: Sequence[Microbatch], search: Search) -> SharedStep:
+        """Returns the best schedules at the end of the search.
+
+        Raises:
+            InfeasibleError, ValueError: See ``plan_step``.
+        """
+        shares = shares_of(self.request, microbatches, self.num_replicas)
+        natural = OrderLimits(effort=0.0)
+        search.offer(plan_shares(shares, microbatches, lambda own: self._plan(own, natural, "natural")))
+        left = sum(map(bool, shares))
+
+        def searched(own: Sequence[Microbatch]) -> PipelineSchedule:
+            nonlocal left
+            left -= 1
+            limits = replace(
+                self.options.limits,
+                seconds=search.seconds_left,
+                threads=search.num_threads,
+                should_stop=search.should_stop,
+            )
+            return self._plan(own, limits.share(1 / (left + 1)), self.options.method)
+
+        return plan_shares(shares, microbatches, searched)
+
+    def _plan(self, microbatches: Sequence[Microbatch], limits: OrderLimits, method: str) -> PipelineSchedule:
+        options = replace(self.options, limits=limits, method=method)
+        planned = plan_step(self.request, microbatches, space=self.space, options=options, partition=self.partition)
+        return planned.schedule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,112 +127,18 @@ class Planned:
 
 
 class NextStepPlanner:
-    """Plans one step at a time in another process, on at most half of the cores that this process may use."""
+    """Plans one step at a time in another process, on at most half of the cores that this process may use.
 
-    def __init__(self, plan: PlanningFunction, *, num_threads: int | None = None, grace_s: float = 1.0) -> None:
-        """Starts the process.
+    Args:
+        plan: Maps a step's metadata and a search to a schedule. It is pickled, so it belongs in a module that imports
+            only what planning needs.
+    """
 
-        Args:
-            plan: Plans a step. It is pickled, so it belongs in a module that imports only what planning needs.
-            num_threads: Threads for the planning function; by default half of the cores, which is also the most.
-            grace_s: Seconds that a planning function may go on after it should have stopped, before its process is
-                replaced.
-
-        Raises:
-            ValueError: ``num_threads`` exceeds half of the cores.
-        """
+    def __init__(self, plan: Callable[[Any, Search], Any]) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         half = max(1, (len(cores) or os.cpu_count() or 2) // 2)
-        if num_threads is not None and not 1 <= num_threads <= half:
-            raise ValueError(f"num_threads={num_threads}; use 1 to {half}, half of the cores that this process may use")
-        used = num_threads or half
-        self._content = pickle.dumps((pickle.dumps(plan), used, frozenset(cores[-used:])))
-        self._grace_s = grace_s
-        self._step: int | None = None
-        self._error = ""
-        self._num_deaths = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection
-        self._begin()
-
-    @property
-    def pid(self) -> int | None:
-        """The process; None after its end."""
-        return None if self._process is None else self._process.pid
-
-    def start(self, step: int, metadata: Any, *, step_s: float | None = None) -> None:
-        """Requests the schedule of a step and ends the search for an earlier one.
-
-        Args:
-            step: Its number.
-            metadata: The planning function's argument; pickled.
-            step_s: Seconds of a recent step. Planning takes ``BUDGET_SHARE`` of them at most, or until the step is
-                taken. None: until it is taken.
-
-        Raises:
-            ValueError: ``step_s`` is negative or not finite.
-        """
-        if step_s is not None and not 0 <= step_s < math.inf:
-            raise ValueError(f"step_s={step_s}; use finite seconds, 0 or more")
-        self._step, self._error = step, ""
-        if self._process is None and self._num_deaths >= MAX_DEATHS:
-            self._error = f"the planning process ended {self._num_deaths} times in a row; it is not started again"
-            return
-        try:
-            if self._process is None:
-                self._begin()
-            seconds = None if step_s is None else BUDGET_SHARE * step_s
-            self._connection.send(("plan", step, pickle.dumps(metadata), seconds))
-        except OSError as error:  # it has just ended, or there is no memory for another process
-            self._error = self._end(str(error))
-
-    def take(self, step: int, *, wait_s: float = 0.0) -> Planned:
-        """Returns the best schedule for a step so far, and ends its search.
-
-        Args:
-            step: The step that was started last.
-            wait_s: Seconds to wait at most for a first schedule.
-
-        Raises:
-            ValueError: Another step was started, or none.
-        """
-        if step != self._step:
-            raise ValueError(f"step {step} is taken; call start({step}, ...) before")
-        if self._process is None:
-            return Planned(error=self._error)
-        try:
-            self._connection.send(("take", step, wait_s))
-            answer = _NO_ANSWER
-            while answer.step != step and self._connection.poll(wait_s + _ANSWER_S):
-                answer = _Answer(*self._connection.recv())  # an earlier one may have come too late
-        except (EOFError, OSError):
-            return Planned(error=self._end("the planning process ended"))
-        if answer.late_s > self._grace_s:
-            why = "the planning function still plans an earlier step: it checks no should_stop()"
-            return Planned(error=self._end(why))
-        if answer.is_over:
-            self._num_deaths = 0
-        try:
-            return Planned(schedule=pickle.loads(answer.best) if answer.best else None, error=answer.error)
-        except Exception as problem:  # of any kind: its class may not be here
-            return Planned(error=f"{answer.error}\nthe schedule of step {step} cannot be read: {problem!r}".strip())
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._end("")
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
-    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._step, self._best, self._error, self._is_over = -1, b"", "", False
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -205,126 +150,118 @@ class NextStepPlanner:
             )
         finally:
             theirs.close()
-        self._connection.send_bytes(self._content)
+        self._connection.send((pickle.dumps(plan), half, frozenset(cores[-half:])))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def _end(self, reason: str) -> str:
-        """Ends the process and returns the reason, with its exit code if it ended by itself."""
-        assert self._process is not None
-        process, self._process = self._process, None
-        self._num_deaths += 1
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
-        code = process.poll()
-        process.kill()
-        process.wait()
-        self._connection.close()
-        if code is None:
-            return reason
-        return f"{reason}: {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
 
+    def start(self, step: int, metadata: Any, *, step_s: float | None = None) -> None:
+        """Requests the schedule of a step and ends the search for an earlier one.
 
-class _Answer(NamedTuple):
-    step: int | None
-    best: bytes
-    """The pickled schedule; empty: none yet."""
-    error: str
-    is_over: bool
-    late_s: float
-    """Seconds for which an earlier search has overrun."""
+        Args:
+            step: Its number.
+            metadata: The planning function's argument; pickled.
+            step_s: Seconds of a recent step, of which planning takes ``BUDGET_SHARE`` at most.
 
+        Raises:
+            ValueError: ``step_s`` is negative or not finite.
+        """
+        step_s = FIRST_STEP_S if step_s is None else step_s
+        if not 0 <= step_s < math.inf:
+            raise ValueError(f"step_s={step_s}; use finite seconds, 0 or more")
+        with self._changed:
+            self._step, self._best, self._error, self._is_over = step, b"", "", False
+        with suppress(OSError):  # ``take`` reports a process that has ended
+            self._connection.send((step, pickle.dumps(metadata), BUDGET_SHARE * step_s))
 
-_NO_ANSWER = _Answer(None, b"", "", False, 0.0)
+    def take(self, step: int, *, wait_s: float = 0.0) -> Planned:
+        """Returns the best schedule for a step so far.
 
+        Args:
+            step: The step that was started last.
+            wait_s: Seconds to wait at most for a first schedule.
 
-# The process.
-
-
-class _Board:
-    """The newest request and its best schedule, between the thread that plans and the one that answers."""
-
-    def __init__(self) -> None:
-        self.requests: queue.SimpleQueue[tuple[int, bytes, float | None]] = queue.SimpleQueue()
-        self.changed = threading.Condition()
-        self.step: int | None = None
-        self.best, self.error = b"", ""
-        self.is_over = False
-        self.stop_since = math.inf
-        """Time of the first request to stop the present search."""
-
-    def plan(self, plan: PlanningFunction, num_threads: int, step: int, metadata: bytes, seconds: float | None) -> None:
-        with self.changed:
-            self.step, self.best, self.error, self.is_over = step, b"", "", False
-            self.stop_since = math.inf if self.requests.empty() else time.monotonic()
-        best, error = None, ""
+        Raises:
+            ValueError: Another step was started, or none.
+        """
+        if step != self._step:
+            raise ValueError(f"step {step} is taken; call start({step}, ...) before")
+        with self._changed:
+            self._changed.wait_for(lambda: self._best or self._is_over or not self._reader.is_alive(), wait_s)
+            best, error = self._best, self._error
+        if not self._reader.is_alive() and not error:
+            error = f"the planning process ended with exit code {self._process.wait()}"
         try:
-            search = Search(
-                num_threads=num_threads,
-                seconds=seconds,
-                offer=lambda schedule: self.publish(pickle.dumps(schedule)),
-                is_taken=lambda: self.stop_since < math.inf,
-            )
-            schedule = plan(pickle.loads(metadata), search)
-            best = None if schedule is None else pickle.dumps(schedule)
-        except BaseException:  # also SystemExit: the parent reports it, and the next request is answered
-            error = traceback.format_exc()
-        self.publish(best, error=error, is_over=True)
+            return Planned(schedule=pickle.loads(best) if best else None, error=error)
+        except Exception as problem:  # of any kind: its class may not be here
+            return Planned(error=f"{error}\nthe schedule of step {step} cannot be read: {problem!r}".strip())
 
-    def publish(self, best: bytes | None, *, error: str = "", is_over: bool = False) -> None:
-        with self.changed:
-            self.best, self.error, self.is_over = self.best if best is None else best, error, is_over
-            self.changed.notify_all()
+    def close(self) -> None:
+        """Ends the process; calling it again does nothing."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._connection.close()
 
-    def add(self, step: int, metadata: bytes, seconds: float | None) -> None:
-        with self.changed:  # ``plan`` begins behind it
-            self.requests.put((step, metadata, seconds))
-            self.stop_since = min(self.stop_since, time.monotonic())
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
 
-    def answer(self, step: int, wait_s: float) -> _Answer:
-        with self.changed:
-            self.changed.wait_for(lambda: self.step == step and bool(self.best or self.is_over), wait_s)
-            if self.step != step:
-                late_s = 0.0 if self.is_over else max(0.0, time.monotonic() - self.stop_since)
-                return _Answer(step, b"", "", False, late_s)
-            self.stop_since = min(self.stop_since, time.monotonic())
-            return _Answer(step, self.best, self.error, self.is_over, 0.0)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
 
-
-def _answer(connection: Connection, parent: int, board: _Board) -> None:
-    """Answers until the parent closes or ends; then ends this process, whatever the planning function does."""
-    with suppress(EOFError, OSError):
-        while os.getppid() == parent:
-            if not connection.poll(_LOOK_S):
-                continue
-            kind, *request = connection.recv()
-            if kind == "plan":
-                board.add(*request)
-            else:
-                connection.send(tuple(board.answer(*request)))  # the class is another one here, of ``__main__``
-    os._exit(0)
+    def _read(self) -> None:
+        """Receives answers until the process ends; a thread, so that neither process waits while both send."""
+        with suppress(EOFError, OSError):
+            while True:
+                step, best, error, is_over = self._connection.recv()
+                with self._changed:
+                    if step == self._step:
+                        self._best, self._error, self._is_over = best or self._best, error, is_over
+                        self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
 
 def main(handle: int, parent: int) -> None:
-    """Plans one request after the other."""
-    connection, board = Connection(handle), _Board()
-    try:
-        content, num_threads, cores = pickle.loads(connection.recv_bytes())
-    except EOFError:  # the parent has gone already
-        return
-    if hasattr(os, "sched_setaffinity") and cores:
-        os.sched_setaffinity(0, cores)
-    if hasattr(os, "nice"):
-        os.nice(10)  # training goes first
-    threading.Thread(target=_answer, args=(connection, parent, board), daemon=True).start()
+    """Plans one request after the other; the process."""
+    connection = Connection(handle)
 
-    def broken(metadata: Any, search: Search) -> Any:
-        raise ImportError(reason)
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(0)
 
-    try:
-        plan = pickle.loads(content)
-    except BaseException:  # the module of the planning function cannot be imported, for instance
-        plan, reason = broken, traceback.format_exc()
-    while True:
-        board.plan(plan, num_threads, *board.requests.get())
+    threading.Thread(target=watch, daemon=True).start()
+    with suppress(EOFError, OSError):
+        content, num_threads, cores = connection.recv()
+        if hasattr(os, "sched_setaffinity") and cores:
+            os.sched_setaffinity(0, cores)
+        if hasattr(os, "nice"):
+            os.nice(10)  # training goes first
+        while True:
+            step, metadata, seconds = connection.recv()
+
+            def send(schedule: Any, error: str = "", *, is_over: bool = False, step: int = step) -> None:
+                connection.send((step, b"" if schedule is None else pickle.dumps(schedule), error, is_over))
+
+            schedule, error = None, ""
+            try:
+                plan = pickle.loads(content)
+                end_s = time.monotonic() + seconds
+                search = Search(num_threads=num_threads, end_s=end_s, is_stopped=connection.poll, offer=send)
+                schedule = plan(pickle.loads(metadata), search)
+            except BaseException:  # also SystemExit: the parent reports it, and the next request is answered
+                error = traceback.format_exc()
+            send(schedule, error, is_over=True)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import training_chunks
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
-from mosaic.pipelining.tuning.candidates import Candidates
-from mosaic.pipelining.tuning.pairs import Pair, pairs_of
+from mosaic.pipelining.tuning import Candidates, Pair, pairs_of
 from mosaic.pipelining.within_memory import plan_within_memory
 from mosaic.pipelining.workload.microbatch import Microbatch
 

@@ -17,9 +17,7 @@ from mosaic.pipelining.costs import PairKey, Strategies
 from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
 from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
-from mosaic.pipelining.tuning.pairs import Pair, with_candidates
-from mosaic.pipelining.tuning.shortage import MemoryShortage
-from mosaic.pipelining.tuning.tune import Tuned, tune
+from mosaic.pipelining.tuning import MemoryShortage, Pair, Tuned, tune, with_candidates
 
 _FIRST_SHARE = 0.4
 """Share of the effort for the order without limits; the rest is for orders that hold."""

@@ -47,20 +47,15 @@ def load_of_earlier_day(kind: type[_T], path: Path) -> _T | None:
         return None
 
 
-Phase = Literal["prepared", "training", "trained", "evaluated", "decided", "promoted"]
+Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
 """Phase of a day; written after all files of the phase are on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A start of a day's training processes."""
-
     at: str
-    """UTC, ISO 8601."""
     boot: str
-    """The kernel's id of the machine's boot."""
     from_step: int
-    """First step of this start."""
     ended: str = ""
     """End, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
 
@@ -72,11 +67,9 @@ class DayState:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     day: str
     """Name of the day: the newest date of its data."""
     phase: Phase
-    """Phase of the day."""
     new: tuple[str, ...]
     """Dates of new data; a day also takes the data of missed runs."""
     replay: tuple[str, ...]
@@ -88,14 +81,12 @@ class DayState:
     anchor: str | None
     """Approved version at that time."""
     began: str
-    """UTC, ISO 8601."""
     deadline: str | None
     """Time to release the device, UTC; None for none."""
     starts: tuple[Start, ...] = ()
     outcome: Outcome | None = None
     """Outcome of the day; None before its end."""
     reason: str = ""
-    """Reason, in one sentence."""
     ended: str | None = None
     """End of its last run, UTC; None before."""
     version: str | None = None
@@ -122,8 +113,6 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class DayFolder:
-    """One day's files."""
-
     path: Path
 
     recipe = _File(RECIPE)
@@ -145,12 +134,10 @@ class DayFolder:
 
     @property
     def state(self) -> DayState:
-        """The day's state."""
         return load(DayState, self.path / "state.json")
 
     @property
     def has_begun(self) -> bool:
-        """True if the day has a state."""
         return (self.path / "state.json").is_file()
 
     def set(self, state: DayState, **changes: Any) -> DayState:
@@ -162,29 +149,23 @@ class DayFolder:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A retraining folder."""
-
     path: Path
 
     recipe = _File(RECIPE)
     history = _File("history.jsonl")
     hold = _File("hold")
     pending = _File("hooks.json")
-    frozen = _File("frozen.json")
     versions = _File("versions")
     quarantine = _File("quarantine")
 
     def day(self, day: str) -> DayFolder:
-        """Returns the files of a day."""
         return DayFolder(self.path / "days" / day)
 
     def days(self) -> tuple[DayFolder, ...]:
-        """Returns the days with a state, the oldest first."""
         days = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
         return tuple(day for day in days if day.has_begun)
 
     def note(self, event: str, **more: Any) -> None:
-        """Adds a line to ``history.jsonl``."""
         append_line(self.history, {"at": utc_text(datetime.now(UTC)), "event": event, **more}, flush=True)
 
 

@@ -6,13 +6,12 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mosaic.artifact import load, save
 from mosaic.errors import InvalidFileError
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.recipe import Promote, seconds_of
+from mosaic.retrain.recipe import Promote
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
     for hook in pending(folder):
         if hook.version != champion:
             continue
-        failure = _run(folder, hook, seconds_of(promote.timeout, "timeout"))
+        failure = _run(folder, hook, promote.timeout_s)
         if failure is None:
             continue
         attempt = replace(hook, tries=hook.tries + 1)
@@ -73,7 +72,6 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
 
 
 def pending(folder: Folder) -> tuple[PendingHook, ...]:
-    """Returns the hooks that have not succeeded yet."""
     try:
         return load(PendingHooks, folder.pending).hooks
     except InvalidFileError:
@@ -100,9 +98,3 @@ def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
         child.wait()
         return f"was ended after {timeout_s:g} s"
     return None if code == 0 else f"ended with {code}"
-
-
-def names_of(hooks: tuple[str, ...]) -> Iterator[str]:
-    """Yields the program of each command, for a check that it exists."""
-    for command in hooks:
-        yield command.split()[0]

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, Le, parse_toml
+from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InvalidFileError, InvalidRecipeError
-from mosaic.retrain.gate.settings import GateSettings
-from mosaic.retrain.intake.data_check import DataCheckSettings
+from mosaic.retrain.data_check import DataCheckSettings
+from mosaic.retrain.gate import GateSettings
+from mosaic.train.budget import Budget, seconds_of
 
 RECIPE = "retrain.toml"
 """Name of the recipe in its folder."""
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewData:
-    """Location of a day's data."""
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     path: str
     """Folder of a day, relative to the recipe's; ``{day}`` stands for its date, as in ``data/{day}``."""
@@ -43,7 +43,7 @@ class NewData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Replay of earlier days."""
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     share: Annotated[float, Ge(0), Le(0.9)] = 0.3
     """Part of the samples; every replayed row comes equally often."""
@@ -53,7 +53,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Data."""
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     new: NewData
     """New data of each day."""
@@ -70,103 +70,8 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """Training budget."""
-
-    batch: Annotated[int, Ge(1)]
-    """Samples of a step, over all ranks and micro-batches."""
-    micro_batches: Annotated[int, Ge(1)] = 1
-    """Micro-batches of a batch; a rank runs its share one after the other."""
-    clip_norm: Annotated[float, Ge(0)] | None = None
-    """Largest norm of the gradients; None for no limit."""
-    passes: float = 1.0
-    """Draws of each new row in a day; ``steps`` overrides it."""
-    steps: Annotated[int, Ge(1)] | None = None
-    """Steps of a day; None: as the passes need."""
-    after: str | None = None
-    """Earliest UTC time of day to start, such as ``01:00Z``; None: at any time until ``until``."""
-    until: str | None = None
-    """UTC time of day to release the device, such as ``05:30Z``; None: no limit."""
-    judging: str = "10min"
-    """Time before ``until`` for the comparison with the champion."""
-    save: str = "5min"
-    """Time between checkpoints."""
-    keep: Annotated[int, Ge(1)] = 2
-    """Checkpoints to keep."""
-    workers: Annotated[int, Ge(0)] = 2
-    """Processes that read samples, for each rank."""
-    ranks: Annotated[int, Ge(1)] = 1
-    """Processes that train, a device each; started by torchrun on this machine."""
-    ranks_exact: bool = False
-    """Give equal bits on any number of ranks; costs bandwidth, and colocates nothing."""
-    pipeline: bool = False
-    """Divide the model's layers over the ranks, which train and score it in a pipeline of ``micro_batches``: for a
-    model whose gradients and optimizer's state do not fit one device."""
-    memory_gb: Annotated[float, Ge(0)] | None = None
-    """Memory of a rank's device, with ``pipeline``; layers that do not fit are recomputed. None: all of a GPU's."""
-    colocate: bool = True
-    """Let Mosaic run the modules side by side."""
-    exclude: tuple[str, ...] = ()
-    """Names or patterns of modules that stay where they are called."""
-    restarts: Annotated[int, Ge(0)] = 5
-    """Most automatic restarts of a crashed training; two in a row without progress end the run."""
-    fresh_start_every: Annotated[int, Ge(0)] = 0
-    """Promoted days after which training starts from new weights; 0: always from the champion's."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of all random numbers."""
-
-    def __post_init__(self) -> None:
-        if not self.passes > 0:
-            raise ValueError(f"passes={self.passes}; draw each row more than 0 times")
-        if self.batch < max(self.micro_batches, self.ranks):
-            raise ValueError(
-                f"batch={self.batch} has less than a row for each of micro_batches={self.micro_batches} or "
-                f"ranks={self.ranks}; take a larger batch, or fewer of them"
-            )
-        self._check_pipeline()
-        if self.after is not None and self.until is None:
-            raise ValueError(f"after={self.after!r} opens a window that nothing closes; set until, such as '05:30Z'")
-        for name in ("save", "judging"):
-            seconds_of(getattr(self, name), name)
-        for name in ("after", "until"):
-            if (value := getattr(self, name)) is not None:
-                clock_time(value, name)
-
-    def _check_pipeline(self) -> None:
-        """Raises ValueError if keys do not fit ``pipeline``."""
-        if not self.pipeline:
-            if self.memory_gb is not None:
-                raise ValueError(
-                    f"memory_gb={self.memory_gb:g} is for a pipeline; set pipeline = true, or leave it out"
-                )
-            return
-        if self.ranks == 1:
-            raise ValueError("pipeline = true divides layers over ranks, and ranks=1; set it to the number of devices")
-        if self.ranks_exact:
-            raise ValueError("pipeline = true gives other bits on other ranks; leave ranks_exact out")
-        if self.exclude:
-            raise ValueError("exclude is for modules that run side by side; leave it out with pipeline = true")
-        if self.micro_batches < self.ranks or self.batch % self.micro_batches:
-            raise ValueError(
-                f"micro_batches={self.micro_batches} pass through {self.ranks} ranks; take a number that is not less "
-                f"and that divides batch={self.batch}, best {4 * self.ranks} or more"
-            )
-
-    def deadline(self, now: datetime) -> datetime | None:
-        """Returns the time at which a run that begins now must release the device; None for none."""
-        return None if self.until is None else _next(now, clock_time(self.until, "until"))
-
-    def opens(self, now: datetime) -> datetime | None:
-        """Returns the opening of the window; None if it is open."""
-        if self.after is None or self.until is None:
-            return None
-        opening, closing = _next(now, clock_time(self.after, "after")), _next(now, clock_time(self.until, "until"))
-        return opening if opening < closing else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Promote:
-    """Actions after a promotion."""
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     hooks: tuple[str, ...] = ()
     """Commands, run in the recipe's folder with ``MOSAIC_VERSION``, ``MOSAIC_VERSION_FOLDER`` and
@@ -179,12 +84,18 @@ class Promote:
     """Versions to keep on disk; champion, anchor and the previous champion always stay."""
 
     def __post_init__(self) -> None:
-        seconds_of(self.timeout, "timeout")
+        _ = self.timeout_s
+
+    @property
+    def timeout_s(self) -> float:
+        return seconds_of(self.timeout, "timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """``retrain.toml``; functions are written ``FILE:NAME``, the file relative to the recipe's folder."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     model: str
     """``make_model() -> nn.Module``."""
@@ -230,10 +141,6 @@ class Recipe:
             raise ValueError(f"device={self.device!r}; use auto, cpu or cuda")
         if self.export is not None and self.companions is None:
             raise ValueError(f"export={self.export!r} names a companion, and there is no 'companions'")
-        if self.budget.ranks_exact and self.budget.batch % self.budget.micro_batches:
-            raise ValueError(
-                "ranks_exact needs a batch that micro_batches divides: the same cut on any number of ranks"
-            )
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -252,32 +159,3 @@ def read_recipe(path: Path) -> Recipe:
         return parse_toml(Recipe, text, source=str(path))
     except InvalidFileError as error:
         raise InvalidRecipeError(str(error)) from error
-
-
-def seconds_of(text: str, name: str) -> float:
-    """Returns the seconds of a time such as ``90s``, ``5min`` or ``2h``.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text)
-    if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{name}={text!r} is no time above 0; write it as '90s', '5min' or '2h'")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def clock_time(text: str, name: str) -> time:
-    """Returns a UTC time of day such as ``05:30Z``; local times occur twice or never in some nights.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)Z", text)
-    if match is None:
-        raise ValueError(f"{name}={text!r} is no UTC time of day; write it as '05:30Z'")
-    return time(int(match[1]), int(match[2]), tzinfo=UTC)
-
-
-def _next(now: datetime, at: time) -> datetime:
-    today = datetime.combine(now.astimezone(UTC).date(), at)
-    return today if today > now else today + timedelta(days=1)

@@ -25,33 +25,24 @@ class Comparison:
     """Challenger and another version on the same rows; larger values are better."""
 
     name: str
-    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``. Where a gain on fresh rows bought a loss
-    on old frozen rows, the others are ``frozen, recent rows`` and ``anchor, recent rows``."""
+    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``."""
     against: str
     """The compared version, such as ``0041``."""
     num_rows: int
-    """Rows that both versions were scored on."""
     num_clusters: int
-    """Groups of rows that were resampled together."""
     old: float
-    """Mean value of the compared version."""
     new: float
-    """Mean value of the challenger."""
     difference: float
     """``new - old``."""
     low: float
     """Lower end of the interval of the difference, at the gate's confidence."""
     high: float
-    """Upper end."""
     limit: float
     """Limit of the lower end, below 0: minus the margin times the set's factor."""
     counts: bool
-    """True if the verdict depends on it; a slice with few rows does not count."""
+    """True if the verdict depends on it; slices and few fresh rows are shown only."""
     passed: bool
-    """True if the lower end is above the limit; a slice also passes if it is not worse beyond chance, by Holm's
-    correction over all slices that count."""
-    power: float | None = None
-    """Chance that an equal model passes, by the rows; None if not computed."""
+    """True if the lower end is above the limit; a slice also passes if its upper end is not below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +52,6 @@ class Finding:
     name: str
     """Name, such as ``finite``, ``export``, ``size``, ``latency``, ``labels``, ``modalities``, ``champion's error``."""
     passed: bool
-    """True if the check passed."""
     sentence: str
     """The value, the rule, and after a failure the way out."""
 
@@ -73,17 +63,13 @@ class GateResult:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     passes: bool
     """True if the challenger may be promoted."""
     reason: str
-    """Reason, in one sentence."""
     todo: str
     """Task of a person; empty for none."""
     comparisons: tuple[Comparison, ...]
-    """Frozen, anchor, fresh, slices."""
     findings: tuple[Finding, ...]
-    """Findings on validity and data."""
     margin: float
     """In units of the score."""
     confidence: float
@@ -92,14 +78,10 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """Rows of one source of a day."""
-
     name: str
     """``new`` or ``replay``, with the day."""
     rows: int
-    """Rows of the source."""
     drawn: int
-    """Samples drawn from it."""
     rejected: dict[str, int]
     """Unreadable rows, by reason."""
 
@@ -111,13 +93,11 @@ class Usual:
     name: str
     """Name, such as ``rows``, ``modality audio``, ``label 3``, ``mean image``."""
     today: float
-    """Today's value."""
     usual: float | None
     """Median of earlier days; None without any."""
     low: float | None
     """Lowest usual value; None without a rule."""
     high: float | None
-    """Highest usual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +105,6 @@ class Restart:
     """A start of the day's training after the first."""
 
     at: str
-    """UTC, ISO 8601."""
     cause: str
     """Cause, such as ``killed (SIGKILL)``, ``window over``, ``SIGTERM``, ``new boot``."""
     from_step: int
@@ -134,32 +113,21 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaySquare:
-    """A day of the last thirty."""
-
     day: str
-    """Such as ``2026-11-22``."""
     outcome: Outcome | None
-    """Outcome; None for no run."""
     fresh: float | None
     """The champion's mean value on that day's held-out rows; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Facts of the day's training."""
-
     began: str
-    """UTC, ISO 8601."""
     ended: str
-    """UTC, ISO 8601."""
     until: str | None
     """End of the window, UTC; None for none."""
     steps: int
-    """Steps taken."""
     planned_steps: int
-    """Steps of the whole day."""
     num_ranks: int
-    """Processes that trained."""
     device: str
     """Name of the GPU, or of the host."""
     restarts: tuple[Restart, ...]
@@ -168,13 +136,11 @@ class RunFacts:
     differs_from_step: int | None
     """First step whose bits may differ; None for none."""
     differs_because: str
-    """Reason of the difference."""
     plan: str
     """The plan that ran, in a sentence or a few lines."""
     speedup: float | None
     """Step time of the plain loop over the plan's, from its trial; None without a trial."""
     step_ms: float | None
-    """Median time of a step, in ms."""
     replanned: str
     """Reason to plan anew; empty for the plan of the day before."""
     loaded: str
@@ -188,35 +154,25 @@ class DayReport:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     title: str
-    """Name of the recipe's folder."""
     day: str
     """Cut-off of the data."""
     outcome: Outcome
-    """Outcome of the day."""
     reason: str
-    """Reason, in one sentence."""
     todo: str
     """Task of a person; empty for none."""
     gate: GateResult | None
-    """Result of the gate; None before it."""
     data_check: tuple[Finding, ...]
-    """Findings of the data check."""
     data: tuple[SourceRows, ...]
-    """Rows by source."""
     usual: tuple[Usual, ...]
-    """Figures of today's data."""
     history: tuple[DaySquare, ...]
     """The last thirty days, the oldest first."""
     run: RunFacts | None
-    """Facts of the training; None without one."""
     champion: str | None
     """Version in force now; None for none."""
     challenger: str | None
     """Version of this day."""
     anchor: str | None
-    """Approved version."""
     digests: dict[str, str]
     """Digests by file: recipe, sources, plan, environment, model."""
     undo: str

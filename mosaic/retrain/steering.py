@@ -10,9 +10,8 @@ from typing import Any
 from mosaic.artifact import write_text
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
-from mosaic.retrain import hooks, versions
+from mosaic.retrain import arrivals, hooks, versions
 from mosaic.retrain.folder import Folder, utc_text
-from mosaic.retrain.intake.arrivals import Arrivals
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import HEADLINES
@@ -90,7 +89,7 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         state = day.state
         word = HEADLINES[state.outcome].lower() if state.outcome is not None else state.phase
         yield f"{state.day}: {word}{f': {state.reason}' if state.reason else ''}"
-    new = Arrivals(folder, recipe).new()
+    new = arrivals.new_dates(folder, recipe)
     yield f"new data: {', '.join(new) or 'none'}"
     opens = recipe.budget.opens(datetime.now(UTC))
     if opens is not None:

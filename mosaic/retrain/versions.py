@@ -32,39 +32,27 @@ class Card:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     version: str
-    """Name of the version."""
     day: str
-    """Day of the version."""
     created: str
-    """UTC, ISO 8601."""
     parent: str | None
     """Version that the training started from; None for new weights."""
     step: int
-    """Training steps of that day."""
     sha256: str
-    """SHA-256 of its weights."""
     code: str
     """SHA-256 of the file with its model's code."""
     mosaic: str
-    """Version of Mosaic."""
     torch: str
-    """Version of torch."""
     values: dict[str, float]
     """Mean value on each set of the gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version on the disk."""
-
     path: Path
-    """Folder of the version."""
 
     @property
     def name(self) -> str:
-        """Name, such as ``0042``."""
         return self.path.name
 
     @property
@@ -74,7 +62,6 @@ class Version:
 
     @property
     def card(self) -> Card:
-        """Origin of the version."""
         return load(Card, self.path / "card.json")
 
 
@@ -152,7 +139,6 @@ def all_versions(folder: Folder) -> tuple[Version, ...]:
 
 
 def next_name(folder: Folder) -> str:
-    """Returns a new name."""
     return f"{max((int(version.name) for version in all_versions(folder)), default=0) + 1:04d}"
 
 

@@ -30,7 +30,7 @@ from mosaic.train.data.sources import Sources
 from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
-WORKER = "mosaic.retrain.working.worker"
+WORKER = "mosaic.retrain.worker.main"
 """Module of a worker."""
 PARTS = ("look", "train", "score")
 """Parts of a worker's task, in order: check the data, train, score versions for the gate."""
@@ -55,8 +55,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """End of the workers."""
-
     how: str
     """Kind of end, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
     outcome: Outcome | None = None
@@ -68,22 +66,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastWords:
-    """A file with a worker's message before it exits with a code other than 0."""
+class WorkerError:
+    """The message that a worker leaves in a file before it exits with a non-zero code."""
 
     reason: str
-    """A sentence."""
 
 
 class Workers:
-    """Starts the workers of a day.
-
-    Args:
-        folder: The retraining folder.
-        day: The day.
-        recipe: Recipe with the number of ranks.
-        say: Prints the step now and then.
-    """
+    """Starts the workers of a day; ``say`` prints the step now and then."""
 
     def __init__(
         self, folder: Folder, day: DayFolder, recipe: Recipe, say: Callable[[str], None] = lambda line: None
@@ -97,27 +87,19 @@ class Workers:
 
     @property
     def step(self) -> int:
-        """The step of the newest checkpoint."""
         checkpoints = checkpoints_in(self._day.checkpoints)
         return checkpoints[0].step if checkpoints else 0
 
     def run(self, phase: Phase, train_s: float | None, total_s: float | None) -> Ended:
-        """Runs the rest of a day from a phase on, until it is evaluated or ends otherwise.
-
-        Args:
-            phase: Phase of the day.
-            train_s: Most seconds of training; None for no limit.
-            total_s: Most seconds in total.
-        """
+        """Runs the rest of a day from a phase on, within limits in seconds, until it is evaluated or ends otherwise."""
         now = time.monotonic()  # the same clock in every process of this machine
         limits = {"--train-until": train_s, "--total-until": total_s}
         until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
-        several = self._recipe.budget.ranks
-        if several == 1 or self._recipe.budget.pipeline:
-            rounds = [(parts, several)]
-        else:
-            rounds = [((part,), several if part == "train" else 1) for part in parts]
+        budget = self._recipe.budget
+        rounds = [(parts, budget.ranks)]
+        if budget.ranks > 1 and not budget.pipeline:
+            rounds = [((part,), budget.ranks if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
@@ -127,12 +109,7 @@ class Workers:
         return ended
 
     def aside(self, part: str, *more: str) -> Ended:
-        """Runs ``check`` or ``verify``, which print their results and write no files.
-
-        Args:
-            part: ``check`` or ``verify``.
-            more: Further arguments.
-        """
+        """Runs ``check`` or ``verify``, which print their results and write no files."""
         budget = self._recipe.budget
         count = budget.ranks if part == "verify" or budget.pipeline else 1
         with self._listening():
@@ -150,13 +127,12 @@ class Workers:
                 if self._stopped:  # the signal came before the first child
                     self._children[-1].terminate()
             codes, overdue = self._wait(until + GRACE_S, step)
-            reason = load(LastWords, words).reason if words.is_file() else ""
+            reason = load(WorkerError, words).reason if words.is_file() else ""
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
         return _ended(codes, reason, self._stopped)
 
     def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Starts a rank, with ``more`` in its environment."""
         return subprocess.Popen(
             command,
             env={**os.environ, **more},
@@ -166,8 +142,6 @@ class Workers:
 
     def _wait(self, until: float, step: str) -> tuple[list[int], bool]:
         """Waits for all ranks; returns the codes of those that ended by themselves, and if the time was over.
-
-        Prints each new step after ``step``.
 
         After a failure of one rank, the others notice within seconds, or are killed.
         """

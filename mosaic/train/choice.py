@@ -8,7 +8,6 @@ before the loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,24 +20,18 @@ from mosaic.engine import Handle
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import Profile
 from mosaic.take_turns import PLAIN
-from mosaic.train.pipelined import PipelinedModel
+from mosaic.train.budget import Budget
 from mosaic.train.records import PlanKey, StoredPlan
 
 MAX_TRIAL_STEPS = 600
 """Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
-
+MAX_DRIFT = 0.10
+"""Change of the step time, as a share, up to which a plan still fits."""
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def key_of(
-    model: nn.Module,
-    batch: Any,
-    device: torch.device,
-    num_ranks: int,
-    modalities: str,
-    *,
-    colocate: bool,
-    pipeline: str = "",
+    model: nn.Module, batch: Any, device: torch.device, num_ranks: int, modalities: str, budget: Budget
 ) -> PlanKey:
     """Returns the key under which a plan for a model, a batch and a device is stored."""
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
@@ -54,8 +47,8 @@ def key_of(
         device=name,
         num_ranks=num_ranks,
         torch=torch.__version__,
-        colocate=colocate,
-        pipeline=pipeline,
+        colocate=budget.colocate,
+        pipeline=budget.pipeline_settings,
     )
 
 
@@ -70,92 +63,45 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
 def choose_by_trial(
     model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str, exclude: tuple[str, ...] = ()
 ) -> tuple[StoredPlan, Profile | None]:
-    """Chooses the plan of one rank; returns it with its profile.
-
-    Args:
-        model: A model to discard afterwards, on the training device.
-        batch: The first batch.
-        loss: Runs the model on a batch.
-        key: The key of the plan.
-        why: The reason to plan.
-        exclude: Names or patterns of modules that stay where they are called.
-    """
+    """Tries plans of one rank on a model to discard afterwards; returns the fastest with its profile."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-
-    def step() -> None:
-        loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     try:
         handle = mosaic.colocate(model, sample=lambda: loss(model, batch), exclude=exclude)
     except UnsupportedModelError as error:
-        return plain(key, why, f"nothing is colocated: {error}"), None
+        return stored(key, why, f"nothing is colocated: {error}"), None
     try:
         for _ in range(MAX_TRIAL_STEPS):
             if not handle.is_trying:
                 break
-            step()
-        return _stored(handle, key, why), handle.profile
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return stored(key, why, handle.describe(), handle), handle.profile
     finally:
         handle.remove()
 
 
-def plain(key: PlanKey, why: str, description: str) -> StoredPlan:
-    """Returns the record of a day that runs the plain loop."""
+def stored(key: PlanKey, why: str, description: str, handle: Handle | None = None) -> StoredPlan:
+    """Returns the record of the plan that a handle has chosen; without one, of a day that runs the plain loop."""
+    on_ranks, trial_ms = key.num_ranks > 1, dict[str, float]()
+    if handle is not None and (on_ranks or handle.active):
+        trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
+    times_ms = list(trial_ms.values())
+    plain_ms = max(times_ms, default=None) if on_ranks else trial_ms.pop(f"trial_ms/{PLAIN}", None)
     return StoredPlan(
-        plan=None,
+        plan=handle.plan if handle is not None and (on_ranks or handle.active) else None,
         threads=torch.get_num_threads(),
         key=key,
         said=description,
-        speedup=None,
+        speedup=plain_ms / min(trial_ms.values()) if plain_ms is not None and len(times_ms) > 1 else None,
         step_ms=None,
         why=why,
-        is_measured=True,
+        is_measured=handle is None or handle.profile is not None,
     )
 
 
-def _stored(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
-    trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
-    plain_ms = trial_ms.pop(f"trial_ms/{PLAIN}", None)
-    speedup = plain_ms / min(trial_ms.values()) if plain_ms is not None and trial_ms and handle.active else None
-    return StoredPlan(
-        plan=handle.plan if handle.active else None,
-        threads=torch.get_num_threads(),
-        key=key,
-        said=handle.describe(),
-        speedup=speedup,
-        step_ms=None,
-        why=why,
-        is_measured=handle.profile is not None,
-    )
-
-
-def stored_of_ranks(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
-    """Returns the record of the plan that ``colocate`` chose for several ranks."""
-    trial_ms = [value for name, value in handle.metrics().items() if name.startswith("trial_ms/")]
-    return StoredPlan(
-        plan=handle.plan,
-        threads=torch.get_num_threads(),
-        key=key,
-        said=handle.describe(),
-        speedup=max(trial_ms) / min(trial_ms) if len(trial_ms) > 1 else None,
-        step_ms=None,
-        why=why,
-        is_measured=handle.profile is not None,
-    )
-
-
-def stored_of_pipeline(model: PipelinedModel, key: PlanKey, why: str) -> StoredPlan:
-    """Returns the record of a pipeline after its trial."""
-    return replace(plain(key, why, model.describe()), pipeline=model.way)
-
-
-def drift_of(before: StoredPlan | None, step_ms: float | None, *, limit: float = 0.10) -> str:
+def drift_of(before: StoredPlan | None, step_ms: float | None) -> str:
     """Describes how far a day's step time has moved since its plan was new; empty within the limit."""
-    if before is None or before.step_ms is None or step_ms is None:
-        return ""
-    change = step_ms / before.step_ms - 1
-    if abs(change) <= limit:
+    if before is None or before.step_ms is None or step_ms is None or abs(step_ms / before.step_ms - 1) <= MAX_DRIFT:
         return ""
     return f"a step took {step_ms:.1f} ms the day before, and {before.step_ms:.1f} ms when the plan was made"

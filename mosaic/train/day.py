@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from mosaic.pipelining.kept_way import KeptWay
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice
+from mosaic.train.budget import DaySettings
 from mosaic.train.data.iterable import IterableLoader
 from mosaic.train.data.loader import BatchCut, BatchLoader, MicroBatch, StepLoader
 from mosaic.train.data.samples import RejectCount, Samples
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.environment import environment_here
-from mosaic.train.loop import Loop, LoopSettings, TrainState
+from mosaic.train.loop import Loop, TrainState
 from mosaic.train.pipelined import PipelinedModel
 from mosaic.train.program import Program
 from mosaic.train.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained
@@ -39,60 +40,6 @@ from mosaic.train.signals import StopRequests
 from mosaic.train.worker_group import WorkerGroup
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """Settings of a model that is divided over ranks by its layers."""
-
-    memory_bytes: int
-    """Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs."""
-    said: str
-    """All that its plan depends on beside model and batch, in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaySettings:
-    """Settings of a day."""
-
-    loop: LoopSettings
-    num_steps: int
-    batch: int
-    """Samples of a step, over all ranks."""
-    micro_batches: int
-    """Micro-batches of a step."""
-    workers: int
-    """Processes that read samples, for this rank."""
-    max_unreadable: float
-    """Part of the samples that may draw an unreadable row."""
-    exact: bool
-    """Give equal bits on any number of ranks."""
-    exact_data: bool
-    """Refuse an iterable data set without a state."""
-    colocate: bool
-    """Let Mosaic run modules side by side."""
-    exclude: tuple[str, ...]
-    """Names or patterns of modules that stay where they are called."""
-    pipeline: PipelineSettings | None
-    """Settings of a pipeline; None for no pipeline."""
-    start: Path | None
-    """Checkpoints of the champion's day; None if they are gone."""
-    weights: Path | None
-    """The champion's weights; None for new ones."""
-    plan: Path
-    """The day's ``plan.json``."""
-    profile: Path
-    """The day's ``profile.json``, from which its plan was made."""
-    plan_before: Path | None
-    """The plan of the day before."""
-    drift: str
-    """Drift of the step time that the plan of the day before no longer fits; empty if it fits."""
-    modalities: str
-    """Modalities of today's new rows."""
-    environment: Path
-    """The day's ``environment.json``."""
-    program: str
-    """SHA-256 of the user's file."""
 
 
 class Day:
@@ -124,7 +71,6 @@ class Day:
         self.plan, within_day = self._plan_of_day(batches)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._placed(batches)
-        group.begin(self.model, self._cut)
         self._state = self._train_state()
         self.handle.prepare_saving(optimizer=self._state.optimizers, companions=self._state.companions)
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
@@ -137,12 +83,12 @@ class Day:
         """
         settings, group = self._settings, self._group
         step, notes, state = self._begin()
-        loop = Loop(self._program, self._state, settings.loop, group, stop, step=step, notes=notes)
+        loop = Loop(self._program, self._state, settings, group, stop, step=step, notes=notes)
         self.model.train()
         rejects = RejectCount(settings.max_unreadable)
         if group.rank == 0 or group.reads_all:  # a checkpoint adds the counts of all ranks
-            rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
-        with self._loader(range(step, settings.num_steps), settings.workers, rejects, state) as batches:
+            rejects.resume(step * settings.budget.batch, notes.rejects)
+        with self._loader(range(step, settings.num_steps), settings.budget.workers, rejects, state) as batches:
             ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None and group.rank == 0:
             self.plan = replace(self.plan, step_ms=loop.step_ms)
@@ -181,7 +127,7 @@ class Day:
         """Takes one step for a check and discards it; returns its loss."""
         rejects = RejectCount(self._settings.max_unreadable)
         stop, notes = StopRequests(), DayNotes(loaded="", rejects={})
-        loop = Loop(self._program, self._state, self._settings.loop, self._group, stop, step=0, notes=notes)
+        loop = Loop(self._program, self._state, self._settings, self._group, stop, step=0, notes=notes)
         self.model.train()
         with self._loader(range(1), 0, rejects) as batches:
             return self._group.mean_loss(loop.take_step(next(batches)))
@@ -190,20 +136,19 @@ class Day:
         """Raises UnsupportedModelError if several ranks could not train the plain model that ``leave`` restores."""
         batch, model = self._group.moved(self._first_micro_batches()[0].data), self.model
         try:
-            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._settings.exclude)
+            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._settings.budget.exclude)
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint."""
         state = self._state
         return room_needed(self.model, state.optimizers, state.companions)
 
     # Data.
 
     def _new_model(self) -> nn.Module:
-        seed_step(self._settings.loop.seed, 0, 0)
+        seed_step(self._settings.budget.seed, 0, 0)
         return self._program.make_model().to(self._group.device)
 
     def _first_micro_batches(self) -> tuple[MicroBatch, ...]:
@@ -212,13 +157,12 @@ class Day:
 
     @property
     def _cut(self) -> BatchCut:
-        settings, group = self._settings, self._group
+        budget, group = self._settings.budget, self._group
         return BatchCut(
-            batch=settings.batch,
+            batch=budget.batch,
             num_ranks=1 if group.reads_all else group.size,
             rank=0 if group.reads_all else group.rank,
-            micro_batches=settings.micro_batches,
-            exact=settings.exact,
+            micro_batches=budget.micro_batches,
         )
 
     def _loader(self, steps: range, workers: int, rejects: RejectCount, state: Any = None) -> StepLoader:
@@ -227,7 +171,7 @@ class Day:
                 self._samples(),
                 self._cut,
                 steps,
-                seed=self._settings.loop.seed,
+                seed=self._settings.budget.seed,
                 state=state,
                 exact=self._settings.exact_data,
                 collate=self._program.collate,
@@ -247,15 +191,7 @@ class Day:
     def _plan_of_day(self, batches: list[Any]) -> tuple[StoredPlan, str]:
         """Returns the plan of the day, and the reason that it changed within the day; empty if it did not."""
         settings, group = self._settings, self._group
-        key = choice.key_of(
-            self.model,
-            batches[0],
-            group.device,
-            1 if settings.exact else group.size,
-            settings.modalities,
-            colocate=settings.colocate,
-            pipeline=settings.pipeline.said if settings.pipeline is not None else "",
-        )
+        key = choice.key_of(self.model, batches[0], group.device, group.size, settings.modalities, settings.budget)
         current = _read(settings.plan)
         within_day = key.differences(current.key) if current is not None else ""
         if current is not None and not within_day:
@@ -263,34 +199,32 @@ class Day:
         before = _read(settings.plan_before) if current is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
         plan = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
-        if group.rank == 0 and (group.size == 1 or settings.exact or settings.pipeline is not None):
+        if group.rank == 0 and (group.size == 1 or settings.budget.pipeline):
             save(plan, settings.plan)
         return plan, within_day and f"{within_day}, so it was planned anew"
 
     def _chosen(self, key: PlanKey, batches: list[Any], why: str) -> StoredPlan:
         settings, group = self._settings, self._group
-        if settings.pipeline is not None:
+        if settings.budget.pipeline:
             pipelined = self._pipelined(batches, None)
             pipelined.remove()
             self.model = self._new_model()  # the trial may have changed it
-            return choice.stored_of_pipeline(pipelined, key, why)
-        if settings.exact:
-            return choice.plain(key, why, "every rank has the whole model, so their number changes no bit")
-        if not settings.colocate and group.size == 1:
-            return choice.plain(key, why, "the recipe asks for the plain loop")
+            return replace(choice.stored(key, why, pipelined.describe()), pipeline=pipelined.way)
+        if not settings.budget.colocate and group.size == 1:
+            return choice.stored(key, why, "the recipe asks for the plain loop")
         if group.size > 1:
-            return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
+            return choice.stored(key, why, "")  # colocate() tries plans by itself; see _placed
         model = self._new_model()
-        plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.exclude)
+        plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.budget.exclude)
         if profile is not None:
             save(profile, settings.profile)
         return plan
 
     def _pipelined(self, batches: list[Any], way: KeptWay | None) -> PipelinedModel:
-        assert self._settings.pipeline is not None
-        limit = self._settings.pipeline.memory_bytes
         self.model.train()
-        return PipelinedModel(self.model, self._program.loss, batches, way=way, memory_bytes=limit)
+        return PipelinedModel(
+            self.model, self._program.loss, batches, way=way, memory_bytes=self._settings.budget.memory_bytes
+        )
 
     def _placed(self, batches: list[Any]) -> KeepsCheckpoints:
         """Places the model by the plan; several ranks choose a new plan here, before the first step."""
@@ -301,19 +235,19 @@ class Day:
         def sample() -> Any:
             return self._program.loss(self.model, batch)
 
-        if self._settings.exact or (plan.plan is None and group.size == 1):
+        if plan.plan is None and group.size == 1:
             return KeptModel(self.model, group.ranks)
         options = Options(trial=None) if plan.plan is not None else Options()
-        if plan.plan is None and not self._settings.colocate:
+        if plan.plan is None and not self._settings.budget.colocate:
             options = Options(method=DATA_PARALLEL)
         try:
             handle = mosaic.colocate(
-                self.model, sample, plan=plan.plan, exclude=self._settings.exclude, options=options
+                self.model, sample, plan=plan.plan, exclude=self._settings.budget.exclude, options=options
             )
         except UnsupportedModelError as error:
             raise _for_recipe(error) from error
         if plan.plan is None:
-            self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
+            self.plan = choice.stored(plan.key, plan.why, handle.describe(), handle)
             if group.rank == 0:
                 save(self.plan, self._settings.plan)
         return handle
@@ -341,7 +275,7 @@ class Day:
                 save(here, settings.environment)
             return ""
         before = load(Environment, settings.environment)
-        return "; ".join(here.differences(replace(before, num_ranks=group.size) if settings.exact else before))
+        return "; ".join(here.differences(before))
 
     def _begin(self) -> tuple[int, DayNotes, Any]:
         """Loads the day's last checkpoint, or starts from the champion; returns step, notes and the data's state."""
@@ -355,21 +289,21 @@ class Day:
             return checkpoint.step, notes, states[self._group.rank] if self._group.rank < len(states) else None
         notes = DayNotes(loaded=self._start(), rejects={})
         if self._group.rank == 0:
-            count = settings.loop.keep + 2
+            count = settings.budget.keep + 2
             model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
             check_room(
-                settings.loop.checkpoints,
+                settings.checkpoints,
                 checkpoint_bytes=self.checkpoint_bytes,
                 count=count,
                 more_bytes=2 * model_bytes,
             )
         extra = {"notes": asdict(notes), "data": [None] * self._group.size}
-        keeper.save(settings.loop.checkpoints, step=0, extra=extra, **self._state.checkpointed)
+        keeper.save(settings.checkpoints, step=0, extra=extra, **self._state.checkpointed)
         return 0, notes, None
 
     def _load(self) -> Loaded | None:
         """Loads the newest intact checkpoint; without one the day starts again, with the same bits."""
-        folder = self._settings.loop.checkpoints
+        folder = self._settings.checkpoints
         try:
             return self.handle.load(folder, fall_back=True, missing_ok=True, **self._state.checkpointed)
         except InvalidCheckpointError:
@@ -415,7 +349,6 @@ def device_of(name: str, rank: int) -> torch.device:
 
 
 def end_ranks() -> None:
-    """Ends the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -431,7 +364,7 @@ def _read(path: Path | None) -> StoredPlan | None:
 
 
 def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks_exact = true, or ranks = 1")
+    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks = 1")
 
 
 def _description(source: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:

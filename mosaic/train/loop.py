@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
+from mosaic.train.budget import DaySettings
 from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
@@ -41,38 +41,15 @@ MAX_STEPS_NOT_FINITE = 20
 """Consecutive steps with an infinite or NaN loss after which a day fails; a scaler skips a few."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """Settings of a loop."""
-
-    seed: int
-    """Seed of all random numbers."""
-    save_s: float
-    """Seconds between checkpoints."""
-    keep: int
-    """Checkpoints to keep."""
-    clip_norm: float | None = None
-    """Largest norm of the gradients; None for no limit."""
-    until: float | None
-    """Deadline on the clock of ``time.monotonic()``; None for none."""
-    checkpoints: Path
-    """The day's checkpoints."""
-    metrics: Path | None
-    """``metrics.jsonl``; None on all ranks but the first."""
-
-
 @dataclass(slots=True)
 class TrainState:
     """The train state: a model with its optimizers, schedulers, scaler and EMA models."""
 
     model: nn.Module
-    """The model, colocated or not."""
     keeper: KeepsCheckpoints
     """The model's handle."""
     optimizers: tuple[torch.optim.Optimizer, ...]
-    """At least one."""
     schedulers: tuple[Any, ...]
-    """Stepped once a step."""
     scaler: Any
     """A GradScaler, or None."""
     companions: Mapping[str, nn.Module]
@@ -80,7 +57,6 @@ class TrainState:
 
     @property
     def checkpointed(self) -> dict[str, Any]:
-        """Arguments of ``save`` and ``load``."""
         return {
             "optimizer": self.optimizers,
             "scheduler": self.schedulers,
@@ -101,27 +77,13 @@ class _Unlogged:
 
 
 class Loop:
-    """The training loop.
-
-    Args:
-        program: The user's functions.
-        state: The train state.
-        settings: Settings.
-        group: The ranks that train together.
-        stop: Stop signals.
-        step: Steps already done.
-        notes: Notes of the checkpoint.
-
-    Attributes:
-        step: Steps done.
-        notes: Notes for the next checkpoint.
-    """
+    """The training loop, from a step and the notes of its checkpoint."""
 
     def __init__(
         self,
         program: Program,
         state: TrainState,
-        settings: LoopSettings,
+        settings: DaySettings,
         group: WorkerGroup,
         stop: StopRequests,
         *,
@@ -152,11 +114,7 @@ class Loop:
     def run(self, batches: StepLoader, last: int) -> str:
         """Takes steps up to ``last``, or until a stop signal; then saves.
 
-        Returns:
-            ``done``, the name of a signal, or ``window over``.
-
-        Raises:
-            MosaicError: The loss is not finite, rows are unreadable, or checkpoints cannot be written.
+        Returns ``done``, the name of a signal, or ``window over``.
         """
         ended, self._batches = "", batches
         while self.step < last and not (ended := self._agree_to_stop()):
@@ -178,7 +136,6 @@ class Loop:
         """Takes one optimizer step; returns this rank's part of its loss, perhaps still on the device."""
         state, scaler, group = self._state, self._state.scaler, self._group
         losses = self._gradients(batch)
-        group.finish()
         self._clip()
         for optimizer in state.optimizers:
             if scaler is not None:
@@ -220,25 +177,24 @@ class Loop:
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         state, scaler, group = self._state, self._state.scaler, self._group
         if isinstance(state.keeper, PipelinedModel):
-            seed_step(self._settings.seed, self.step, 0)
+            seed_step(self._settings.budget.seed, self.step, 0)
             return state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
         losses = []
         for part in batch.micro_batches:
-            seed_step(self._settings.seed, self.step, part.index, self._generators)
-            with group.micro_batch(part.index):
-                loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
-                (scaler.scale(loss) if scaler is not None else loss).backward()
+            seed_step(self._settings.budget.seed, self.step, part.index, self._generators)
+            loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
 
     def _clip(self) -> None:
-        if self._settings.clip_norm is None:
+        if self._settings.budget.clip_norm is None:
             return
         state = self._state
         if state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.clip_norm)
+        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.budget.clip_norm)
 
     def _flush_log(self) -> None:
         """Logs all finished steps; a run that resumes here does not repeat them."""
@@ -270,7 +226,7 @@ class Loop:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
-        flags = bool(self._stop.received), over, now - self._saved >= settings.save_s
+        flags = bool(self._stop.received), over, now - self._saved >= settings.budget.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
         (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
@@ -296,7 +252,7 @@ class Loop:
             keeper.save(
                 settings.checkpoints,
                 step=self.step,
-                keep=settings.keep,
+                keep=settings.budget.keep,
                 extra=self._extra(),
                 **self._state.checkpointed,
             )

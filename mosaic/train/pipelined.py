@@ -67,14 +67,9 @@ class _Called(nn.Module):
 
 
 class PipelinedModel(KeptModel):
-    """A model that trains in a pipeline; every rank makes the same calls.
+    """A model that trains in a pipeline; every rank makes the same calls, and keeps the weights of its own layers.
 
-    Args:
-        model: A model with all weights, on this rank's device; it loses the weights of other ranks.
-        loss: Runs the model on a batch.
-        batches: The micro-batches of a step, for the plan.
-        way: The choice of an earlier start; None plans and tries now.
-        memory_bytes: Memory of a rank's device; 0: all of a GPU's, and no limit on CPUs.
+    ``way`` is the choice of an earlier start; None plans and tries now.
 
     Raises:
         MosaicError: The model or its loss cannot be cut over these ranks.
@@ -108,11 +103,9 @@ class PipelinedModel(KeptModel):
 
     @property
     def way(self) -> KeptWay:
-        """The chosen pipeline."""
         return self._pipe.kept_way
 
     def describe(self) -> str:
-        """Describes the choice and its reason."""
         return self._pipe.describe()
 
     def add_gradients(self, batches: Sequence[Any], scaler: torch.amp.GradScaler | None) -> list[Tensor]:
@@ -124,7 +117,6 @@ class PipelinedModel(KeptModel):
         return list(losses)
 
     def remove(self) -> None:
-        """Leaves the other ranks; the model keeps this rank's weights."""
         self._pipe.remove(gather=False)
 
     def _plan_name(self) -> str:
@@ -165,7 +157,6 @@ class PipelinedScores:
         return [gathered[at] for at in range(len(batches))]
 
     def remove(self) -> None:
-        """Leaves the other ranks."""
         if self._pipe is not None:
             self._pipe.remove(gather=False)
 

@@ -26,11 +26,8 @@ class PlanKey:
     modalities: str
     """Modalities of today's new rows, by the names in their scores."""
     device: str
-    """Name of the device."""
     num_ranks: int
-    """Processes that train."""
     torch: str
-    """Version of torch."""
     colocate: bool
     """The recipe lets modules run side by side."""
     pipeline: str = ""
@@ -61,13 +58,11 @@ class StoredPlan:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     plan: Plan | None
     """The placement; None for the plain loop, or a pipeline."""
     threads: int
     """Torch's threads within an operator, in the loop's own thread."""
     key: PlanKey
-    """Conditions of the plan."""
     said: str
     """Result of ``describe()`` at the choice."""
     speedup: float | None
@@ -89,7 +84,6 @@ class Environment:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     python: str
     torch: str
     numpy: str
@@ -97,13 +91,10 @@ class Environment:
     commit: str
     """Commit of Mosaic's clone; empty outside a clone, or if git failed."""
     machine: str
-    """Processor and system."""
     device: str
     """Name of the GPU and its driver, or ``cpu``."""
     threads: int
-    """Torch's threads within an operator."""
     num_ranks: int
-    """Processes that train."""
     tf32: bool
     """Matrix products may round their inputs."""
     program: str
@@ -126,25 +117,19 @@ class Trained:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     ended: str
     """``done``, ``window over``, or the name of a signal."""
     step: int
-    """Steps done."""
     num_steps: int
-    """Steps of the day."""
     step_ms: float | None
     """Median step time of the last process, in ms."""
     digest: str
     """SHA-256 over all parameters and buffers."""
     notes: DayNotes
-    """Notes of its checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayNotes:
-    """Notes in every checkpoint of a day."""
-
     loaded: str
     """Start of the model, with its new and missing parts."""
     rejects: dict[str, dict[str, int]]

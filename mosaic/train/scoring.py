@@ -28,8 +28,6 @@ Scored = nn.Module | PipelinedScores
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An unreadable row."""
-
     reason: str
     """Kind and message of the error."""
 
@@ -57,17 +55,9 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
 def score_batches(
     program: Program, model: Scored, samples: Iterable[Any], *, batch: int, device: torch.device
 ) -> Iterator[Mapping[str, Any]]:
-    """Scores samples batch by batch, in evaluation mode and without gradients.
+    """Scores samples batch by batch, in evaluation mode and without gradients; ranks cut a batch into micro-batches.
 
-    Args:
-        program: The user's functions.
-        model: The model; its mode is restored.
-        samples: Samples in order; ranks cut a batch into micro-batches.
-        batch: Samples of a batch.
-        device: The model's device.
-
-    Yields:
-        The result of ``score`` for each batch or micro-batch.
+    Yields the result of ``score`` for each batch or micro-batch.
 
     Raises:
         MosaicError: The result of ``score`` is not a dict of columns with one entry per row.
@@ -106,7 +96,6 @@ def latency_ms(program: Program, model: Scored, samples: list[Any], device: torc
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Returns a batch with its tensors on a device."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
 
 

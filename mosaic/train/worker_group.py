@@ -1,25 +1,22 @@
-"""The worker group that trains a day: one rank, several colocated ranks, a pipeline, or exact copies."""
+"""The worker group that trains a day: one rank, several colocated ranks, or a pipeline."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.world import World
-from mosaic.train.data.loader import BatchCut
-from mosaic.train.tree_sum import ExactStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,6 @@ class StepLoss:
 
 class WorkerGroup:
     """One process that trains alone, or one rank of several whose gradients the handle averages.
-
-    Args:
-        device: The device of this rank.
-        rank: This rank.
-        size: Number of ranks.
 
     Attributes:
         ranks: The ranks that save together without a handle; None for one process.
@@ -55,25 +47,13 @@ class WorkerGroup:
         self.reads_all = size == 1
         self._group: Any = None
 
-    def begin(self, model: nn.Module, cut: BatchCut) -> None:
-        """Called after the model's parameters are placed."""
-
-    def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Surrounds forward and backward of a micro-batch, by its index in the global batch."""
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Called after the last micro-batch of a step; leaves the gradients of the global batch."""
-
     def leave(self) -> None:
         """Called at the end."""
 
     def moved(self, batch: Any) -> Any:
-        """Returns a batch with its tensors on this rank's device."""
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns the flags that any rank has set."""
         return self.agree(flags, None)[0]
 
     def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
@@ -95,11 +75,9 @@ class WorkerGroup:
         return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
 
     def broadcast(self, value: Told) -> Told:
-        """Returns the value of rank 0."""
         return self.gather(value)[0]
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns the value of each rank."""
         return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def first_does(self, work: Callable[[], object]) -> None:
@@ -136,7 +114,6 @@ class WorkerGroup:
         return StepLoss(parts, arrived)
 
     def mean_loss(self, loss: StepLoss) -> float:
-        """Returns a step's loss over the global batch."""
         mean = self.agree((), loss)[1]
         assert mean is not None
         return mean
@@ -166,42 +143,10 @@ class PipelineGroup(WorkerGroup):
         return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
 
     def gather(self, value: Told) -> list[Told]:
-        """Returns the value of each rank."""
         return self._world.all_gather(value)
 
     def leave(self) -> None:
-        """Closes the world."""
         self._world.close()
 
     def _small_group(self) -> Any:
         return self._world.agreements
-
-
-class ExactGroup(WorkerGroup):
-    """Ranks that each have the whole model and add gradients in one order: equal bits on any number of ranks."""
-
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
-        super().__init__(device, rank, size)
-        self.scale = 1.0
-        self._world = World.join(device) if size > 1 else None
-        self.ranks = self._world
-        self._step: ExactStep | None = None
-
-    def begin(self, model: nn.Module, cut: BatchCut) -> None:
-        """Prepares the sums."""
-        self._step = ExactStep(model, cut)
-
-    def micro_batch(self, index: int) -> AbstractContextManager[None]:
-        """Records the gradients of the block as those of one micro-batch."""
-        assert self._step is not None
-        return self._step.micro_batch(index)
-
-    def finish(self) -> None:
-        """Sums the gradients."""
-        assert self._step is not None
-        self._step.finish()
-
-    def leave(self) -> None:
-        """Closes the world."""
-        if self._world is not None:
-            self._world.close()

@@ -7,12 +7,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.tasks import Orders, TaskGraph
-from mosaic.search_extension import load_search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def _answer(cp_model: Any, solver: Any, model: Any, graph: TaskGraph, starts: li
 
 def _add_memory(model: Any, graph: TaskGraph, starts: list[Any], horizon: int) -> None:
     """What each rank holds, as boxes of bytes from a start to an end; events where boxes are not all there is."""
-    holds, is_exact = load_search().match_holds(graph.compiled)
+    holds, is_exact = match_holds(graph)
     base = graph.base_bytes or (0,) * graph.num_ranks
     for rank, limit in enumerate(graph.limit_bytes):
         if limit == 0:
@@ -142,6 +142,43 @@ def _add_memory(model: Any, graph: TaskGraph, starts: list[Any], horizon: int) -
             boxes.append(model.new_interval_var(starts[source], length, end, f"hold_{rank}_{number}"))
             sizes.append(size)
         model.add_cumulative(boxes, sizes, max(0, limit - base[rank]))
+
+
+def match_holds(graph: TaskGraph) -> tuple[list[tuple[int, int, int, int]], list[bool]]:
+    """Returns (rank, from, to, bytes) of what is held, and for each rank whether that is all.
+
+    Bytes that a task takes go to the next later tasks that free some, as brackets close; ``to`` is -1 where none does.
+    A task that frees what no earlier one took leaves its rank without such a match.
+    """
+    after: dict[int, list[int]] = defaultdict(list)
+    for wait in graph.waits:
+        after[wait.source].append(wait.target)
+    order = list(
+        TopologicalSorter(
+            {t: [w.source for w in graph.waits if w.target == t] for t in range(len(graph.tasks))}
+        ).static_order()
+    )
+    reach: dict[int, set[int]] = {}
+    for task in reversed(order):
+        reach[task] = set(after[task]).union(*(reach[other] for other in after[task]))
+    left = [max(0, task.frees_bytes - task.takes_bytes) for task in graph.tasks]
+    ranks = [graph.rank_of[task.row] for task in graph.tasks]
+    holds = []
+    for at, index in reversed(list(enumerate(order))):
+        task = graph.tasks[index]
+        if passing := min(task.takes_bytes, task.frees_bytes):
+            holds.append((ranks[index], index, index, passing))
+        bytes_left = task.takes_bytes - task.frees_bytes
+        for other in order[at + 1 :]:
+            if bytes_left > 0 and left[other] and ranks[other] == ranks[index] and other in reach[index]:
+                part = min(bytes_left, left[other])
+                holds.append((ranks[index], index, other, part))
+                left[other] -= part
+                bytes_left -= part
+        if bytes_left > 0:
+            holds.append((ranks[index], index, -1, bytes_left))
+    unmatched = {ranks[index] for index, size in enumerate(left) if size}
+    return holds, [rank not in unmatched for rank in range(graph.num_ranks)]
 
 
 def _add_events(model: Any, graph: TaskGraph, starts: list[Any], rank: int, room: int) -> None:

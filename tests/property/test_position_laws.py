@@ -19,7 +19,7 @@ BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
 
 def stream_of(rows: list[int], shares: list[Fraction], seed: int = 0) -> PositionStream:
     pairs = enumerate(zip(rows, shares, strict=True))
-    return PositionStream([Source(name=f"s{n}", rows=r, share=share, digest="") for n, (r, share) in pairs], seed)
+    return PositionStream([Source(name=f"s{n}", rows=r, share=share) for n, (r, share) in pairs], seed)
 
 
 @st.composite
@@ -54,10 +54,9 @@ def test_spans_hold_what_stands_at_each_position_and_as_many_of_each_source(
     assert len(span.sources) == len(span.rows) == len(span.passes) == length
     for offset in {0, length // 2, length - 1}:
         other = stream_of([s.rows for s in stream.sources], [s.share for s in stream.sources], stream.seed)
-        one = other.at(first + offset)
-        assert (one.source, one.row, one.pass_number) == tuple(
-            int(column[offset]) for column in (span.sources, span.rows, span.passes)
-        )
+        alone = other.span(first + offset, first + offset + 1)
+        for name in ("sources", "rows", "passes"):
+            assert getattr(alone, name)[0] == getattr(span, name)[offset]
     count = np.bincount(span.sources, minlength=len(stream.sources))
     assert (np.subtract(stream.drawn(first + length), stream.drawn(first)) == count).all()
 
@@ -123,4 +122,5 @@ def test_shares_of_folders_make_a_stream_and_leave_out_empty_ones(
     rows = new | replay
     assert set(shares) == {name for name, count in rows.items() if count and (name in new or share)}
     names = list(shares)
-    assert stream_of([rows[name] for name in names], [shares[name] for name in names]).at(5).source < len(names)
+    span = stream_of([rows[name] for name in names], [shares[name] for name in names]).span(5, 6)
+    assert span.sources[0] < len(names)

@@ -50,7 +50,7 @@ HOMES = {
             "train",
         ),
         *("cost/counting", "context/attention", "demo", "microbench"),
-        *("retrain/working", "cli/workload.py", "cli/counting.py"),  # run a user's model
+        *("retrain/worker", "cli/workload.py", "cli/counting.py"),  # run a user's model
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda/driver.py"},
@@ -132,7 +132,7 @@ def test_importing_mosaic_loads_nothing_heavy():
     "statement",
     [
         "import mosaic.plan, mosaic.profile, mosaic.cost, mosaic.solver",
-        "import mosaic.pipelining.tuning.tune, mosaic.pipelining.next_step, mosaic.context",
+        "import mosaic.pipelining.tuning, mosaic.pipelining.next_step, mosaic.context",
         "import mosaic.cli.checkpoints, mosaic.cli.retrain",
     ],
 )

@@ -12,10 +12,8 @@ from types import MappingProxyType
 
 from bench.gpu.bench import Bench
 from bench.gpu.models.rounds import Rounds
-from bench.gpu.models.rule_of_thumb import measure_rule
 from bench.gpu.models.variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
 from bench.gpu.models.zoo import MAX_BATCH, samples_that_fit
-from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from mosaic.cost import CostModel
@@ -24,7 +22,7 @@ from mosaic.engine import find_modules
 from mosaic.engine.finding.find import Finding
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
-from mosaic.profiler import ProfileSettings, Subject, profile_modules
+from mosaic.profiler import ProfileSettings, profile_modules
 from mosaic.solver import solve
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
@@ -34,7 +32,6 @@ LONG_STEP_MS = 50.0
 long, about four times over."""
 MAX_PAIRS = 6
 PROFILE = "a profile"
-RULE = "the rule of thumb"
 ONE_GRAPH = "plain, one CUDA graph"
 BY_HAND = "even split by hand"
 EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
@@ -44,7 +41,6 @@ WORTH = MappingProxyType(
     {
         ONE_GRAPH: 1.0,
         **dict.fromkeys(EVEN_VARIANTS, 1.0),
-        RULE: 0.5,
         PROFILE: 2.0,
         "mosaic": 1.0,
         "mosaic, graphs": 1.0,
@@ -84,7 +80,6 @@ def _measure(work: Workload, bench: Bench) -> Iterator[Figure]:
     even = even_plan(finding.graph, bench.device)
     if even.is_colocated:
         yield from _by_hand(even, rounds)
-        yield from _rule(even, finding, rounds)
     else:
         yield from _none_of(EVEN_VARIANTS, "no two modules are independent of each other")
     yield from _bound(work, bench)
@@ -112,28 +107,6 @@ def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
     won = rounds.won(graphs, over=eager)
     by = by | {"launching": "captured" if won else "eager"}
     yield from rounds.measure(targeted, lambda: lanes(sm_target=True, captured=won), by, captures=won)
-
-
-def _rule(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
-    """Yields what the rule of thumb is made of and what it predicts, and says it beside what was measured."""
-    bench = rounds.bench
-    until_s = bench.budget.used_s + rounds.share_s(RULE)
-    if not bench.budget.allows(RULE):
-        return
-    try:
-        stages = _side_by_side(even, finding)
-        yield from measure_rule(stages, bench, step_ms=rounds.plain_ms, until_s=until_s)
-    except Exception as error:
-        yield missing_figure("rule_speedup", error, source="predicted")
-    measured = [f"{name} {number(rounds.speedup[name])}x" for name in EVEN_VARIANTS if name in rounds.speedup]
-    if bench.verdict and measured:
-        bench.verdict += f"; measured {', '.join(measured)}"
-
-
-def _side_by_side(plan: Plan, finding: Finding) -> list[list[tuple[Subject, int]]]:
-    """Returns the stages of two modules or more, each module with its quota, in the order in which they are called."""
-    quotas = [{placement.module: placement.quota for placement in stage.placements} for stage in plan.stages]
-    return [[(s, of[s.name]) for s in finding.subjects if s.name in of] for of in quotas if len(of) > 1]
 
 
 def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:

@@ -7,125 +7,107 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Both, Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import (
+    Both,
+    Two,
+    after_step,
+    batch,
+    between,
+    losses,
+    squared,
+    stepping,
+    tower,
+    towers,
+    train,
+)
 from bench.sweep.session import Session
 
 
-def several_losses_summed(session: Session):
-    def loss(model, inputs):
-        a, b = model(*inputs)
-        return a.square().mean() + 0.5 * b.abs().mean() + (a * b).mean()
-
-    train(session, Both(), loss=loss)
+@losses(model=Both)
+def several_losses_summed(session, model, inputs):
+    a, b = model(*inputs)
+    return a.square().mean() + 0.5 * b.abs().mean() + (a * b).mean()
 
 
-def a_backward_for_each_loss(session: Session):
-    model = Both()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        a, b = model(*batch(step))
-        a.square().mean().backward()
-        b.square().mean().backward()
-        optimizer.step()
-        session.note(a.sum().item(), b.sum().item())
+@stepping(model=Both)
+def a_backward_for_each_loss(session, model, optimizer, step):
+    optimizer.zero_grad()
+    a, b = model(*batch(step))
+    a.square().mean().backward()
+    b.square().mean().backward()
+    optimizer.step()
+    session.note(a.sum().item(), b.sum().item())
 
 
-def retained_graph(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        loss.backward(retain_graph=True)
-        (loss * 2).backward()
-        optimizer.step()
-        session.note(loss.item())
+@stepping()
+def retained_graph(session, model, optimizer, step):
+    optimizer.zero_grad()
+    loss = squared(model, batch(step))
+    loss.backward(retain_graph=True)
+    (loss * 2).backward()
+    optimizer.step()
+    session.note(loss.item())
 
 
-def gradient_of_inputs(session: Session):
-    def loss(model, inputs):
-        x, y = inputs[0].requires_grad_(), inputs[1]
-        made = model(x, y).square().mean()
-        (gradient,) = torch.autograd.grad(made, x, retain_graph=True)
-        session.note(gradient)
-        return made
-
-    train(session, Two(), loss=loss)
+@losses()
+def gradient_of_inputs(session, model, inputs):
+    x, y = inputs[0].requires_grad_(), inputs[1]
+    made = model(x, y).square().mean()
+    (gradient,) = torch.autograd.grad(made, x, retain_graph=True)
+    session.note(gradient)
+    return made
 
 
-def penalty_on_gradients(session: Session):
-    def loss(model, inputs):
-        x = inputs[0].requires_grad_()
-        made = model(x, inputs[1])
-        (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
-        return made.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def penalty_on_gradients(session, model, inputs):
+    x = inputs[0].requires_grad_()
+    made = model(x, inputs[1])
+    (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+    return made.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
 
 
-def penalty_within_a_tower(session: Session):
-    class Force(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                return -torch.autograd.grad(self.net(x).square().sum(), x, create_graph=True)[0]
-
-    train(session, Two(Force(), Force()))
+@towers()
+def penalty_within_a_tower(self, x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return -torch.autograd.grad(self.net(x).square().sum(), x, create_graph=True)[0]
 
 
-def adversarial_inputs(session: Session):
-    def loss(model, inputs):
-        x = inputs[0].requires_grad_()
-        (gradient,) = torch.autograd.grad(model(x, inputs[1]).square().mean(), x)
-        return model((x + 0.1 * gradient.sign()).detach(), inputs[1]).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def adversarial_inputs(session, model, inputs):
+    x = inputs[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x, inputs[1]).square().mean(), x)
+    return model((x + 0.1 * gradient.sign()).detach(), inputs[1]).square().mean()
 
 
-def sharpness_aware_steps(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        squared(model, batch(step)).backward()
-        moved = [(p, p.grad * 0.05) for p in model.parameters()]
-        with torch.no_grad():
-            for parameter, by in moved:
-                parameter.add_(by)
-        optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        loss.backward()
-        with torch.no_grad():
-            for parameter, by in moved:
-                parameter.sub_(by)
-        optimizer.step()
-        optimizer.zero_grad()
-        session.note(loss.item())
+@stepping()
+def sharpness_aware_steps(session, model, optimizer, step):
+    squared(model, batch(step)).backward()
+    moved = [(p, p.grad * 0.05) for p in model.parameters()]
+    with torch.no_grad():
+        for parameter, by in moved:
+            parameter.add_(by)
+    optimizer.zero_grad()
+    loss = squared(model, batch(step))
+    loss.backward()
+    with torch.no_grad():
+        for parameter, by in moved:
+            parameter.sub_(by)
+    optimizer.step()
+    optimizer.zero_grad()
+    session.note(loss.item())
 
 
-def checkpointed_towers(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = checkpoint(self.a, x, use_reentrant=False)
-            return a * checkpoint(self.b, y, use_reentrant=False)
-
-    train(session, Net(tower(nn.Dropout(0.1))))
+@between(towers=lambda: (tower(nn.Dropout(0.1)),))
+def checkpointed_towers(self, x, y):
+    a = checkpoint(self.a, x, use_reentrant=False)
+    return a * checkpoint(self.b, y, use_reentrant=False)
 
 
-def checkpointed_towers_reentrant(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            x, y = x.requires_grad_(), y.requires_grad_()
-            return checkpoint(self.a, x, use_reentrant=True) * checkpoint(self.b, y, use_reentrant=True)
-
-    train(session, Net())
+@between()
+def checkpointed_towers_reentrant(self, x, y):
+    x, y = x.requires_grad_(), y.requires_grad_()
+    return checkpoint(self.a, x, use_reentrant=True) * checkpoint(self.b, y, use_reentrant=True)
 
 
 def checkpoints_within_towers(session: Session):
@@ -140,19 +122,15 @@ def checkpoints_within_towers(session: Session):
     train(session, Two(Saving(False), Saving(True)))
 
 
-def checkpoint_around_the_model(session: Session):
-    def loss(model, inputs):
-        return checkpoint(model, *inputs, use_reentrant=False).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def checkpoint_around_the_model(session, model, inputs):
+    return checkpoint(model, *inputs, use_reentrant=False).square().mean()
 
 
-def one_tower_unused_in_the_loss(session: Session):
-    def loss(model, inputs):
-        a, b = model(*inputs)
-        return a.square().mean() + 0 * b.detach().sum()
-
-    train(session, Both(), loss=loss)
+@losses(model=Both)
+def one_tower_unused_in_the_loss(session, model, inputs):
+    a, b = model(*inputs)
+    return a.square().mean() + 0 * b.detach().sum()
 
 
 def loss_of_every_other_step_uses_one_tower(session: Session):
@@ -170,51 +148,39 @@ def gradients_set_to_zeros(session: Session):
     train(session, model, before=lambda step: model.zero_grad(set_to_none=False))
 
 
-def gradients_read_and_changed_by_the_loop(session: Session):
-    model = Two()
-
-    def change(step):
-        for parameter in model.parameters():
-            parameter.grad = parameter.grad / (parameter.grad.norm() + 1e-3)
-
-    train(session, model, after=change)
+@after_step()
+def gradients_read_and_changed_by_the_loop(session, model, step):
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad / (parameter.grad.norm() + 1e-3)
 
 
-def gradients_of_some_parameters_only(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = squared(model, batch(step))
-        loss.backward(inputs=list(model.a.parameters()))
-        optimizer.step()
-        session.note(loss.item())
+@stepping()
+def gradients_of_some_parameters_only(session, model, optimizer, step):
+    optimizer.zero_grad()
+    loss = squared(model, batch(step))
+    loss.backward(inputs=list(model.a.parameters()))
+    optimizer.step()
+    session.note(loss.item())
 
 
-def gradients_of_parameters_by_hand(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
+@stepping()
+def gradients_of_parameters_by_hand(session, model, optimizer, step):
+    loss = squared(model, batch(step))
     parameters = list(model.parameters())
-    for step in range(4):
-        loss = squared(model, batch(step))
-        gradients = torch.autograd.grad(loss, parameters)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.01 * gradient
-        session.note(loss.item())
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.01 * gradient
+    session.note(loss.item())
 
 
-def gradient_given_to_backward(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        made = model(*batch(step))
-        made.backward(torch.ones_like(made) / made.numel())
-        optimizer.step()
-        session.note(made)
+@stepping()
+def gradient_given_to_backward(session, model, optimizer, step):
+    optimizer.zero_grad()
+    made = model(*batch(step))
+    made.backward(torch.ones_like(made) / made.numel())
+    optimizer.step()
+    session.note(made)
 
 
 def graph_kept_over_two_steps(session: Session):
@@ -237,50 +203,41 @@ def anomaly_detection(session: Session):
         train(session, Two())
 
 
-def saved_tensors_packed(session: Session):
-    def loss(model, inputs):
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: t.cpu().numpy().copy() if not t.requires_grad else t, _unpacked
-        ):
-            return model(*inputs).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def saved_tensors_packed(session, model, inputs):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.cpu().numpy().copy() if not t.requires_grad else t, _unpacked
+    ):
+        return model(*inputs).square().mean()
 
 
 def _unpacked(packed):
     return packed if isinstance(packed, torch.Tensor) else torch.from_numpy(packed).to(device())
 
 
-def losses_that_become_nan(session: Session):
-    def loss(model, inputs):
-        return (model(*inputs) * float("inf")).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def losses_that_become_nan(session, model, inputs):
+    return (model(*inputs) * float("inf")).square().mean()
 
 
-def forward_mode_derivative(session: Session):
-    def loss(model, inputs):
-        with torch.autograd.forward_ad.dual_level():
-            x = torch.autograd.forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
-            made, slope = torch.autograd.forward_ad.unpack_dual(model(x, inputs[1]))
-        return made.square().mean() + slope.square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def forward_mode_derivative(session, model, inputs):
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
+        made, slope = torch.autograd.forward_ad.unpack_dual(model(x, inputs[1]))
+    return made.square().mean() + slope.square().mean()
 
 
-def gradients_for_each_sample(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(3):
-        x, y = batch(step, 8)
-        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+@stepping(steps=3)
+def gradients_for_each_sample(session, model, optimizer, step):
+    x, y = batch(step, 8)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
-        def one(parameters, x, y):
-            return torch.func.functional_call(model, parameters, (x[None], y[None])).square().mean()
+    def one(parameters, x, y):
+        return torch.func.functional_call(model, parameters, (x[None], y[None])).square().mean()
 
-        gradients = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(parameters, x, y)
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients[name].clamp(-1, 1).mean(0)
-        optimizer.step()
-        session.note(squared(model, (x, y)).item())
+    gradients = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(parameters, x, y)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].clamp(-1, 1).mean(0)
+    optimizer.step()
+    session.note(squared(model, (x, y)).item())

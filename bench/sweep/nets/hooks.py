@@ -5,18 +5,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bench.sweep.nets.pieces import Two, train
+from bench.sweep.nets.pieces import Two, between, towers, train
 from bench.sweep.session import Session
 
 
-def hook_keeps_a_feature_for_the_loss(session: Session):
-    model, kept = Two(), {}
-    model.a[2].register_forward_hook(lambda module, given, made: kept.update(feature=made))
+def _hooked(register):
+    """Makes a case of a loss that reads what a hook keeps."""
 
-    def loss(model, inputs):
-        return model(*inputs).square().mean() + kept["feature"].square().mean()
+    def case(loss):
+        def run(session: Session) -> None:
+            model, kept = Two(), {}
+            register(model, kept)
+            train(session, model, loss=lambda model, inputs: loss(model, inputs, kept))
 
-    train(session, model, loss=loss)
+        run.__module__ = loss.__module__
+        return run
+
+    return case
+
+
+@_hooked(lambda model, kept: model.a[2].register_forward_hook(lambda module, given, made: kept.update(feature=made)))
+def hook_keeps_a_feature_for_the_loss(model, inputs, kept):
+    return model(*inputs).square().mean() + kept["feature"].square().mean()
 
 
 def hook_keeps_a_detached_feature(session: Session):
@@ -27,14 +37,9 @@ def hook_keeps_a_detached_feature(session: Session):
     session.note(*kept[-4:])
 
 
-def hook_on_a_tower_keeps_its_result(session: Session):
-    model, kept = Two(), {}
-    model.a.register_forward_hook(lambda module, given, made: kept.update(a=made))
-
-    def loss(model, inputs):
-        return model(*inputs).square().mean() + kept["a"].abs().mean()
-
-    train(session, model, loss=loss)
+@_hooked(lambda model, kept: model.a.register_forward_hook(lambda module, given, made: kept.update(a=made)))
+def hook_on_a_tower_keeps_its_result(model, inputs, kept):
+    return model(*inputs).square().mean() + kept["a"].abs().mean()
 
 
 def forward_hook_replaces_the_result(session: Session):
@@ -75,29 +80,19 @@ def full_backward_hook_scales_gradients(session: Session):
     train(session, model)
 
 
-def hook_on_a_tensor_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            a.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
-            return a * self.b(y)
-
-    train(session, Net())
+@between()
+def hook_on_a_tensor_between_modules(self, x, y):
+    a = self.a(x)
+    a.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
+    return a * self.b(y)
 
 
-def hook_on_a_tensor_within_a_tower(session: Session):
-    class Clipped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 32)
-
-        def forward(self, x):
-            hidden = self.first(x).relu()
-            if hidden.requires_grad:
-                hidden.register_hook(lambda gradient: gradient / (gradient.norm() + 1))
-            return self.last(hidden)
-
-    train(session, Two(Clipped(), Clipped()))
+@towers(first=lambda: nn.Linear(32, 64), last=lambda: nn.Linear(64, 32))
+def hook_on_a_tensor_within_a_tower(self, x):
+    hidden = self.first(x).relu()
+    if hidden.requires_grad:
+        hidden.register_hook(lambda gradient: gradient / (gradient.norm() + 1))
+    return self.last(hidden)
 
 
 def hooks_on_parameters(session: Session):
@@ -139,15 +134,11 @@ def hook_added_in_mid_training(session: Session):
     train(session, model, before=add, loss=loss)
 
 
-def gradient_kept_of_a_tower_result(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            self.made = self.a(x)
-            self.made.retain_grad()
-            return self.made * self.b(y)
-
-    model = Net()
-    train(session, model, after=lambda step: session.note(model.made.grad))
+@between(after=lambda session, model, step: session.note(model.made.grad))
+def gradient_kept_of_a_tower_result(self, x, y):
+    self.made = self.a(x)
+    self.made.retain_grad()
+    return self.made * self.b(y)
 
 
 def hook_for_all_modules(session: Session):

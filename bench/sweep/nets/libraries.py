@@ -12,11 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench.sweep.device import device, moved
-from bench.sweep.models.hearing import voxtral
-from bench.sweep.models.pieces import labelled, words
-from bench.sweep.models.seeing import llava
-from bench.sweep.models.speech import whisper
-from bench.sweep.models.towers import clip
+from bench.sweep.inputs import labelled, words
+from bench.sweep.models import find
 from bench.sweep.nets.pieces import Two, batch, squared, tower, train
 from bench.sweep.session import Session
 
@@ -33,8 +30,8 @@ class _Pairs(Dataset):
         return {name: part[index] for name, part in self.parts.items()}
 
 
-def _trainer(session, make, **settings):
-    model, draw = make()
+def _trainer(session, name, **settings):
+    model, draw = find(name)()
     pairs = _Pairs(draw)
     session.colocate(model, moved({name: part[:2] for name, part in pairs.parts.items()}))
     with tempfile.TemporaryDirectory() as folder:
@@ -58,15 +55,15 @@ def _on_host(rows: int):
 
 
 def trainer_of_transformers(session: Session):
-    _trainer(session, llava)
+    _trainer(session, "llava")
 
 
 def trainer_with_accumulation_and_bfloat16(session: Session):
-    _trainer(session, llava, gradient_accumulation_steps=2, bf16=True, max_grad_norm=0.1)
+    _trainer(session, "llava", gradient_accumulation_steps=2, bf16=True, max_grad_norm=0.1)
 
 
 def trainer_with_checkpoints_of_layers(session: Session):
-    _trainer(session, whisper, gradient_checkpointing=True, lr_scheduler_type="cosine")
+    _trainer(session, "whisper", gradient_checkpointing=True, lr_scheduler_type="cosine")
 
 
 def accelerate_loop(session: Session):
@@ -122,7 +119,7 @@ def fabric_loop(session: Session):
 
 
 def generation_in_between(session: Session):
-    model, draw = voxtral()
+    model, draw = find("voxtral")()
     session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(4):
@@ -138,7 +135,7 @@ def generation_in_between(session: Session):
 
 
 def gradient_checkpoints_of_transformers(session: Session):
-    model, draw = clip()
+    model, draw = find("clip")()
     model.gradient_checkpointing_enable()
     session.colocate(model, moved(draw(torch.Generator().manual_seed(0))))
     for step in range(4):

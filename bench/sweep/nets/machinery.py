@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.sweep.device import device, moved
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Two, batch, between, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -61,101 +61,63 @@ def wrapper_that_hides_its_module(session: Session):
     train(session, Wrapper(Two(Wrapper(tower()), Wrapper(tower()))))
 
 
-def module_kept_outside_of_the_tree(session: Session):
-    class Net(Two):
-        def __init__(self):
-            super().__init__()
-            self.hidden = [tower().to(device())]
-
-        def forward(self, x, y):
-            return self.a(x) * self.b(y) + self.hidden[0](x)
-
-    train(session, Net())
+@between(hidden=lambda: [tower().to(device())])
+def module_kept_outside_of_the_tree(self, x, y):
+    return self.a(x) * self.b(y) + self.hidden[0](x)
 
 
-def mapped_over_the_batch(session: Session):
-    class Mapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            return torch.func.vmap(self.net)(x)
-
-    train(session, Two(Mapped(), Mapped()))
+@towers()
+def mapped_over_the_batch(self, x):
+    return torch.func.vmap(self.net)(x)
 
 
-def towers_mapped_by_the_model(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            return torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)
-
-    train(session, Net())
+@between()
+def towers_mapped_by_the_model(self, x, y):
+    return torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)
 
 
-def ensemble_of_stacked_weights(session: Session):
-    class Ensemble(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.Parameter(torch.randn(3, 32, 32) / 6)
-
-        def forward(self, x):
-            return torch.func.vmap(lambda weight: (x @ weight).tanh())(self.weights).mean(0)
-
-    train(session, Two(Ensemble(), Ensemble()))
+@towers(weights=lambda: nn.Parameter(torch.randn(3, 32, 32) / 6))
+def ensemble_of_stacked_weights(self, x):
+    return torch.func.vmap(lambda weight: (x @ weight).tanh())(self.weights).mean(0)
 
 
-def jacobian_within_a_tower(session: Session):
-    class Contracting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+@towers(net=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
+def jacobian_within_a_tower(self, x):
+    slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
+    return self.net(x) + slopes.square().sum((1, 2))[:, None]
 
-        def forward(self, x):
-            slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
-            return self.net(x) + slopes.square().sum((1, 2))[:, None]
 
-    train(session, Two(Contracting(), Contracting()))
+class _NotingFunctions(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.nn.functional.gelu
+        return func(*args, **(kwargs or {}))
+
+
+class _NotingDispatch(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.ops.aten.gelu.default
+        return func(*args, **(kwargs or {}))
+
+
+def _trained_under(session: Session, mode) -> None:
+    def loss(model, inputs):
+        with mode:
+            return squared(model, inputs)
+
+    train(session, Two(), loss=loss)
+    session.note(mode.calls)
 
 
 def function_mode_around_the_model(session: Session):
-    class Noting(TorchFunctionMode):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
-
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            self.calls += func is torch.nn.functional.gelu
-            return func(*args, **(kwargs or {}))
-
-    mode = Noting()
-
-    def loss(model, inputs):
-        with mode:
-            return squared(model, inputs)
-
-    train(session, Two(), loss=loss)
-    session.note(mode.calls)
+    _trained_under(session, _NotingFunctions())
 
 
 def dispatch_mode_around_the_model(session: Session):
-    class Noting(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.calls += func is torch.ops.aten.gelu.default
-            return func(*args, **(kwargs or {}))
-
-    mode = Noting()
-
-    def loss(model, inputs):
-        with mode:
-            return squared(model, inputs)
-
-    train(session, Two(), loss=loss)
-    session.note(mode.calls)
+    _trained_under(session, _NotingDispatch())
 
 
 def operations_counted(session: Session):
@@ -174,14 +136,11 @@ def profiler_of_torch(session: Session):
     session.note(any("gelu" in event.key for event in profiler.key_averages()))
 
 
-def threads_of_the_user_call_towers(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with ThreadPoolExecutor(2) as pool:
-                a, b = pool.submit(self.a, x), pool.submit(self.b, y)
-                return a.result() * b.result()
-
-    train(session, Net())
+@between()
+def threads_of_the_user_call_towers(self, x, y):
+    with ThreadPoolExecutor(2) as pool:
+        a, b = pool.submit(self.a, x), pool.submit(self.b, y)
+        return a.result() * b.result()
 
 
 def model_called_from_another_thread(session: Session):

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device, moved
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import (
+    Two,
+    alike,
+    batch,
+    before_step,
+    between,
+    losses,
+    net,
+    sgd,
+    squared,
+    tower,
+    towers,
+    train,
+)
 from bench.sweep.session import Session
 
 
@@ -17,49 +28,35 @@ def _bf16():
     return torch.autocast(device().type, torch.bfloat16)
 
 
-def autocast_around_the_model(session: Session):
-    def loss(model, inputs):
-        with _bf16():
-            return model(*inputs).float().square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def autocast_around_the_model(session, model, inputs):
+    with _bf16():
+        return model(*inputs).float().square().mean()
 
 
-def autocast_around_one_tower(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with _bf16():
-                a = self.a(x)
-            return a.float() * self.b(y)
-
-    train(session, Net())
+@between()
+def autocast_around_one_tower(self, x, y):
+    with _bf16():
+        a = self.a(x)
+    return a.float() * self.b(y)
 
 
-def autocast_within_a_tower(session: Session):
-    class Cast(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            with _bf16():
-                return self.net(x).float()
-
-    train(session, Two(Cast(), Cast()))
+@towers()
+def autocast_within_a_tower(self, x):
+    with _bf16():
+        return self.net(x).float()
 
 
-def autocast_switched_off_for_one_tower(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            with torch.autocast(device().type, enabled=False):
-                return a.float() * self.b(y.float())
+def _off_for_b(self, x, y):
+    a = self.a(x)
+    with torch.autocast(device().type, enabled=False):
+        return a.float() * self.b(y.float())
 
-    def loss(model, inputs):
-        with _bf16():
-            return model(*inputs).square().mean()
 
-    train(session, Net(), loss=loss)
+@losses(model=lambda: net(_off_for_b))
+def autocast_switched_off_for_one_tower(session, model, inputs):
+    with _bf16():
+        return model(*inputs).square().mean()
 
 
 def autocast_around_the_whole_step(session: Session):
@@ -67,12 +64,10 @@ def autocast_around_the_whole_step(session: Session):
         train(session, Two(), loss=lambda model, inputs: model(*inputs).float().square().mean())
 
 
-def autocast_without_its_cache(session: Session):
-    def loss(model, inputs):
-        with torch.autocast(device().type, torch.bfloat16, cache_enabled=False):
-            return model(*inputs).float().square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def autocast_without_its_cache(session, model, inputs):
+    with torch.autocast(device().type, torch.bfloat16, cache_enabled=False):
+        return model(*inputs).float().square().mean()
 
 
 def autocast_from_the_third_step(session: Session):
@@ -110,39 +105,29 @@ def bfloat16_weights(session: Session):
     train(session, Two().bfloat16(), batch=lambda step: tuple(part.bfloat16() for part in batch(step)))
 
 
-def half_precision_tower_beside_a_float_one(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            return self.a(x.bfloat16()).float() * self.b(y)
-
-    model = Net()
-    model.a.bfloat16()
-    train(session, model)
+@between(setup=lambda model: model.a.bfloat16())
+def half_precision_tower_beside_a_float_one(self, x, y):
+    return self.a(x.bfloat16()).float() * self.b(y)
 
 
-def model_made_bfloat16_in_mid_training(session: Session):
-    class Words(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.net = nn.Embedding(20, 32), tower()
+def _with_words(self, tokens):
+    return self.net(self.table(tokens))
 
-        def forward(self, tokens):
-            return self.net(self.table(tokens))
 
-    model = Two(Words(), Words())
+def _words(step):
+    generator = torch.Generator().manual_seed(step)
+    return moved(tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2)))
 
-    def words(step):
-        generator = torch.Generator().manual_seed(step)
-        return moved(tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2)))
 
-    train(
-        session,
-        model,
-        batch=words,
-        loss=lambda model, inputs: model(*inputs).float().square().mean(),
-        before=lambda step: model.bfloat16() if step == 2 else None,
-        optimizer_of=partial(torch.optim.SGD, lr=1e-2),
-    )
+@before_step(
+    model=lambda: Two(*alike(_with_words, table=lambda: nn.Embedding(20, 32), net=tower)),
+    batch=_words,
+    loss=lambda model, inputs: model(*inputs).float().square().mean(),
+    optimizer=sgd,
+)
+def model_made_bfloat16_in_mid_training(session, model, step):
+    if step == 2:
+        model.bfloat16()
 
 
 def model_made_double_in_mid_training(session: Session):
@@ -152,84 +137,49 @@ def model_made_double_in_mid_training(session: Session):
         model,
         loss=lambda model, inputs: squared(model, tuple(part.to(model.a[0].weight.dtype) for part in inputs)),
         before=lambda step: model.double() if step == 2 else None,
-        optimizer_of=partial(torch.optim.SGD, lr=1e-2),
+        optimizer=sgd,
         steps=5,
     )
 
 
-def complex_features(session: Session):
-    class Spectral(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(17, 17, dtype=torch.cfloat) / 8)
-            self.net = tower()
-
-        def forward(self, x):
-            return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
-
-    train(session, Two(Spectral(), Spectral()))
+@towers(weight=lambda: nn.Parameter(torch.randn(17, 17, dtype=torch.cfloat) / 8), net=tower)
+def complex_features(self, x):
+    return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
 
 
-def complex_results(session: Session):
-    class Complex(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.real, self.imaginary = tower(), nn.Linear(32, 32)
+def _complex(self, x):
+    return torch.complex(self.real(x), self.imaginary(x))
 
-        def forward(self, x):
-            return torch.complex(self.real(x), self.imaginary(x))
 
-    def loss(model, inputs):
-        return model(*inputs).abs().square().mean()
-
-    train(session, Two(Complex(), Complex()), loss=loss)
+@losses(model=lambda: Two(*alike(_complex, real=tower, imaginary=lambda: nn.Linear(32, 32))))
+def complex_results(session, model, inputs):
+    return model(*inputs).abs().square().mean()
 
 
 def deterministic_algorithms(session: Session):
-    class Scattered(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
+    def scatter(self, x):
+        return torch.zeros(8, 32, device=x.device).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
 
     torch.use_deterministic_algorithms(True)
     try:
-        train(session, Two(Scattered(), Scattered()))
+        train(session, Two(*alike(scatter)))
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def flags_of_backends_set_around_a_call(session: Session):
-    class Convolved(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Conv1d(1, 8, 5, padding=2)
-
-        def forward(self, x):
-            return self.net(x[:, None])
-
-    class Net(Two):
-        def forward(self, x, y):
-            with torch.backends.mkldnn.flags(enabled=False):
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net(Convolved(), Convolved()))
+@between(towers=lambda: alike(lambda self, x: self.net(x[:, None]), net=lambda: nn.Conv1d(1, 8, 5, padding=2)))
+def flags_of_backends_set_around_a_call(self, x, y):
+    with torch.backends.mkldnn.flags(enabled=False):
+        a = self.a(x)
+    return a * self.b(y)
 
 
-def fake_quantized_weights(session: Session):
-    class Quantized(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(32, 32) / 6)
-            self.register_buffer("scale", torch.tensor(0.05))
-            self.register_buffer("zero", torch.tensor(0, dtype=torch.int32))
-
-        def forward(self, x):
-            self.scale.copy_(self.weight.detach().abs().max() / 127)
-            weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, self.zero, -127, 127)
-            return functional.linear(x, weight)
-
-    train(session, Two(Quantized(), Quantized()))
+@towers(
+    weight=lambda: nn.Parameter(torch.randn(32, 32) / 6),
+    scale=lambda: torch.tensor(0.05),
+    zero=lambda: torch.tensor(0, dtype=torch.int32),
+)
+def fake_quantized_weights(self, x):
+    self.scale.copy_(self.weight.detach().abs().max() / 127)
+    weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, self.zero, -127, 127)
+    return functional.linear(x, weight)

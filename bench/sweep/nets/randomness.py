@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, tower, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, part, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -23,28 +23,18 @@ def dropout_rate_scheduled_to_zero(session: Session):
     train(session, model, before=lambda step: setattr(model.a[5], "p", max(0.0, 0.5 - 0.25 * step)))
 
 
-def dropout_that_draws_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = functional.dropout(self.a(x), 0.2, self.training)
-            return self.b(functional.dropout(y, 0.2, self.training)) * a
-
-    train(session, Net())
+@between()
+def dropout_that_draws_between_modules(self, x, y):
+    a = functional.dropout(self.a(x), 0.2, self.training)
+    return self.b(functional.dropout(y, 0.2, self.training)) * a
 
 
-def drop_path(session: Session):
-    class Dropped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
-
-        def forward(self, x):
-            for layer in self.layers:
-                keep = x.new_empty(len(x), 1).bernoulli_(0.7)
-                x = x + layer(x).relu() * keep.div_(0.7)
-            return x
-
-    train(session, Two(Dropped(), Dropped()))
+@towers(layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(4)))
+def drop_path(self, x):
+    for layer in self.layers:
+        keep = x.new_empty(len(x), 1).bernoulli_(0.7)
+        x = x + layer(x).relu() * keep.div_(0.7)
+    return x
 
 
 def _dropping_layers(draw):
@@ -81,115 +71,64 @@ def random_numbers_drawn_by_the_loop(session: Session):
     train(session, Two(tower(nn.Dropout(0.3))), before=drawn)
 
 
-def masked_spans_of_numpy(session: Session):
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.mask = tower(), nn.Parameter(torch.zeros(32))
-
-        def forward(self, x):
-            masked = np.zeros(len(x), dtype=bool)
-            for start in np.random.choice(len(x) - 4, 3, replace=False):
-                masked[start : start + 4] = True
-            return self.net(torch.where(torch.from_numpy(masked).to(x.device)[:, None], self.mask, x))
-
-    train(session, Two(Masked(), Masked()))
+@towers(net=tower, mask=lambda: nn.Parameter(torch.zeros(32)))
+def masked_spans_of_numpy(self, x):
+    masked = np.zeros(len(x), dtype=bool)
+    for start in np.random.choice(len(x) - 4, 3, replace=False):
+        masked[start : start + 4] = True
+    return self.net(torch.where(torch.from_numpy(masked).to(x.device)[:, None], self.mask, x))
 
 
-def masked_tokens(session: Session):
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            order = torch.rand(len(x), device=x.device).argsort()
-            kept = x[order[: len(x) // 2]]
-            return self.net(kept)[torch.randint(len(kept), (len(x),), device=x.device)]
-
-    train(session, Two(Masked(), Masked()))
+@towers()
+def masked_tokens(self, x):
+    order = torch.rand(len(x), device=x.device).argsort()
+    kept = x[order[: len(x) // 2]]
+    return self.net(kept)[torch.randint(len(kept), (len(x),), device=x.device)]
 
 
-def gumbel_softmax(session: Session):
-    class Sampling(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.book = tower(), nn.Linear(32, 32)
-
-        def forward(self, x):
-            return self.book(functional.gumbel_softmax(self.net(x), tau=0.5, hard=True))
-
-    train(session, Two(Sampling(), Sampling()))
+@towers(net=tower, book=lambda: nn.Linear(32, 32))
+def gumbel_softmax(self, x):
+    return self.book(functional.gumbel_softmax(self.net(x), tau=0.5, hard=True))
 
 
-def variational_sampling(session: Session):
-    class Sampling(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.mean, self.scale = tower(), nn.Linear(32, 32), nn.Linear(32, 32)
-
-        def forward(self, x):
-            hidden = self.net(x)
-            return torch.distributions.Normal(self.mean(hidden), self.scale(hidden).exp()).rsample()
-
-    train(session, Two(Sampling(), Sampling()))
+@towers(net=tower, mean=lambda: nn.Linear(32, 32), scale=lambda: nn.Linear(32, 32))
+def variational_sampling(self, x):
+    hidden = self.net(x)
+    return torch.distributions.Normal(self.mean(hidden), self.scale(hidden).exp()).rsample()
 
 
-def generator_of_its_own(session: Session):
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.generator = tower(), torch.Generator(device()).manual_seed(3)
-
-        def forward(self, x):
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator, device=x.device))
-
-    train(session, Two(Noisy(), Noisy()))
+@towers(net=tower, generator=lambda: torch.Generator(device()).manual_seed(3))
+def generator_of_its_own(self, x):
+    return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator, device=x.device))
 
 
 def generator_shared_by_towers(session: Session):
     generator = torch.Generator(device()).manual_seed(3)
 
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
+    def noisy(self, x):
+        return self.net(x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device))
 
-        def forward(self, x):
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device))
-
-    train(session, Two(Noisy(), Noisy()))
+    train(session, Two(*alike(noisy)))
 
 
 def seed_set_in_forward(session: Session):
-    class Seeded(nn.Module):
-        def __init__(self, seed):
-            super().__init__()
-            self.net, self.seed = tower(nn.Dropout(0.2)), seed
+    def seeded(self, x):
+        torch.manual_seed(self.seed)
+        return self.net(x)
 
-        def forward(self, x):
-            torch.manual_seed(self.seed)
-            return self.net(x)
-
-    train(session, Two(Seeded(1), Seeded(2)))
+    train(session, Two(*(part(seeded, net=lambda: tower(nn.Dropout(0.2)), seed=seed) for seed in (1, 2))))
 
 
-def forked_random_numbers(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(5)
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net(tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))
+@between(towers=lambda: (tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))
+def forked_random_numbers(self, x, y):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        a = self.a(x)
+    return a * self.b(y)
 
 
-def mixup_by_a_random_order(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            share = float(np.random.beta(0.4, 0.4))
-            order = torch.randperm(len(x), device=x.device)
-            return self.a(share * x + (1 - share) * x[order]) * self.b(y)
-
-    train(session, Net(tower(nn.Dropout(0.1))), batch=lambda step: batch(step, 32))
+@between(towers=lambda: (tower(nn.Dropout(0.1)),), batch=lambda step: batch(step, 32))
+def mixup_by_a_random_order(self, x, y):
+    share = float(np.random.beta(0.4, 0.4))
+    order = torch.randperm(len(x), device=x.device)
+    return self.a(share * x + (1 - share) * x[order]) * self.b(y)

@@ -1,201 +1,192 @@
-"""Arguments and results of all kinds: dicts, dataclasses, lists that vary, aliases, None, keywords, generators."""
+"""Results of all kinds: dicts, dataclasses, lists that vary, aliases, None, generators."""
 
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from bench.sweep.nets.pieces import Two, tower, train
+from bench.sweep.nets.pieces import alike, between, losses, tower, train
 from bench.sweep.session import Session
 
 
-def _net(result, glue, a=None):
+def _net(result: Callable[..., Any], glue: Callable[..., Any]) -> nn.Module:
     """Returns two towers, each of which makes ``result`` of itself, its input and its net's result."""
 
-    class Made(nn.Module):
+    class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = tower()
+            self.a, self.b = alike(lambda self, x: result(self, x, self.net(x)))
 
-        def forward(self, x):
-            return result(self, x, self.net(x))
-
-    class Net(Two):
         def forward(self, x, y):
             return glue(self.a(x), self.b(y))
 
-    return Net(a or Made(), Made())
+    return Net()
 
 
-def dict_results(session: Session):
-    model = _net(
-        lambda self, x, made: {"made": made, "norm": made.norm(dim=1)}, lambda a, b: a["made"] * b["norm"][:, None]
-    )
-    train(session, model)
+def _glued(glue: Callable[..., Any], steps: int = 4) -> Callable[..., Callable[[Session], None]]:
+    """Makes a case of a function that makes the towers' results; ``glue`` joins those of both."""
+
+    def case(result):
+        def run(session: Session) -> None:
+            train(session, _net(result, glue), steps=steps)
+
+        run.__module__ = result.__module__
+        return run
+
+    return case
 
 
-def named_tuple_results(session: Session):
-    made_of = namedtuple("made_of", "made extra")
-    train(session, _net(lambda self, x, made: made_of(made, made.mean(1)), lambda a, b: a.made * b.extra[:, None]))
+@_glued(lambda a, b: a["made"] * b["norm"][:, None])
+def dict_results(self, x, made):
+    return {"made": made, "norm": made.norm(dim=1)}
 
 
-def dataclass_results(session: Session):
-    @dataclass
-    class Made:
-        made: torch.Tensor
-        extra: torch.Tensor | None = None
-
-    train(session, _net(lambda self, x, made: Made(made, made.tanh()), lambda a, b: a.made * b.extra))
+_Named = namedtuple("_Named", "made extra")
 
 
-def model_output_results(session: Session):
-    def result(self, x, made):
-        return BaseModelOutput(last_hidden_state=made, hidden_states=(x, made), attentions=None)
-
-    train(session, _net(result, lambda a, b: a.last_hidden_state * b.hidden_states[1] + b[0] + a.to_tuple()[1][0]))
+@_glued(lambda a, b: a.made * b.extra[:, None])
+def named_tuple_results(self, x, made):
+    return _Named(made, made.mean(1))
 
 
-def model_output_of_its_own(session: Session):
-    @dataclass
-    class Made(ModelOutput):
-        made: torch.FloatTensor | None = None
-        loss: torch.FloatTensor | None = None
-
-    def loss(model, inputs):
-        made = model(*inputs)
-        return made.loss + made["made"].square().mean()
-
-    model = _net(
-        lambda self, x, made: Made(made=made, loss=made.abs().mean()),
-        lambda a, b: Made(made=a.made * b.made, loss=a.loss + b.loss),
-    )
-    train(session, model, loss=loss)
+@dataclass
+class _Data:
+    made: torch.Tensor
+    extra: torch.Tensor | None = None
 
 
-def results_of_a_class_of_its_own(session: Session):
-    class Made:
-        def __init__(self, made):
-            self.made = made
-
-    train(session, _net(lambda self, x, made: Made(made), lambda a, b: a.made * b.made))
+@_glued(lambda a, b: a.made * b.extra)
+def dataclass_results(self, x, made):
+    return _Data(made, made.tanh())
 
 
-def list_results_that_vary_in_length(session: Session):
-    def result(self, x, made):
-        return [made * (index + 1) for index in range(1 + int(x[0, 0] > 0))]
-
-    train(session, _net(result, lambda a, b: sum(a) * sum(b)), steps=6)
+@_glued(lambda a, b: a.last_hidden_state * b.hidden_states[1] + b[0] + a.to_tuple()[1][0])
+def model_output_results(self, x, made):
+    return BaseModelOutput(last_hidden_state=made, hidden_states=(x, made), attentions=None)
 
 
-def results_with_none_and_numbers(session: Session):
-    train(session, _net(lambda self, x, made: (made, None, 3, "text", made.shape), lambda a, b: a[0] * b[0] * a[2]))
+@dataclass
+class _Output(ModelOutput):
+    made: torch.FloatTensor | None = None
+    loss: torch.FloatTensor | None = None
 
 
-def result_is_none_on_some_steps(session: Session):
-    def glue(a, b):
-        return a[0] * b[0] if b[1] is None else a[0] * b[1]
-
-    train(session, _net(lambda self, x, made: (made, made.tanh() if x[0, 0] > 0 else None), glue), steps=6)
-
-
-def tower_that_only_keeps_its_result(session: Session):
-    class Keeping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            self.made = self.net(x)
-
-    class Net(Two):
-        def forward(self, x, y):
-            self.a(x)
-            self.b(y)
-            return self.a.made * self.b.made
-
-    train(session, Net(Keeping(), Keeping()))
-
-
-def generator_as_a_result(session: Session):
-    class Yielding(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).tanh()
-                yield x
-
-    class Net(Two):
-        def forward(self, x, y):
-            return sum(a * b for a, b in zip(self.a(x), self.b(y), strict=True))
-
-    train(session, Net(Yielding(), Yielding()))
-
-
-def input_passed_through(session: Session):
-    train(session, _net(lambda self, x, made: (made, x), lambda a, b: a[0] * b[1] + b[0] * a[1]))
-
-
-def input_returned_as_a_view(session: Session):
-    train(
-        session,
-        _net(lambda self, x, made: (made, x[:, ::2], x.T), lambda a, b: a[0][:, ::2] * b[1] + (b[0] @ a[2]).sum()),
+def _output_net() -> nn.Module:
+    return _net(
+        lambda self, x, made: _Output(made=made, loss=made.abs().mean()),
+        lambda a, b: _Output(made=a.made * b.made, loss=a.loss + b.loss),
     )
 
 
-def tower_switched_off_returns_its_input(session: Session):
-    class Switched(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.is_on = tower(), True
-
-        def forward(self, x):
-            return self.net(x) if self.is_on else x
-
-    model = Two(Switched(), Switched())
-    train(session, model, before=lambda step: setattr(model.a, "is_on", step != 2), steps=5)
+@losses(model=_output_net)
+def model_output_of_its_own(session, model, inputs):
+    made = model(*inputs)
+    return made.loss + made["made"].square().mean()
 
 
-def results_that_are_views_of_each_other(session: Session):
-    def glue(a, b):
-        a[0].mul_(2)
-        return a[1] * b[1] + b[0].sum()
-
-    train(session, _net(lambda self, x, made: (made, made[:, :8], made.view(-1, 4, 8)), glue))
+class _Own:
+    def __init__(self, made):
+        self.made = made
 
 
-def the_same_tensor_twice(session: Session):
-    train(session, _net(lambda self, x, made: (made, made), lambda a, b: a[0] * b[1] + a[1] * b[0]))
+@_glued(lambda a, b: a.made * b.made)
+def results_of_a_class_of_its_own(self, x, made):
+    return _Own(made)
 
 
-def parameter_as_a_result(session: Session):
-    model = _net(
-        lambda self, x, made: (made, self.net[0].weight), lambda a, b: a[0] * b[0] + (a[1] - b[1]).square().mean()
-    )
-    train(session, model)
+@_glued(lambda a, b: sum(a) * sum(b), steps=6)
+def list_results_that_vary_in_length(self, x, made):
+    return [made * (index + 1) for index in range(1 + int(x[0, 0] > 0))]
 
 
-def buffer_as_a_result(session: Session):
-    class Offset(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-            self.register_buffer("offset", torch.ones(32))
+@_glued(lambda a, b: a[0] * b[0] * a[2])
+def results_with_none_and_numbers(self, x, made):
+    return made, None, 3, "text", made.shape
 
-        def forward(self, x):
-            self.offset += 1
-            return self.net(x), self.offset
 
-    class Net(Two):
-        def forward(self, x, y):
-            (a, more), (b, less) = self.a(x), self.b(y)
-            return a * b + more - less * 2
+@_glued(lambda a, b: a[0] * b[0] if b[1] is None else a[0] * b[1], steps=6)
+def result_is_none_on_some_steps(self, x, made):
+    return made, made.tanh() if x[0, 0] > 0 else None
 
-    train(session, Net(Offset(), Offset()))
+
+def _keep(self, x):
+    self.made = self.net(x)
+
+
+@between(towers=lambda: alike(_keep))
+def tower_that_only_keeps_its_result(self, x, y):
+    self.a(x)
+    self.b(y)
+    return self.a.made * self.b.made
+
+
+def _yield(self, x):
+    for layer in self.layers:
+        x = layer(x).tanh()
+        yield x
+
+
+@between(towers=lambda: alike(_yield, layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(3))))
+def generator_as_a_result(self, x, y):
+    return sum(a * b for a, b in zip(self.a(x), self.b(y), strict=True))
+
+
+@_glued(lambda a, b: a[0] * b[1] + b[0] * a[1])
+def input_passed_through(self, x, made):
+    return made, x
+
+
+@_glued(lambda a, b: a[0][:, ::2] * b[1] + (b[0] @ a[2]).sum())
+def input_returned_as_a_view(self, x, made):
+    return made, x[:, ::2], x.T
+
+
+def _switch(self, x):
+    return self.net(x) if self.is_on else x
+
+
+@between(
+    towers=lambda: alike(_switch, net=tower, is_on=True),
+    before=lambda model, step: setattr(model.a, "is_on", step != 2),
+    steps=5,
+)
+def tower_switched_off_returns_its_input(self, x, y):
+    return self.a(x) * self.b(y)
+
+
+def _views_joined(a, b):
+    a[0].mul_(2)
+    return a[1] * b[1] + b[0].sum()
+
+
+@_glued(_views_joined)
+def results_that_are_views_of_each_other(self, x, made):
+    return made, made[:, :8], made.view(-1, 4, 8)
+
+
+@_glued(lambda a, b: a[0] * b[1] + a[1] * b[0])
+def the_same_tensor_twice(self, x, made):
+    return made, made
+
+
+@_glued(lambda a, b: a[0] * b[0] + (a[1] - b[1]).square().mean())
+def parameter_as_a_result(self, x, made):
+    return made, self.net[0].weight
+
+
+def _offset(self, x):
+    self.offset += 1
+    return self.net(x), self.offset
+
+
+@between(towers=lambda: alike(_offset, net=tower, offset=lambda: torch.ones(32)))
+def buffer_as_a_result(self, x, y):
+    (a, more), (b, less) = self.a(x), self.b(y)
+    return a * b + more - less * 2

@@ -7,175 +7,126 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from bench.sweep.device import moved
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Two, alike, batch, between, losses, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
-def layer_skipped_by_value(session: Session):
-    class Skipping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.drop, self.last = nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 32)
+@towers(steps=8, first=lambda: nn.Linear(32, 32), drop=lambda: nn.Dropout(0.5), last=lambda: nn.Linear(32, 32))
+def layer_skipped_by_value(self, x):
+    hidden = self.first(x)
+    if x[0, 0] > 0:
+        hidden = self.drop(hidden)
+    return self.last(hidden)
 
+
+@towers(
+    batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)),
+    steps=6,
+    layers=lambda: nn.ModuleList(nn.Linear(32, 32) for _ in range(6)),
+)
+def early_exit(self, x):
+    for layer in self.layers:
+        x = layer(x).tanh()
+        if x.abs().mean() < 0.2:
+            break
+    return x
+
+
+@towers(cell=lambda: nn.GRUCell(32, 32), halt=lambda: nn.Linear(32, 1))
+def halting_by_value(self, x):
+    hidden, budget = torch.zeros_like(x), 0.0
+    while budget < 2:
+        hidden = self.cell(x, hidden)
+        budget += self.halt(hidden).sigmoid().mean().item()
+    return hidden
+
+
+@between(towers=lambda: alike(lambda self, x: self.net(x[x[:, 0] > 0])), steps=6)
+def result_of_another_length_for_the_same_shapes(self, x, y):
+    a, b = self.a(x), self.b(y)
+    return a.mean(0) * b.sum(0)
+
+
+@between()
+def rows_chosen_between_modules(self, x, y):
+    a = self.a(x)
+    kept = a.norm(dim=1).topk(16).indices
+    return self.b(y[kept]) * a[kept]
+
+
+@between(steps=6)
+def number_of_rows_depends_on_a_result(self, x, y):
+    a = self.a(x)
+    kept = (a[:, 0] > 0).nonzero()[:, 0]
+    return self.b(y[kept]).sum(0) + a.mean(0)
+
+
+def _routed(**settings):
+    """Makes a case of a function that routes rows to four experts by the weights of a gate."""
+
+    def case(route):
         def forward(self, x):
-            hidden = self.first(x)
-            if x[0, 0] > 0:
-                hidden = self.drop(hidden)
-            return self.last(hidden)
+            return route(self, x, self.gate(x).softmax(-1))
 
-    train(session, Two(Skipping(), Skipping()), steps=8)
+        def run(session: Session) -> None:
+            expert = lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))  # noqa: E731
+            experts = lambda: nn.ModuleList(expert() for _ in range(4))  # noqa: E731
+            train(session, Two(*alike(forward, gate=lambda: nn.Linear(32, 4), experts=experts)), **settings)
 
+        run.__module__ = route.__module__
+        return run
 
-def early_exit(session: Session):
-    class Exiting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).tanh()
-                if x.abs().mean() < 0.2:
-                    break
-            return x
-
-    train(
-        session, Two(Exiting(), Exiting()), batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)), steps=6
-    )
+    return case
 
 
-def halting_by_value(session: Session):
-    class Pondering(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.halt = nn.GRUCell(32, 32), nn.Linear(32, 1)
-
-        def forward(self, x):
-            hidden, budget = torch.zeros_like(x), 0.0
-            while budget < 2:
-                hidden = self.cell(x, hidden)
-                budget += self.halt(hidden).sigmoid().mean().item()
-            return hidden
-
-    train(session, Two(Pondering(), Pondering()))
+@_routed()
+def experts_by_topk_and_nonzero(self, x, weights):
+    top, chosen = weights.topk(2)
+    made = torch.zeros_like(x)
+    for index, expert in enumerate(self.experts):
+        rows, places = (chosen == index).nonzero(as_tuple=True)
+        made.index_add_(0, rows, expert(x[rows]) * top[rows, places, None])
+    return made
 
 
-def result_of_another_length_for_the_same_shapes(session: Session):
-    class Trimmed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-
-        def forward(self, x):
-            return self.net(x[x[:, 0] > 0])
-
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            return a.mean(0) * b.sum(0)
-
-    train(session, Net(Trimmed(), Trimmed()), steps=6)
+@_routed()
+def experts_by_bincount_and_split(self, x, weights):
+    top, chosen = weights.max(-1)
+    order = chosen.argsort(stable=True)
+    counts = chosen.bincount(minlength=4).tolist()
+    parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
+    return torch.cat(parts)[order.argsort()] * top[:, None]
 
 
-def rows_chosen_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            kept = a.norm(dim=1).topk(16).indices
-            return self.b(y[kept]) * a[kept]
-
-    train(session, Net())
-
-
-def number_of_rows_depends_on_a_result(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            kept = (a[:, 0] > 0).nonzero()[:, 0]
-            return self.b(y[kept]).sum(0) + a.mean(0)
-
-    train(session, Net(), steps=6)
+@_routed(batch=lambda step: batch(step, 4), steps=6)
+def experts_skipped_where_nobody_comes(self, x, weights):
+    chosen = weights.argmax(-1)
+    made = x.clone()
+    for index in chosen.unique().tolist():
+        made[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
+    return made
 
 
-class Experts(nn.Module):
-    def __init__(self, route) -> None:
-        super().__init__()
-        self.gate, self.route = nn.Linear(32, 4), route
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(4))
-
-    def forward(self, x):
-        return self.route(self, x, self.gate(x).softmax(-1))
+@_routed(loss=lambda model, inputs: squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance))
+def experts_with_a_balancing_loss(self, x, weights):
+    self.balance = weights.mean(0).square().sum()
+    return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
 
 
-def experts_by_topk_and_nonzero(session: Session):
-    def route(self, x, weights):
-        top, chosen = weights.topk(2)
-        made = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows, places = (chosen == index).nonzero(as_tuple=True)
-            made.index_add_(0, rows, expert(x[rows]) * top[rows, places, None])
-        return made
-
-    train(session, Two(Experts(route), Experts(route)))
+@towers(lstm=lambda: nn.LSTM(8, 16, batch_first=True, bidirectional=True))
+def packed_sequences(self, x):
+    lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
+    packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
+    made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
+    return made.flatten(1)
 
 
-def experts_by_bincount_and_split(session: Session):
-    def route(self, x, weights):
-        top, chosen = weights.max(-1)
-        order = chosen.argsort(stable=True)
-        counts = chosen.bincount(minlength=4).tolist()
-        parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
-        return torch.cat(parts)[order.argsort()] * top[:, None]
-
-    train(session, Two(Experts(route), Experts(route)))
-
-
-def experts_skipped_where_nobody_comes(session: Session):
-    def route(self, x, weights):
-        chosen = weights.argmax(-1)
-        made = x.clone()
-        for index in chosen.unique().tolist():
-            made[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
-        return made
-
-    train(session, Two(Experts(route), Experts(route)), batch=lambda step: batch(step, 4), steps=6)
-
-
-def experts_with_a_balancing_loss(session: Session):
-    def route(self, x, weights):
-        self.balance = weights.mean(0).square().sum()
-        return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
-
-    def loss(model, inputs):
-        return squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance)
-
-    train(session, Two(Experts(route), Experts(route)), loss=loss)
-
-
-def packed_sequences(session: Session):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = nn.LSTM(8, 16, batch_first=True, bidirectional=True)
-
-        def forward(self, x):
-            lengths = (x[:, 0].abs() * 2).long().remainder(4).cpu() + 1
-            packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
-            made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
-            return made.flatten(1)
-
-    train(session, Two(Recurrent(), Recurrent()))
-
-
-def packed_sequence_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
-            a, _ = self.a(packed)
-            b, _ = self.b(y.view(-1, 4, 8))
-            return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
-
-    train(session, Net(*(nn.GRU(8, 16, batch_first=True) for _ in range(2))))
+@between(towers=lambda: tuple(nn.GRU(8, 16, batch_first=True) for _ in range(2)))
+def packed_sequence_between_modules(self, x, y):
+    packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
+    a, _ = self.a(packed)
+    b, _ = self.b(y.view(-1, 4, 8))
+    return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
 
 
 def sequences_of_other_lengths_each_step(session: Session):
@@ -187,17 +138,10 @@ def sequences_of_other_lengths_each_step(session: Session):
     train(session, Two(), batch=padded, steps=6)
 
 
-def nested_tensors(session: Session):
-    class Ragged(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(32, 32)
-
-        def forward(self, x):
-            parts = torch.nested.nested_tensor([x[:20], x[20:]], layout=torch.jagged, requires_grad=False)
-            return torch.cat(self.net(parts).unbind())
-
-    train(session, Two(Ragged(), Ragged()))
+@towers(net=lambda: nn.Linear(32, 32))
+def nested_tensors(self, x):
+    parts = torch.nested.nested_tensor([x[:20], x[20:]], layout=torch.jagged, requires_grad=False)
+    return torch.cat(self.net(parts).unbind())
 
 
 def batches_of_other_sizes(session: Session):
@@ -208,57 +152,41 @@ def last_batch_is_smaller(session: Session):
     train(session, Two(tower(nn.BatchNorm1d(32))), batch=lambda step: batch(step, 10 if step == 3 else 64), steps=5)
 
 
-def empty_batch(session: Session):
-    def loss(model, inputs):
-        return model(*inputs).square().sum()
-
-    train(session, Two(), loss=loss, batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
+@losses(batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
+def empty_batch(session, model, inputs):
+    return model(*inputs).square().sum()
 
 
 def batch_of_one(session: Session):
     train(session, Two(), batch=lambda step: batch(step, 1))
 
 
-def tower_called_on_some_steps_only(session: Session):
-    class Net(Two):
-        steps = 0
-
-        def forward(self, x, y):
-            self.steps += 1
-            a = self.a(x)
-            return a if self.steps % 3 == 0 else a * self.b(y)
-
-    train(session, Net(), steps=6)
+@between(steps=6, calls=0)
+def tower_called_on_some_steps_only(self, x, y):
+    self.calls += 1
+    a = self.a(x)
+    return a if self.calls % 3 == 0 else a * self.b(y)
 
 
-def missing_modality(session: Session):
-    class Net(Two):
-        def forward(self, x, y=None):
-            a = self.a(x)
-            return a if y is None else a + self.b(y)
-
-    train(session, Net(), batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
+@between(batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
+def missing_modality(self, x, y=None):
+    a = self.a(x)
+    return a if y is None else a + self.b(y)
 
 
-def towers_called_in_another_order(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            if x.sum() > 0:
-                return self.a(x) - self.b(y)
-            b = self.b(y)
-            return b * self.a(x)
-
-    train(session, Net(), steps=6)
+@between(steps=6)
+def towers_called_in_another_order(self, x, y):
+    if x.sum() > 0:
+        return self.a(x) - self.b(y)
+    b = self.b(y)
+    return b * self.a(x)
 
 
-def tower_called_in_a_loop(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            for _ in range(3):
-                x = self.a(x) + x
-            return x * self.b(y)
-
-    train(session, Net())
+@between()
+def tower_called_in_a_loop(self, x, y):
+    for _ in range(3):
+        x = self.a(x) + x
+    return x * self.b(y)
 
 
 def recursion(session: Session):
@@ -296,59 +224,46 @@ def module_that_calls_its_parent(session: Session):
     train(session, Net())
 
 
-def greedy_decoding(session: Session):
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.table, self.out = nn.GRUCell(32, 32), nn.Embedding(16, 32), nn.Linear(32, 16)
-
-        def forward(self, state):
-            token, logits = torch.zeros(len(state), dtype=torch.long, device=state.device), []
-            for _ in range(6):
-                state = self.cell(self.table(token), state)
-                logits.append(self.out(state))
-                token = logits[-1].argmax(1)
-                if (token == 3).all():
-                    break
-            return torch.stack(logits, 1)
-
-    class Net(Two):
-        def forward(self, x, y):
-            return self.a(x).sum(1) * self.b(y).sum(1)
-
-    train(session, Net(Decoder(), Decoder()))
+def _decode(self, state):
+    token, logits = torch.zeros(len(state), dtype=torch.long, device=state.device), []
+    for _ in range(6):
+        state = self.cell(self.table(token), state)
+        logits.append(self.out(state))
+        token = logits[-1].argmax(1)
+        if (token == 3).all():
+            break
+    return torch.stack(logits, 1)
 
 
-def numbers_taken_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            scale = 1.0 + abs(a.mean().item()) + sum(a[0].tolist()[:3])
-            text = f"{a.std():.3f} {a.detach()[0, :2]}"  # with its grad_fn, whose name differs, docs/limits.md
-            return self.b(y * scale) * a * len(text)
-
-    train(session, Net())
-
-
-def numpy_between_modules(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            order = a.detach().cpu().numpy().sum(1).argsort()
-            return a[torch.from_numpy(order).to(x.device)] * self.b(y)
-
-    train(session, Net())
+@between(
+    towers=lambda: alike(
+        _decode,
+        cell=lambda: nn.GRUCell(32, 32),
+        table=lambda: nn.Embedding(16, 32),
+        out=lambda: nn.Linear(32, 16),
+    )
+)
+def greedy_decoding(self, x, y):
+    return self.a(x).sum(1) * self.b(y).sum(1)
 
 
-def numpy_within_a_tower(session: Session):
-    class Sorted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
+@between()
+def numbers_taken_between_modules(self, x, y):
+    a = self.a(x)
+    scale = 1.0 + abs(a.mean().item()) + sum(a[0].tolist()[:3])
+    text = f"{a.std():.3f} {a.detach()[0, :2]}"  # with its grad_fn, whose name differs, docs/limits.md
+    return self.b(y * scale) * a * len(text)
 
-        def forward(self, x):
-            made = self.net(x)
-            order = made.detach().cpu().numpy()[:, 0].argsort().copy()
-            return made[torch.as_tensor(order, device=x.device)]
 
-    train(session, Two(Sorted(), Sorted()))
+@between()
+def numpy_between_modules(self, x, y):
+    a = self.a(x)
+    order = a.detach().cpu().numpy().sum(1).argsort()
+    return a[torch.from_numpy(order).to(x.device)] * self.b(y)
+
+
+@towers()
+def numpy_within_a_tower(self, x):
+    made = self.net(x)
+    order = made.detach().cpu().numpy()[:, 0].argsort().copy()
+    return made[torch.as_tensor(order, device=x.device)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from bench.sweep.nets.pieces import Both, Two, batch, squared, tower, train
+from bench.sweep.nets.pieces import Both, Two, alike, batch, between, losses, net, part, squared, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -21,144 +20,111 @@ class Reversed(torch.autograd.Function):
         return -ctx.scale * gradient, None
 
 
-def reversed_gradients(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            return a.sum(1) + self.b(Reversed.apply(a, 0.5)).sum(1) + y.sum(1)
-
-    train(session, Net())
+@between()
+def reversed_gradients(self, x, y):
+    a = self.a(x)
+    return a.sum(1) + self.b(Reversed.apply(a, 0.5)).sum(1) + y.sum(1)
 
 
 def reversed_gradients_within_a_tower(session: Session):
-    class Adversary(nn.Module):
-        def __init__(self, scale):
-            super().__init__()
-            self.net, self.scale = tower(), scale
+    def adversary(self, x):
+        return Reversed.apply(self.net(x), self.scale)
 
-        def forward(self, x):
-            return Reversed.apply(self.net(x), self.scale)
-
-    train(session, Two(Adversary(0.1), Adversary(0.2)))
+    train(session, Two(*(part(adversary, net=tower, scale=scale) for scale in (0.1, 0.2))))
 
 
-def function_that_writes_its_input(session: Session):
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            return x.mul_(2)
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
-    class Net(Two):
-        def forward(self, x, y):
-            return Doubled.apply(self.a(x)) * self.b(y)
-
-    train(session, Net())
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
 
 
-def function_with_an_index_as_a_result(session: Session):
-    class Largest(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            values, places = x.max(1)
-            ctx.mark_non_differentiable(places)
-            ctx.save_for_backward(places)
-            ctx.width = x.shape[1]
-            return values, places
-
-        @staticmethod
-        def backward(ctx, gradient, _):
-            (places,) = ctx.saved_tensors
-            return functional.one_hot(places, ctx.width) * gradient[:, None]
-
-    class Net(Two):
-        def forward(self, x, y):
-            values, places = Largest.apply(self.a(x))
-            return values[:, None] * self.b(y) + places[:, None]
-
-    train(session, Net())
+@between()
+def function_that_writes_its_input(self, x, y):
+    return _Doubled.apply(self.a(x)) * self.b(y)
 
 
-def straight_through(session: Session):
-    class Rounded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.max(1)
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        ctx.width = x.shape[1]
+        return values, places
 
-        def forward(self, x):
-            made = self.net(x)
-            return made + ((made * 8).round() / 8 - made).detach()
-
-    train(session, Two(Rounded(), Rounded()))
-
-
-def quantized_with_a_moving_codebook(session: Session):
-    class Quantized(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = tower()
-            self.register_buffer("book", torch.randn(16, 32))
-            self.register_buffer("counts", torch.zeros(16))
-
-        def forward(self, x):
-            made = self.net(x)
-            nearest = torch.cdist(made.detach(), self.book).argmin(1)
-            quantized = self.book[nearest]
-            if self.training:
-                hot = functional.one_hot(nearest, 16).float()
-                self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
-                sums = hot.T @ made.detach()
-                self.book.mul_(0.9).add_(0.1 * sums / (hot.sum(0)[:, None] + 1))
-            return made + (quantized - made).detach(), functional.mse_loss(made, quantized)
-
-    def loss(model, inputs):
-        (a, first), (b, second) = model(*inputs)
-        return (a * b).square().mean() + first + second
-
-    train(session, Both(Quantized(), Quantized()), loss=loss)
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (places,) = ctx.saved_tensors
+        return functional.one_hot(places, ctx.width) * gradient[:, None]
 
 
-def in_place_operations_on_results(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a, b = self.a(x), self.b(y)
-            a += b
-            b[:, :4] = a[:, :4].detach()
-            return a.clamp_(-1, 1) * b
-
-    train(session, Net())
+@between()
+def function_with_an_index_as_a_result(self, x, y):
+    values, places = _Largest.apply(self.a(x))
+    return values[:, None] * self.b(y) + places[:, None]
 
 
-def in_place_operation_on_an_input_after_its_call(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            hidden = x * 2
-            a = self.a(hidden.detach())
-            hidden.zero_()
-            return a * self.b(y) + hidden
-
-    model = Net()
-    model.a.requires_grad_(False)
-    train(session, model)
+@towers()
+def straight_through(self, x):
+    made = self.net(x)
+    return made + ((made * 8).round() / 8 - made).detach()
 
 
-def in_place_operation_on_the_users_batch(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            y.mul_(0.5)
-            return a * self.b(y)
+def _quantize(self, x):
+    made = self.net(x)
+    nearest = torch.cdist(made.detach(), self.book).argmin(1)
+    quantized = self.book[nearest]
+    if self.training:
+        hot = functional.one_hot(nearest, 16).float()
+        self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+        sums = hot.T @ made.detach()
+        self.book.mul_(0.9).add_(0.1 * sums / (hot.sum(0)[:, None] + 1))
+    return made + (quantized - made).detach(), functional.mse_loss(made, quantized)
 
-    def loss(model, inputs):
-        found = model(*inputs).square().mean()
-        session.note(inputs[1])
-        return found
 
-    train(session, Net(), loss=loss)
+@losses(
+    model=lambda: Both(
+        *alike(_quantize, net=tower, book=lambda: torch.randn(16, 32), counts=lambda: torch.zeros(16)),
+    )
+)
+def quantized_with_a_moving_codebook(session, model, inputs):
+    (a, first), (b, second) = model(*inputs)
+    return (a * b).square().mean() + first + second
+
+
+@between()
+def in_place_operations_on_results(self, x, y):
+    a, b = self.a(x), self.b(y)
+    a += b
+    b[:, :4] = a[:, :4].detach()
+    return a.clamp_(-1, 1) * b
+
+
+@between(setup=lambda model: model.a.requires_grad_(False))
+def in_place_operation_on_an_input_after_its_call(self, x, y):
+    hidden = x * 2
+    a = self.a(hidden.detach())
+    hidden.zero_()
+    return a * self.b(y) + hidden
+
+
+def _halve(self, x, y):
+    a = self.a(x)
+    y.mul_(0.5)
+    return a * self.b(y)
+
+
+@losses(model=lambda: net(_halve))
+def in_place_operation_on_the_users_batch(session, model, inputs):
+    result = model(*inputs).square().mean()
+    session.note(inputs[1])
+    return result
 
 
 def batch_overwritten_after_the_call(session: Session):
@@ -177,20 +143,14 @@ def batch_overwritten_after_the_call(session: Session):
         session.note(loss.item())
 
 
-def views_of_results(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            left, right = self.a(x).chunk(2, 1)
-            up, down = self.b(y).view(-1, 2, 16).unbind(1)
-            return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
-
-    train(session, Net())
+@between()
+def views_of_results(self, x, y):
+    left, right = self.a(x).chunk(2, 1)
+    up, down = self.b(y).view(-1, 2, 16).unbind(1)
+    return torch.cat([left * down, right.T.contiguous().T * up], 1).expand(2, -1, -1)
 
 
-def result_detached_for_one_of_its_users(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            a = self.a(x)
-            return self.b(a.detach() + y) * a
-
-    train(session, Net())
+@between()
+def result_detached_for_one_of_its_users(self, x, y):
+    a = self.a(x)
+    return self.b(a.detach() + y) * a

@@ -6,21 +6,30 @@ import torch
 from torch import nn
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, squared, tower, train, train_step
+from bench.sweep.nets.pieces import (
+    Two,
+    adamw,
+    batch,
+    before_step,
+    between,
+    losses,
+    squared,
+    stepping,
+    tower,
+    train,
+    train_step,
+)
 from bench.sweep.session import Session
 
 
-def gradients_accumulated(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step in range(8):
-        loss = squared(model, batch(step)) / 3
-        loss.backward()
-        session.note(loss.item())
-        if step % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
+@stepping(optimizer=adamw, steps=8)
+def gradients_accumulated(session, model, optimizer, step):
+    loss = squared(model, batch(step)) / 3
+    loss.backward()
+    session.note(loss.item())
+    if step % 3 == 2:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def gradients_clipped(session: Session):
@@ -67,22 +76,17 @@ def an_optimizer_for_each_module(session: Session):
         session.note(loss.item())
 
 
-def parameter_groups_added(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.AdamW(model.a.parameters(), 1e-3)
-    for step in range(4):
-        if step == 2:
-            optimizer.add_param_group({"params": model.b.parameters(), "lr": 1e-2})
-        train_step(session, model, optimizer, step)
+@stepping(optimizer=lambda model: torch.optim.AdamW(model.a.parameters(), 1e-3))
+def parameter_groups_added(session, model, optimizer, step):
+    if step == 2:
+        optimizer.add_param_group({"params": model.b.parameters(), "lr": 1e-2})
+    train_step(session, model, optimizer, step)
 
 
-def penalty_on_all_parameters(session: Session):
-    def loss(model, inputs):
-        penalty = sum(parameter.square().sum() for parameter in model.parameters())
-        return squared(model, inputs) + 1e-4 * penalty
-
-    train(session, Two(), loss=loss)
+@losses()
+def penalty_on_all_parameters(session, model, inputs):
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    return squared(model, inputs) + 1e-4 * penalty
 
 
 def norms_of_parameters_noted(session: Session):
@@ -90,27 +94,19 @@ def norms_of_parameters_noted(session: Session):
     train(session, model, after=lambda step: session.note(*[p.norm().item() for p in model.parameters()]))
 
 
-def weights_changed_by_the_loop(session: Session):
-    model = Two()
-
-    @torch.no_grad()
-    def prune(step):
-        for parameter in model.parameters():
-            parameter *= parameter.abs() > 0.01
-
-    train(session, model, before=prune)
+@before_step()
+@torch.no_grad()
+def weights_changed_by_the_loop(session, model, step):
+    for parameter in model.parameters():
+        parameter *= parameter.abs() > 0.01
 
 
-def evaluation_in_between(session: Session):
-    model = Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32)))
-
-    def evaluate(step):
-        model.eval()
-        with torch.no_grad() if step % 2 else torch.inference_mode():
-            session.note(model(*batch(50)).mean().item())
-        model.train()
-
-    train(session, model, before=evaluate)
+@before_step(model=lambda: Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32))))
+def evaluation_in_between(session, model, step):
+    model.eval()
+    with torch.no_grad() if step % 2 else torch.inference_mode():
+        session.note(model(*batch(50)).mean().item())
+    model.train()
 
 
 def one_tower_in_eval_mode(session: Session):
@@ -118,37 +114,26 @@ def one_tower_in_eval_mode(session: Session):
     train(session, model, before=lambda step: model.b.train(step % 2 == 1), steps=6)
 
 
-def gradients_switched_off_for_one_tower(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with torch.no_grad():
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net())
+@between()
+def gradients_switched_off_for_one_tower(self, x, y):
+    with torch.no_grad():
+        a = self.a(x)
+    return a * self.b(y)
 
 
-def inference_mode_for_one_tower(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with torch.inference_mode():
-                a = self.a(x)
-            return a.clone() * self.b(y)
-
-    train(session, Net())
+@between()
+def inference_mode_for_one_tower(self, x, y):
+    with torch.inference_mode():
+        a = self.a(x)
+    return a.clone() * self.b(y)
 
 
-def gradients_switched_off_on_some_steps(session: Session):
-    class Net(Two):
-        steps = 0
-
-        def forward(self, x, y):
-            self.steps += 1
-            with torch.set_grad_enabled(self.steps % 2 == 0):
-                a = self.a(x)
-            return a * self.b(y)
-
-    train(session, Net(), steps=6)
+@between(steps=6, calls=0)
+def gradients_switched_off_on_some_steps(self, x, y):
+    self.calls += 1
+    with torch.set_grad_enabled(self.calls % 2 == 0):
+        a = self.a(x)
+    return a * self.b(y)
 
 
 def adversarial_pair_of_models(session: Session):
@@ -189,40 +174,31 @@ def colocated_model_within_a_plain_one(session: Session):
         session.note(loss.item())
 
 
-def model_called_twice_before_backward(session: Session):
-    def loss(model, inputs):
-        x, y = inputs
-        return (model(x, y) - model(y, x)).square().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def model_called_twice_before_backward(session, model, inputs):
+    x, y = inputs
+    return (model(x, y) - model(y, x)).square().mean()
 
 
-def model_called_without_its_backward(session: Session):
-    def loss(model, inputs):
-        model(*batch(70))
-        made = squared(model, inputs)
-        model(*batch(71)).sum()
-        return made
-
-    train(session, Two(tower(nn.BatchNorm1d(32))), loss=loss)
+@losses(model=lambda: Two(tower(nn.BatchNorm1d(32))))
+def model_called_without_its_backward(session, model, inputs):
+    model(*batch(70))
+    made = squared(model, inputs)
+    model(*batch(71)).sum()
+    return made
 
 
-def tower_called_by_the_loop(session: Session):
-    def loss(model, inputs):
-        return squared(model, inputs) + model.a(inputs[1]).abs().mean()
-
-    train(session, Two(), loss=loss)
+@losses()
+def tower_called_by_the_loop(session, model, inputs):
+    return squared(model, inputs) + model.a(inputs[1]).abs().mean()
 
 
-def towers_called_by_the_loop_only(session: Session):
-    model = Two()
-    session.colocate(model, batch(0))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(4):
-        optimizer.zero_grad()
-        x, y = batch(step)
-        a, b = model.a(x), model.b(y)
-        loss = (a @ b.T).square().mean()
-        loss.backward()
-        optimizer.step()
-        session.note(loss.item())
+@stepping()
+def towers_called_by_the_loop_only(session, model, optimizer, step):
+    optimizer.zero_grad()
+    x, y = batch(step)
+    a, b = model.a(x), model.b(y)
+    loss = (a @ b.T).square().mean()
+    loss.backward()
+    optimizer.step()
+    session.note(loss.item())

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
 from bench.sweep.device import device
-from bench.sweep.nets.pieces import Two, batch, tokens, tower, train
+from bench.sweep.nets.pieces import Two, batch, before_step, between, losses, tokens, tower, towers, train
 from bench.sweep.session import Session
 
 
@@ -28,12 +28,9 @@ def embedding_shared_by_towers(session: Session):
     train(session, Two(Words(table), Words(table)), batch=tokens)
 
 
-def embedding_tied_to_the_output(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            return (self.a(x) + self.b(y)) @ self.a.table.weight.T
-
-    train(session, Net(Words(nn.Embedding(50, 32)), Words(nn.Embedding(50, 32))), batch=tokens)
+@between(towers=lambda: (Words(nn.Embedding(50, 32)), Words(nn.Embedding(50, 32))), batch=tokens)
+def embedding_tied_to_the_output(self, x, y):
+    return (self.a(x) + self.b(y)) @ self.a.table.weight.T
 
 
 def sparse_embeddings(session: Session):
@@ -56,12 +53,9 @@ def one_module_under_two_names(session: Session):
     train(session, Two(both, both))
 
 
-def one_module_called_twice(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            return self.a(x) * self.a(y) + self.b(x)
-
-    train(session, Net())
+@between()
+def one_module_called_twice(self, x, y):
+    return self.a(x) * self.a(y) + self.b(x)
 
 
 def layer_shared_by_towers(session: Session):
@@ -100,20 +94,22 @@ def orthogonal_weights(session: Session):
     train(session, model)
 
 
-def symmetric_weights_cached(session: Session):
-    class Symmetric(nn.Module):
-        def forward(self, weight):
-            return weight.triu() + weight.triu(1).mT
+class _Symmetric(nn.Module):
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).mT
 
+
+def _symmetric_towers() -> Two:
     model = Two(tower(nn.Linear(32, 32)), tower(nn.Linear(32, 32)))
-    for part in (model.a, model.b):
-        parametrize.register_parametrization(part[5], "weight", Symmetric())
+    for side in (model.a, model.b):
+        parametrize.register_parametrization(side[5], "weight", _Symmetric())
+    return model
 
-    def loss(model, inputs):
-        with parametrize.cached():
-            return model(*inputs).square().mean()
 
-    train(session, model, loss=loss)
+@losses(model=_symmetric_towers)
+def symmetric_weights_cached(session, model, inputs):
+    with parametrize.cached():
+        return model(*inputs).square().mean()
 
 
 def batch_norm_in_both_towers(session: Session):
@@ -165,14 +161,11 @@ def low_rank_adapters(session: Session):
     train(session, Two(_adapted(lora_dropout=0.1), _adapted(lora_dropout=0.1)))
 
 
-def adapters_disabled_around_a_call(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            with self.a.disable_adapter():
-                reference = self.a(y)
-            return self.b(x) - reference
-
-    train(session, Net(_adapted(), _adapted()))
+@between(towers=lambda: (_adapted(), _adapted()))
+def adapters_disabled_around_a_call(self, x, y):
+    with self.a.disable_adapter():
+        reference = self.a(y)
+    return self.b(x) - reference
 
 
 def adapters_merged_in_mid_training(session: Session):
@@ -197,55 +190,35 @@ def frozen_tower(session: Session):
     train(session, model)
 
 
-def tower_replaced_in_mid_training(session: Session):
-    model = Two()
-
-    def replace(step):
-        if step == 2:
-            model.b = tower().to(device())
-
-    train(session, model, before=replace)
+@before_step()
+def tower_replaced_in_mid_training(session, model, step):
+    if step == 2:
+        model.b = tower().to(device())
 
 
-def layer_replaced_in_mid_training(session: Session):
-    model = Two()
-
-    def replace(step):
-        if step == 2:
-            model.a[2] = nn.Linear(256, 256).to(device())
-
-    train(session, model, before=replace)
+@before_step()
+def layer_replaced_in_mid_training(session, model, step):
+    if step == 2:
+        model.a[2] = nn.Linear(256, 256).to(device())
 
 
-def head_grown_in_mid_training(session: Session):
-    model = Two()
-
-    def grow(step):
-        if step == 2:
-            model.a.append(nn.Linear(32, 32).to(device()))
-            model.b.append(nn.Linear(32, 32).to(device()))
-
-    train(session, model, before=grow)
+@before_step()
+def head_grown_in_mid_training(session, model, step):
+    if step == 2:
+        model.a.append(nn.Linear(32, 32).to(device()))
+        model.b.append(nn.Linear(32, 32).to(device()))
 
 
-def parameter_replaced_in_mid_training(session: Session):
-    model = Two()
-
-    def replace(step):
-        if step == 2:
-            model.a[0].weight = nn.Parameter(model.a[0].weight.detach() * 0.5)
-
-    train(session, model, before=replace)
+@before_step()
+def parameter_replaced_in_mid_training(session, model, step):
+    if step == 2:
+        model.a[0].weight = nn.Parameter(model.a[0].weight.detach() * 0.5)
 
 
-def storage_of_parameters_replaced(session: Session):
-    model = Two()
-
-    def replace(step):
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
-
-    train(session, model, before=replace)
+@before_step()
+def storage_of_parameters_replaced(session, model, step):
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def weights_loaded_in_mid_training(session: Session):
@@ -254,34 +227,25 @@ def weights_loaded_in_mid_training(session: Session):
     train(session, model, before=lambda step: model.load_state_dict(first, assign=step > 2) if step > 1 else None)
 
 
-def functional_call_with_changed_weights(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            halved = {name: parameter * 0.5 for name, parameter in self.b.named_parameters()}
-            return self.a(x) * functional_call(self.b, halved, (y,))
-
-    train(session, Net())
+@between()
+def functional_call_with_changed_weights(self, x, y):
+    halved = {name: parameter * 0.5 for name, parameter in self.b.named_parameters()}
+    return self.a(x) * functional_call(self.b, halved, (y,))
 
 
-def inner_step_of_meta_learning(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            fast = dict(self.a.named_parameters())
-            inner = functional_call(self.a, fast, (x,)).square().mean()
-            gradients = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
-            fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), gradients, strict=True)}
-            return functional_call(self.a, fast, (y,)) * self.b(y)
-
-    train(session, Net())
+@between()
+def inner_step_of_meta_learning(self, x, y):
+    fast = dict(self.a.named_parameters())
+    inner = functional_call(self.a, fast, (x,)).square().mean()
+    gradients = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
+    fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), gradients, strict=True)}
+    return functional_call(self.a, fast, (y,)) * self.b(y)
 
 
-def hypernetwork(session: Session):
-    class Net(Two):
-        def forward(self, x, y):
-            weight = self.a(x).T @ x / len(x)
-            return self.b(y) @ weight
-
-    train(session, Net())
+@between()
+def hypernetwork(self, x, y):
+    weight = self.a(x).T @ x / len(x)
+    return self.b(y) @ weight
 
 
 def lazy_layers(session: Session):
@@ -290,16 +254,11 @@ def lazy_layers(session: Session):
     train(session, model)
 
 
-def parameters_in_a_list(session: Session):
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.ParameterList(nn.Parameter(torch.randn(32, 32) / 6) for _ in range(3))
-            self.scales = nn.ParameterDict({"last": nn.Parameter(torch.ones(32))})
-
-        def forward(self, x):
-            for weight in self.weights:
-                x = (x @ weight).tanh()
-            return x * self.scales["last"]
-
-    train(session, Two(Listed(), Listed()))
+@towers(
+    weights=lambda: nn.ParameterList(nn.Parameter(torch.randn(32, 32) / 6) for _ in range(3)),
+    scales=lambda: nn.ParameterDict({"last": nn.Parameter(torch.ones(32))}),
+)
+def parameters_in_a_list(self, x):
+    for weight in self.weights:
+        x = (x @ weight).tanh()
+    return x * self.scales["last"]

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <queue>
 
-#include "search/pipeline/holds.h"
-
 namespace mosaic::search::pipeline {
 namespace {
 
@@ -75,48 +73,7 @@ class Ends {
     std::vector<Job> jobs_;
 };
 
-constexpr int kMaxParts = 20;
-
-using Wide = __int128;
-
-// Each hold is a box of bytes times time, and the boxes lie between the first take and the last free. For k = 0 the
-// boxes are as they are. For k > 0 they are rounded to shares of 1 / k of the memory by the dual feasible function of
-// Fekete and Schepers: boxes that fit beside each other still do, and those of just above a (k + 1)th count more.
-Ns boxes(const Tasks& tasks, const std::vector<Hold>& holds, const Ends& ends, int rank, int k) {
-    const Bytes room = tasks.limit(rank) - tasks.base(rank);
-    Wide sum = 0;
-    Ns head = kNever, tail = kNever;
-    for (const Hold& hold : holds) {
-        if (hold.rank != rank) continue;
-        Wide width = hold.bytes;
-        if (k > 0) {
-            const Wide parts = width * (k + 1) / room;
-            width = parts * room == width * (k + 1) ? parts * k : parts * (k + 1);
-        }
-        if (hold.bytes == 0 || hold.least == 0) continue;
-        sum += width * hold.least;
-        head = std::min(head, ends.head[hold.from]);
-        tail = std::min(tail, hold.to < 0 ? 0 : ends.tail[hold.to]);
-    }
-    if (sum == 0) return 0;
-    const Wide all = k > 0 ? Wide{k} * (k + 1) : Wide{room};
-    return head + tail + static_cast<Ns>(std::min<Wide>((sum + all - 1) / all, kNever / 4));
-}
-
-Ns memory_bound(const Tasks& tasks, const Ends& ends) {
-    Ns best = 0;
-    if (!tasks.has_limits()) return best;
-    const Holds found = match_holds(tasks);
-    for (int rank = 0; rank < tasks.num_ranks(); ++rank) {
-        if (tasks.limit(rank) <= tasks.base(rank) || !found.is_exact[rank]) continue;
-        for (int k = 0; k <= kMaxParts; ++k) best = std::max(best, boxes(tasks, found.holds, ends, rank, k));
-    }
-    return best;
-}
-
 }  // namespace
-
-Ns Bounds::best() const { return std::max({load, way, ends, one_machine, memory}); }
 
 Bounds find_bounds(const Tasks& tasks) {
     Bounds found;
@@ -127,17 +84,14 @@ Bounds find_bounds(const Tasks& tasks) {
     for (const std::vector<int>& row : tasks.rows()) {
         if (row.empty()) continue;
         std::vector<Job> jobs;
-        Job sums{kNever, 0, kNever};
+        Ns load = 0;
         for (const int task : row) {
             jobs.push_back({ends.head[task], tasks[task].time, ends.tail[task]});
-            sums = {std::min(sums.head, jobs.back().head), sums.time + jobs.back().time,
-                    std::min(sums.tail, jobs.back().tail)};
+            load += tasks[task].time;
         }
-        found.load = std::max(found.load, sums.time);
-        found.ends = std::max(found.ends, sums.head + sums.time + sums.tail);
+        found.load = std::max(found.load, load);
         found.one_machine = std::max(found.one_machine, one_machine(std::move(jobs)));
     }
-    found.memory = memory_bound(tasks, ends);
     return found;
 }
 

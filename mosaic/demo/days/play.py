@@ -1,49 +1,262 @@
-"""Plays the demo's days in a folder, with a timer, a user and failures, and compares the outcomes with the plan."""
+"""The seven days of ``mosaic retrain demo``, played with a timer, a user and failures.
+
+Each day is an act: it runs the day and yields checks, which compare what came of it with the story.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
+from safetensors.numpy import load_file
 
-from mosaic.demo.days.acts import Check, Stage
-from mosaic.demo.days.digits import open_material, write_day
+from mosaic.artifact import load
+from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.checkpoint.weights import extract_weights
+from mosaic.demo.days.digits import DayKind, Hand, open_material, write_day
 from mosaic.demo.days.node import Node, Say
 from mosaic.demo.days.starter import write_starter
-from mosaic.demo.days.story import STORY, StoryDay
 from mosaic.errors import MosaicError
+from mosaic.lines import steps_in
+from mosaic.retrain import versions
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.records import DayReport, Outcome, RunFacts
+from mosaic.train.exits import DONE, QUARANTINED
+from mosaic.train.records import WINDOW_OVER, Trained
 
 FIRST_DAY = date(2026, 11, 22)
+COMPARED_STEPS = 10
+"""Steps to compare between numbers of ranks: equal losses need the same samples in the same order."""
+TRAINING_S, JUDGING_S = 15.0, 60.0
+"""The short window: least seconds for start and training, and for judging."""
+CLOSES = time(5, 30)
+"""``until`` of the recipe."""
+MANY_STEPS = 20_000
+"""More steps than any machine takes in the short window."""
+MODALITIES, MORE = 'MODALITIES = ("image", "audio")', 'MODALITIES = ("image", "audio", "imu")'
+MIX_WITH_MOTION = {"image": 0.25, "audio": 0.25, "image+audio": 0.2, "imu": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition of the demo: the actual state in a few words, and True if it is as expected."""
+
+    result: str
+    met: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A day to play."""
+
+    node: Node
+    name: date
+    steps: int
+    quick_s: float = 0.0
+    """Time of the quickest day so far: a busy machine needs more time to start."""
+
+    @property
+    def day(self) -> DayFolder:
+        """Files of the day."""
+        return self.node.day(self.name)
+
+    @property
+    def report(self) -> DayReport:
+        """Report of the day."""
+        return load(DayReport, self.day.report)
+
+    @property
+    def run(self) -> RunFacts:
+        """Facts of its training; raises MosaicError if nothing was trained."""
+        report = self.report
+        if report.run is None:
+            raise MosaicError(f"nothing was trained on {self.name}: {report.reason}")
+        return report.run
+
+    def ended(self, code: int, outcome: Outcome) -> Check:
+        """Compares its outcome with the expected one."""
+        state = self.day.state
+        met = state.outcome == outcome and code == (QUARANTINED if outcome in ("refused", "quarantined") else DONE)
+        return Check(str(state.outcome), met, "" if met else f"exit code {code}: {state.reason}")
+
+
+def three_kills(stage: Stage) -> Iterator[Check]:
+    """Kills the worker, then the launcher, then both; compares with an undisturbed copy; approves the model."""
+    node, day = stage.node, stage.day
+    undisturbed = node.copy("undisturbed")
+    run = node.begin(stage.name)
+    run.wait_for_step(stage.steps // 4)
+    node.say("kill -9 of the process that trains")
+    run.kill_workers()
+    run.wait_for_step(stage.steps // 2)
+    node.say("kill -9 of the process that was started")
+    run.kill_launcher()
+    run = node.begin(stage.name)
+    run.wait_for_step(stage.steps * 3 // 4)
+    node.say("kill -9 of all at once")
+    run.kill_all()
+    yield stage.ended(node.run(stage.name), "promoted")
+    count = len(stage.run.restarts)
+    yield Check(f"{count} restarts", count == 3)
+
+    node.say("the same day by the same plan, never killed:")
+    whole = undisturbed.day(stage.name)
+    whole.path.mkdir(parents=True)
+    whole.plan.write_bytes(day.plan.read_bytes())
+    undisturbed.run(stage.name)
+    digest, expected = (load(Trained, each.trained).digest for each in (day, whole))
+    equal = digest == expected and day.model.read_bytes() == whole.model.read_bytes()
+    yield Check("equal bits" if equal else "OTHER bits", equal, f"{digest[:12]} and {expected[:12]}")
+    node.promote("1")
+
+
+def new_people(stage: Stage) -> Iterator[Check]:
+    """Runs the day."""
+    yield stage.ended(stage.node.run(stage.name), "promoted")
+
+
+def no_audio(stage: Stage) -> Iterator[Check]:
+    """Runs the day; a missing modality changes the plan, and must not be forgotten."""
+    yield stage.ended(stage.node.run(stage.name), "promoted")
+    why = stage.run.replanned
+    yield Check("re-planned" if why else "NOT re-planned", "audio" in why, why)
+    gate = stage.report.gate
+    for comparison in gate.comparisons if gate is not None else ():
+        if comparison.name == "modality=audio":
+            yield Check(f"audio {comparison.old:.3f} → {comparison.new:.3f}", comparison.passed)
+
+
+def new_task(stage: Stage) -> Iterator[Check]:
+    """Adds a third tower to the model; its old weights must be equal at step 0."""
+    node, champion = stage.node, versions.champion(stage.node.path).card
+    node.say(f"train.py: {MORE}")
+    node.edit("train.py", MODALITIES, MORE)
+    node.set(budget__save='"1h"')  # keeps the checkpoint of step 0 until the morning
+    yield stage.ended(node.run(stage.name), "promoted")
+    node.set(budget__save='"1s"')
+    old, new = _weights(node.day(date.fromisoformat(champion.day)), first=False), _weights(stage.day, first=True)
+    added = ", ".join({name.split(".")[1] for name in new.keys() - old.keys()})
+    equal = old.keys() <= new.keys() and all((new[name] == values).all() for name, values in old.items())
+    words = f"{len(old)} old tensors {'equal' if equal else 'NOT equal'} at step 0"
+    yield Check(words, equal and added == "imu", f"new: {added}")
+
+
+def wrong_labels(stage: Stage) -> Iterator[Check]:
+    """Runs the day, which the data check must stop; in a copy without that check, the gate must."""
+    node, champion = stage.node, versions.champion(stage.node.path).name
+    lenient = node.copy("lenient")
+    yield stage.ended(node.run(stage.name), "quarantined")
+    node.say("the same day without the check of the data:")
+    lenient.set(check__max_drop="1.0")
+    yield replace(stage, node=lenient).ended(lenient.run(stage.name), "refused")
+    stays = all(versions.champion(each.path).name == champion for each in (node, lenient))
+    yield Check(f"{champion} {'stays' if stays else 'does NOT stay'}", stays)
+
+
+def other_ranks(stage: Stage) -> Iterator[Check]:
+    """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank."""
+    node = stage.node
+    node.set(budget__micro_batches="2")
+    alone = node.copy("one-rank")
+    node.set(budget__ranks="2")
+    run = node.begin(stage.name)
+    run.wait_for_step(5)
+    node.say("the disk is full from now on")
+    run.limit_files(1 << 16)
+    run.wait_for_line("the disk was full")
+    node.say("there is room again")
+    run.limit_files(None)
+    yield stage.ended(run.wait(), "promoted")
+    told = any("disk was full" in line for line in stage.report.messages)
+    yield Check("full disk in the report" if told else "NO word of the full disk", told)
+
+    node.say("the first steps of the same day on one rank:")
+    run = alone.begin(stage.name)
+    run.wait_for_step(COMPARED_STEPS + 1)
+    run.kill_all()
+    two, one = (steps_in(each.day(stage.name).metrics) for each in (node, alone))
+    pairs = [(two[step]["loss"], one[step]["loss"]) for step in sorted(two.keys() & one.keys())[:COMPARED_STEPS]]
+    equal = len(pairs) == COMPARED_STEPS and all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)
+    words = f"{len(pairs)} losses {'as on' if equal else 'OTHER than on'} one rank"
+    yield Check(words, equal and stage.run.num_ranks == 2)
+    node.set(budget__ranks="1", budget__micro_batches="1")
+
+
+def short_window(stage: Stage) -> Iterator[Check]:
+    """Sets more steps than fit the window."""
+    node, window_s = stage.node, math.ceil(max(TRAINING_S, stage.quick_s) + JUDGING_S)
+    node.set(budget__colocate="false")  # the plan of two ranks does not fit one, and a trial would take the window
+    node.set(budget__steps=str(MANY_STEPS), budget__judging=f'"{JUDGING_S:.0f}s"')
+    opens = datetime.combine(stage.name, CLOSES) - timedelta(seconds=window_s)
+    began = monotonic()
+    code = node.begin(stage.name, opens.time().isoformat()).wait()
+    took_s = monotonic() - began
+    yield stage.ended(code, "refused" if stage.day.state.outcome == "refused" else "promoted")
+    trained = load(Trained, stage.day.trained)
+    yield Check(f"{trained.ended} after {trained.step} steps", trained.ended == WINDOW_OVER)
+    yield Check(f"{took_s:.0f} s of {window_s} s", took_s < window_s)
+
+
+def _weights(day: DayFolder, *, first: bool) -> dict[str, NDArray[np.generic]]:
+    """Reads the model's tensors from a day's first or last kept checkpoint."""
+    checkpoints = checkpoints_in(day.checkpoints)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        extract_weights(checkpoints[-1 if first else 0].path, path)
+        return dict(load_file(path))
+
+
+@dataclass(frozen=True, slots=True)
+class StoryDay:
+    """One day of the demo: its change since the day before, its expected outcome, its rows, and its act."""
+
+    change: str
+    expected: str
+    data: DayKind
+    act: Callable[[Stage], Iterator[Check]]
+
+
+_WITH_MOTION = DayKind(mix=MIX_WITH_MOTION)
+_NEW_PEOPLE = DayKind(new_voices=0, hand=Hand(slant=0.2, ink=0.8))
+_DRIFT = replace(_WITH_MOTION, new_voices=1, hand=Hand(slant=0.3, turn=0.2, contrast=0.8), noise=0.5)
+STORY = (
+    StoryDay("none; three kills", "promoted, bits of an undisturbed run", DayKind(), three_kills),
+    StoryDay("new voices and strokes", "promoted", _NEW_PEOPLE, new_people),
+    StoryDay("no audio", "re-planned, audio kept by replay", DayKind(mix={"image": 1.0}), no_audio),
+    StoryDay("a new task, motion", "partial load, old weights equal at step 0", _WITH_MOTION, new_task),
+    StoryDay("half of the labels wrong", "alarm, refused", replace(_WITH_MOTION, wrong_site="south"), wrong_labels),
+    StoryDay("two ranks, full disk", "same samples, losses as on one rank", _WITH_MOTION, other_ranks),
+    StoryDay("strong drift, short window", "ends in time, judged as it is", _DRIFT, short_window),
+)
+"""The days in order, from index 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Size of the demo."""
+    """Size of the demo: rows of a day, frozen rows, and steps of a day."""
 
     num_rows: int = 800
-    """Rows of a day."""
     num_frozen: int = 1800
-    """Frozen rows."""
     steps: int = 120
-    """Steps of a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Result of a played day."""
+    """Result of a played day, whose number counts from 1."""
 
     number: int
-    """Number of the day, from 1."""
     day: StoryDay
-    """Day of the story."""
     checks: tuple[Check, ...]
-    """Checks of the day."""
     seconds: float
-    """Duration of the day."""
 
     @property
     def met(self) -> bool:
@@ -70,29 +283,24 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
         for place, number in enumerate(numbers):
             day, name, began = STORY[number - 1], FIRST_DAY + timedelta(days=place), monotonic()
             say(f"day {number}, {name}: {day.change}")
-            data = replace(day.data, num_rows=scale.num_rows)
             if place == 0:
                 write_starter(folder, name, num_rows=scale.num_rows, num_frozen=scale.num_frozen)
                 node.set(budget__steps=str(scale.steps), budget__save='"1s"')
             else:
+                data = replace(day.data, num_rows=scale.num_rows)
                 write_day(folder / "data" / name.isoformat(), data, material, seed=number)
             quick_s = min((each.seconds for each in played), default=0.0)
-            checks = tuple(_checks(day, Stage(node, name, scale.steps, quick_s)))
-            played.append(Played(number=number, day=day, checks=checks, seconds=monotonic() - began))
+            checks: list[Check] = []
+            try:
+                for check in day.act(Stage(node, name, scale.steps, quick_s)):
+                    checks.append(check)  # those before an error count, too
+            except MosaicError as error:
+                checks.append(Check("it FAILED", False, str(error)))
+            played.append(Played(number=number, day=day, checks=tuple(checks), seconds=monotonic() - began))
             for check in checks:
                 detail = f" ({check.detail})" if check.detail else ""
                 say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
     return played
-
-
-def _checks(day: StoryDay, stage: Stage) -> list[Check]:
-    checks = []
-    try:
-        for check in day.act(stage):
-            checks.append(check)
-    except MosaicError as error:
-        checks.append(Check(result="it FAILED", met=False, detail=str(error)))
-    return checks
 
 
 def played_table(played: Sequence[Played]) -> Table:

@@ -133,22 +133,26 @@ def _differing(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
 
 
 class Surroundings:
-    """The attributes of a module, what objects among them hold, and what its code names, as they are now."""
+    """The attributes of a module, what objects among them hold, and what its code names, as they are now.
+
+    Attributes:
+        tensors: Parameters, buffers, and tensors that attributes hold, each once.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.modules())
-        self._places = [(place, place.value) for place in places_of(modules) if place.holds_data]
+        self._places = [(place, place.value) for place in places_of(module.modules()) if place.holds_data]
         self._objects = Objects(module)
+        self.tensors = tuple(self._objects.tensors)
         self._objects.note(*(value for _, value in self._places if isinstance(value, _CONTAINERS)))
         attributes = (t for t in self._objects.tensors if not isinstance(t, nn.Parameter))
-        self._tensors = [(t, version_of(t)) for t in attributes if id(t) not in self._objects.buffers]
+        self._versions = [(t, version_of(t)) for t in attributes if id(t) not in self._objects.buffers]
 
     def changed(self) -> str | None:
         """Names something that is another by now, or returns None."""
         for place, value in self._places:
             if not same(place.value, value):
                 return f"{place.name!r}, a global or a variable that its code names"
-        if any(version_of(tensor) != version for tensor, version in self._tensors):
+        if any(version_of(tensor) != version for tensor, version in self._versions):
             return "a tensor in an attribute"
         name = self._objects.difference()
         return None if name is None else f"{name}, among its attributes"

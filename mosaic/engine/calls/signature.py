@@ -25,7 +25,7 @@ from mosaic.engine.calls.structure import (
     is_opaque,
     leaf_key,
     memory_of,
-    tensors_of,
+    tensors_in,
     unflatten,
     version_of,
 )
@@ -316,5 +316,5 @@ def _describe(
         alone=alone,
         recasts=False,
         reached_from=tuple(frozenset(pick for pick, found in reached.items() if use in found) for use in uses),
-        views_input=any(memory_of(tensor) in memory for tensor in tensors_of(arguments.leaves)),
+        views_input=any(memory_of(tensor) in memory for tensor in tensors_in(arguments.leaves)),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ PLAIN_TYPES = (
     str,
     bytes,
     slice,
+    enum.Enum,
     type(Ellipsis),
     torch.dtype,
     torch.device,
@@ -56,12 +58,12 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     kind = type(value)
-    if kind is tuple or kind is list:
-        items = [map_tensors(function, item) for item in value]
-        return value if all(map(operator.is_, items, value)) else kind(items)
     if kind is dict:
         made = {key: map_tensors(function, item) for key, item in value.items()}
         return value if all(map(operator.is_, made.values(), value.values())) else made
+    if kind is tuple or kind is list or (isinstance(value, (tuple, list)) and not _is_known(kind)):
+        items = [map_tensors(function, item) for item in value]
+        return value if all(map(operator.is_, items, value)) else items if isinstance(value, list) else tuple(items)
     if isinstance(value, PLAIN_TYPES):
         return value
     leaves, spec = flatten(value)
@@ -72,25 +74,14 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """Returns all tensors in nested containers, in order, repeated where they repeat."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(note, value)
-    return found
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a torch function's arguments: in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        yield from tensors_of(tuple(value.values()))
+    return tensors
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -126,6 +117,11 @@ def leaf_key(leaf: object) -> Hashable:
     if isinstance(leaf, PLAIN_TYPES):
         return (type(leaf), leaf)
     return type(leaf).__qualname__
+
+
+def _is_known(kind: type) -> bool:
+    """Returns whether torch's pytrees see through a subclass of list or tuple."""
+    return kind in pytree.SUPPORTED_NODES or hasattr(kind, "_fields")
 
 
 class _Fields(dict[str, Any]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.calls.structure import tensors_of
+from mosaic.engine.calls.structure import tensors_in
 
 
 def _words(text: str) -> frozenset[str]:
@@ -99,11 +99,11 @@ class TorchFunction:
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Returns the tensors that a call writes into."""
-        found = [] if "out" not in kwargs else list(tensors_of(kwargs["out"]))
+        found = [] if "out" not in kwargs else tensors_in(kwargs["out"])
         if self.writes_any:
-            return [*found, *tensors_of(args), *tensors_of(kwargs)]
+            return [*found, *tensors_in((args, kwargs))]
         if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
-            found += tensors_of(args[0] if args else kwargs.get("input"))
+            found += tensors_in(args[0] if args else kwargs.get("input"))
         return found
 
     def replaces(self, kwargs: dict[str, Any]) -> bool:
@@ -115,7 +115,7 @@ class TorchFunction:
 
         A tensor among indices may select any number of elements.
         """
-        return self.listed and not (self.name == "__getitem__" and any(True for _ in tensors_of(args[1:])))
+        return self.listed and not (self.name == "__getitem__" and tensors_in(args[1:]))
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Whether a call may copy to another device, which the host could take for work of its own stream."""

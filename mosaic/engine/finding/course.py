@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import tensors_of
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.engine.calls.torch_functions import written_arguments
 
@@ -129,17 +129,17 @@ class Escapes(TorchFunctionMode):
         """Runs the operator unchanged."""
         result = func(*args, **(kwargs or {}))
         if self._running:
-            for tensor in tensors_of(result):
+            for tensor in tensors_in(result):
                 if tensor.requires_grad and not tensor.is_leaf:
                     self._made.append((weakref.ref(tensor), tuple(self._running)))
         return result
 
     def obstacles(self) -> dict[str, Obstacle]:
         """Returns for each module why no lane's thread can run it; called once the run's own result is dropped."""
-        alive = {id(tensor): names for ref, names in self._made if (tensor := ref()) is not None}
+        alive = [tensor for ref, _ in self._made for tensor in [ref()] if tensor is not None]
+        makers = {id(tensor): names for ref, names in self._made for tensor in [ref()] if tensor is not None}
         obstacles = {}
-        for key in _held_by_python(alive.keys()) if alive else ():
-            names = alive[key]
+        for names in [makers[key] for key in _held_by_python(alive)]:
             where = f" (made in {names[-1]})" if len(names) > 1 else ""
             for name in names:
                 obstacles[name] = Obstacle(
@@ -187,7 +187,7 @@ class _Reach:
         if func._schema.is_mutable:
             for key in _memory(tuple(written_arguments(func, args, kwargs))):
                 self._marks[key] = self._marks.get(key, 0) | made
-        for tensor in tensors_of(result):
+        for tensor in tensors_in(result):
             for key in _memory(tensor):
                 if key not in given:
                     self._marks[key] = made
@@ -196,7 +196,7 @@ class _Reach:
 
 def _memory(value: Any) -> Iterator[int]:
     """Yields the addresses of the storages of tensors, which those without memory have, too."""
-    for tensor in tensors_of(value):
+    for tensor in tensors_in(value):
         try:
             yield tensor.untyped_storage()._cdata
         except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
@@ -216,6 +216,8 @@ def _is_ragged(types: Iterable[type]) -> bool:
     return any(kind is NestedTensor for kind in types)
 
 
-def _held_by_python(keys: Collection[int]) -> set[int]:
-    """Returns which objects, by id, some object of Python's refers to: not only the graph that saved them."""
-    return {key for holder in gc.get_objects() for key in map(id, gc.get_referents(holder)) if key in keys}
+def _held_by_python(tensors: list[torch.Tensor]) -> set[int]:
+    """Returns the ids of tensors to which an object of Python's refers: not only the graph that saved them."""
+    keys = set(map(id, tensors))
+    holders = [holder for holder in gc.get_referrers(*tensors) if holder is not tensors] if tensors else []
+    return {key for holder in holders for key in map(id, gc.get_referents(holder)) if key in keys}

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, memory_of, tensors_in, tensors_of, version_of
+from mosaic.engine.calls.structure import flatten, is_opaque, map_tensors, memory_of, tensors_in, version_of
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import TorchFunction, look_up
 from mosaic.graph import Edge
@@ -40,6 +40,9 @@ _HOOKS = {
     "_backward_hooks": "a backward hook",
     "_backward_pre_hooks": "a backward pre-hook",
 }
+SHARED_IS_WRITTEN = Obstacle(
+    "one of its results is written to in place, and another tensor has the same memory", todo="write to a copy"
+)
 _PURE_HOOKS = ("transformers.utils.output_capturing",)
 """Libraries whose hooks use their arguments and a context variable alone, in every model."""
 
@@ -116,6 +119,7 @@ class Tracer(TorchFunctionMode):
         self._parameters: dict[int, str] = {}
         self._buffers: dict[int, str] = {}
         self._passed: dict[int, str] = {}
+        self._aliases: dict[int, set[int]] = {}  # results of candidates and of operations between them, by id
         self._made_between: set[int] = set()
         self._made_inside: set[int] = set()
         self._read: dict[int, str] = {}
@@ -206,7 +210,7 @@ class Tracer(TorchFunctionMode):
         for tensor in tensors:
             self._inside.pop(id(tensor), None)
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
-        self._mark(tensors, frozenset({name}))
+        self._mark(tensors, frozenset({name}), shown=True)
 
     # Operations.
 
@@ -230,7 +234,7 @@ class Tracer(TorchFunctionMode):
         if sources and here is None and does.name in _READS:
             self._note_value_read(does.name, sources)
         if sources and results:
-            self._mark(results, sources | self._sources_of(results))
+            self._mark(results, sources | self._sources_of(results), shown=here is None)
         if sources and does.name == "__setitem__":
             self._mark(tensors_in(args[0]), sources)
         return result
@@ -238,8 +242,10 @@ class Tracer(TorchFunctionMode):
     def _sources_of(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
         return frozenset().union(*(self._sources.get(id(tensor), frozenset()) for tensor in tensors))
 
-    def _mark(self, tensors: Sequence[torch.Tensor], sources: frozenset[str]) -> None:
+    def _mark(self, tensors: Sequence[torch.Tensor], sources: frozenset[str], *, shown: bool = False) -> None:
         self._sources.update((id(tensor), sources) for tensor in tensors)
+        for tensor in tensors if shown else ():
+            self._aliases.setdefault(memory_of(tensor), set()).add(id(tensor))
         self._alive.extend(tensors)
 
     def _note_uses(self, here: str | None, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
@@ -271,7 +277,7 @@ class Tracer(TorchFunctionMode):
         self, here: str | None, does: TorchFunction, args: Any, kwargs: Any, results: Sequence[torch.Tensor]
     ) -> None:
         """Notes what a module and the operations around it read and write of each other."""
-        inputs, written = list(tensors_of((args, kwargs))), does.written(args, kwargs)
+        inputs, written = tensors_in((args, kwargs)), does.written(args, kwargs)
         old = {id(tensor) for tensor in inputs}
         made = [tensor for tensor in results if id(tensor) not in old]
         if does.name == "__get__:data":
@@ -279,6 +285,7 @@ class Tracer(TorchFunctionMode):
         self._uncounted |= {memory_of(tensor) for tensor in written if id(tensor) in self._data}
         self._alive.extend((*made, *written))
         if here is None:
+            self._note_write_to_shared(written)
             self._made_between |= {memory_of(tensor) for tensor in (*made, *written)}
             readers = {self._read[memory_of(tensor)] for tensor in written if memory_of(tensor) in self._read}
         else:
@@ -302,6 +309,12 @@ class Tracer(TorchFunctionMode):
             owner = self._buffers.get(memory_of(tensor), here)
             if owner is not None and owner != here:
                 self._note_exchange(owner, "its buffers are used outside of it while the model runs")
+
+    def _note_write_to_shared(self, written: Sequence[torch.Tensor]) -> None:
+        for tensor in written:
+            if memory_of(tensor) and len(self._aliases.get(memory_of(tensor), ())) > 1:
+                for source in self._sources_of([tensor]):
+                    self.hidden.setdefault(source, SHARED_IS_WRITTEN)
 
     def _foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> set[int]:
         """Notes the memory that a module reads and does not hold; returns what was made or written between modules."""

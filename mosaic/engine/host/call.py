@@ -27,7 +27,6 @@ T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
 _NO_MEMORY = "there was no memory for it beside the others"
-_SHARED_IS_WRITTEN = "one of its results is written to in place, and another one has the same memory"
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
@@ -122,12 +121,11 @@ class Call:
 
     def pending(self, ticket: Ticket[list[torch.Tensor | None]]) -> list[LaneTensor]:
         """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
-        made = []
-        refused = partial(self._unforeseen, _SHARED_IS_WRITTEN, "write to a copy")
-        for pick, info in enumerate(self.signature.made):
-            refuses = refused if info.shares_memory and not self.is_glue else None
-            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name, refuses))
-        return made
+        lane, name = self.site.lane, self.site.name
+        return [
+            LaneTensor(info.like, self.executor, lane, ticket, pick, name, is_shared=info.shares_memory)
+            for pick, info in enumerate(self.signature.made)
+        ]
 
     def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
         drawing: AbstractContextManager[None] = nullcontext()
@@ -236,12 +234,7 @@ class Call:
             )
 
     def _unforeseen(self, what: str, todo: str, *, apart: bool = False) -> UnforeseenError:
-        """Keeps the module off its lane from now on; returns what to raise for the present call."""
-        self.site.obstacle = Obstacle(what, todo=todo, apart=apart)
-        name = self.site.name
-        return UnforeseenError(
-            f"{name!r}, called at {self._origin}: {what}; {todo}, or {self.executor.way_out.format(name)}"
-        )
+        return refuse(self.site, what, todo, apart=apart, origin=self._origin, way_out=self.executor.way_out)
 
     # Backward.
 
@@ -350,6 +343,14 @@ def _add_place(error: BaseException, where: str, call: Call) -> None:
     """Adds to an error where it comes from, since it surfaces where the result is needed."""
     if not any(note.startswith("raised in") for note in getattr(error, "__notes__", ())):
         error.add_note(f"raised {where} {call.site.name!r}, called at {call._origin}")
+
+
+def refuse(
+    site: PlacedModule, what: str, todo: str, *, origin: str, way_out: str, apart: bool = False
+) -> UnforeseenError:
+    """Keeps a module off its lane from now on; returns what to raise for the present call."""
+    site.obstacle = Obstacle(what, todo=todo, apart=apart)
+    return UnforeseenError(f"{site.name!r}, called at {origin}: {what}; {todo}, or {way_out.format(site.name)}")
 
 
 class CallFunction(torch.autograd.Function):

@@ -38,8 +38,8 @@ from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_fun
 from mosaic.engine.calls.structure import flatten, map_tensors, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
 from mosaic.engine.host.backwards import Backwards
-from mosaic.engine.host.call import Call, CallFunction
-from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined, joined, to_plain, waits_for_plain
+from mosaic.engine.host.call import Call, CallFunction, refuse
+from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.host.lane_work import LaneWork
 from mosaic.find.random_numbers import advance
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _MAX_FUNCTIONS = 10_000
 _MANY = 16
 """Kinds of calls of a module from which the user is told."""
+_SHARED_IS_WRITTEN = "one of its results is written to in place, and another tensor has the same memory"
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
@@ -78,6 +79,7 @@ class Executor(LaneWork):
         self._learned: Counter[str] = Counter()
         self._functions: dict[Hashable, Signature | None] = {}
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
+        self._called: dict[str, PlacedModule] = {}
         self._ends = LastGradients()  # of modules that run in the caller's thread
         self._began: dict[str, tuple[int, ProfilerRange]] = {}
         self._taken: list[tuple[nn.Module, Callable[..., Any]]] = []  # parts whose calls are taken, and by what
@@ -176,7 +178,7 @@ class Executor(LaneWork):
             result = self.launch(site, call, arguments)
         if awaited:
             self.reach(site)
-        if self._compiled is not None:
+        if self._settings is None or self._compiled is not None:
             return map_tensors(joined, result)
         return result
 
@@ -235,15 +237,16 @@ class Executor(LaneWork):
         return None
 
     def awaits(self, site: PlacedModule, state: ModuleState) -> bool:
-        """Whether a call's forward is waited for where it is made, since what it reads may change right after it.
+        """Returns whether a call's forward is waited for where it is made, since what it reads may change right after.
 
-        A loop that calls a module outside of the model and without gradients may refill its inputs or replace its
-        weights at once.
+        A loop that calls a module outside of the model may refill its inputs or replace its weights at once.
         """
-        if self._settings is not None and self._settings != state.settings:
+        if self._settings is None:
+            return True
+        if self._settings != state.settings:
             self.drain()  # the others were called under other settings
             return True
-        return site.awaited is not None or (self._settings is None and not torch.is_grad_enabled())
+        return site.awaited is not None
 
     def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
@@ -294,6 +297,7 @@ class Executor(LaneWork):
         if not call.is_glue:
             self.num_launched += 1
             site.last_forward = ticket
+            self._called[site.name] = site
         made = call.pending(ticket)
         if any(info.differentiable for info in signature.made):
             site.in_flight.add(call)
@@ -348,11 +352,15 @@ class Executor(LaneWork):
         site = self._glue[place]
         call = Call(self, site, func, arguments, signature, None, origin=caller(), is_glue=True)
         result = self.launch(site, call, arguments)
-        views = [(pick, info.view_of) for pick, info in enumerate(signature.made) if info.view_of is not None]
-        for pick, index in views:
-            tensor = flatten(result)[0][pick]
-            tensor.note_view(arguments.leaves[index], partial(_replayed, func, args, kwargs, pick))
+        for tensor, info in zip(flatten(result)[0], signature.made, strict=False):
+            if info.view_of is not None:
+                tensor._is_shared = arguments.leaves[info.view_of]._is_shared = True
         return result
+
+    def refuse_write(self, tensor: LaneTensor) -> Exception:
+        """Keeps the module behind a tensor in place from now on; returns the error for the present call."""
+        site, todo = self._called[tensor._module], "write to a copy"
+        return refuse(site, _SHARED_IS_WRITTEN, todo, origin=caller(), way_out=self.way_out)
 
     def add(self, one: LaneTensor, other: LaneTensor) -> LaneTensor:
         """Adds two gradients on the lane of the second, where either may be missing."""
@@ -464,13 +472,6 @@ def _may_follow(arguments: Arguments) -> bool:
         elif isinstance(leaf, slice) and any(isinstance(end, torch.Tensor) for end in (leaf.start, leaf.stop)):
             return False
     return arguments.opaque is None
-
-
-def _replayed(func: Callable[..., Any], args: Any, kwargs: Any, pick: int) -> torch.Tensor:
-    """Calls a function that makes a view on what its arguments join to."""
-    result = func(*join_all(args), **join_all(kwargs))
-    view: torch.Tensor = result if isinstance(result, torch.Tensor) else result[pick]
-    return view
 
 
 def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

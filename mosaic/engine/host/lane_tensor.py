@@ -14,19 +14,16 @@ part of that argument.
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from mosaic.engine.calls.structure import map_tensors, tensors_of
+from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import is_transformed, on_lane
 from mosaic.engine.calls.torch_functions import look_up
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -44,6 +41,9 @@ class RunsLaneTensors(Protocol):
     def add(self, one: LaneTensor, other: LaneTensor) -> Any:
         """Adds two gradients on the lane of the second."""
 
+    def refuse_write(self, tensor: LaneTensor) -> Exception:
+        """Keeps the module behind a tensor in place from now on; returns the error for the present call."""
+
     def drain(self) -> None:
         """Waits until the lanes are at rest."""
 
@@ -58,10 +58,7 @@ class LaneTensor(torch.Tensor):
     _joined: torch.Tensor | None
     _joined_at: Any
     _module: str
-    _base_of_view: LaneTensor | None
-    _replay: Callable[[], torch.Tensor] | None
-    _views: list[weakref.ref[LaneTensor]]
-    _refused: Callable[[], Exception] | None
+    _is_shared: bool
 
     @staticmethod
     def __new__(
@@ -72,7 +69,8 @@ class LaneTensor(torch.Tensor):
         ticket: Ticket[list[torch.Tensor | None]],
         pick: int,
         module: str,
-        refused: Callable[[], Exception] | None = None,
+        *,
+        is_shared: bool = False,
     ) -> LaneTensor:
         """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``.
 
@@ -83,7 +81,7 @@ class LaneTensor(torch.Tensor):
             ticket: The work that does.
             pick: Its index among the results of that work.
             module: The module on whose branch it is.
-            refused: Makes the error of a write into it; None where that is allowed.
+            is_shared: Whether another tensor that is still pending has the same memory.
         """
         made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=torch.device("cpu")
@@ -92,10 +90,9 @@ class LaneTensor(torch.Tensor):
         made._lane = lane
         made._ticket = ticket
         made._pick = pick
-        made._joined = made._joined_at = made._base_of_view = made._replay = None
-        made._refused = refused
+        made._joined = made._joined_at = None
+        made._is_shared = is_shared
         made._module = module
-        made._views = []
         return made
 
     def value(self) -> Any:
@@ -118,7 +115,8 @@ class LaneTensor(torch.Tensor):
                 if is_transformed():  # a transform of torch.func gets a plain tensor from outside of it
                     outside = temporarily_clear_interpreter_stack()
                 with outside, torch.set_grad_enabled(self.requires_grad):
-                    self._stood_for_by(_Join.apply(self) if self.requires_grad else self.value())
+                    self._joined = _Join.apply(self) if self.requires_grad else self.value()
+                    self._joined_at = self._place
             assert self._joined is not None
             return self._joined
 
@@ -126,49 +124,6 @@ class LaneTensor(torch.Tensor):
     def _place(self) -> tuple[Any, bool]:
         """Its place in the autograd graph."""
         return self.grad_fn, self.requires_grad
-
-    def _stood_for_by(self, plain: torch.Tensor) -> None:
-        self._joined, self._joined_at = plain, self._place
-
-    def note_view(self, base: LaneTensor, replay: Callable[[], torch.Tensor]) -> None:
-        """Remembers that this tensor is a view of ``base``; ``replay`` makes it anew of what that joins to."""
-        self._base_of_view = base
-        self._replay = replay
-        base._views.append(weakref.ref(self))
-
-    def join_to_write(self) -> None:
-        """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
-
-        Raises:
-            UnforeseenError: Other results of the module have the same memory.
-            UnsupportedModelError: One of them was joined before, on its own; or a function with a backward of its own
-                writes into a view.
-        """
-        base = self
-        while base._base_of_view is not None:
-            base = base._base_of_view
-        if base is not self and self.requires_grad and _is_in_autograd_function():
-            raise UnsupportedModelError(
-                f"an autograd.Function writes into a view of a result of {self._module!r}; give it a copy: "
-                f"x.clone(), or leave the module out: colocate(..., exclude=[{self._module!r}])"
-            )
-        if base._refused is not None:
-            raise base._refused()
-        base.join()
-        todo = [base]
-        while todo:
-            for view in [view for ref in todo.pop()._views if (view := ref()) is not None]:
-                if view.is_leaf and view.requires_grad:  # detached: it shares memory alone
-                    view.join()
-                elif view._joined is not None and not view._joined._is_view():
-                    raise UnsupportedModelError(
-                        f"a result of {self._module!r} is written to in place after a view of it was used elsewhere; "
-                        f"write to a copy, or leave the module out: colocate(..., exclude=[{self._module!r}])"
-                    )
-                elif view._joined is None:
-                    assert view._replay is not None
-                    view._stood_for_by(view._replay())
-                todo.append(view)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,7 +133,7 @@ class LaneTensor(torch.Tensor):
         if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = [tensor for tensor in tensors_of((args, kwargs)) if isinstance(tensor, LaneTensor)]
+        found = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, LaneTensor)]
         if on_lane():
             # Lanes get plain values; this came by another way and could make lanes wait for each other.
             name = found[0]._module
@@ -191,18 +146,22 @@ class LaneTensor(torch.Tensor):
                 return map_tensors(to_plain, func(*args, **kwargs))
         if does.replaces(kwargs):
             found[0]._executor.drain()
-            written = list(lane_tensors((args[0] if args else None, kwargs.get("out"))))
-            for tensor in written:
-                tensor.join_to_write()
-            stands_for = {id(tensor.join()): tensor for tensor in written}
-            result = func(*join_all(args), **join_all(kwargs))
+            into = tensors_in((args[0] if args else None, kwargs.get("out")))
+            written = {id(tensor): tensor for tensor in into if isinstance(tensor, LaneTensor)}
+            for tensor in written.values():
+                records = torch.is_grad_enabled() or (tensor.requires_grad and not tensor.is_leaf)
+                if tensor._is_shared and records:
+                    # Autograd has to see the write in all tensors that have this memory.
+                    raise tensor._executor.refuse_write(tensor)
+            stands_for = {id(tensor.join()): tensor for tensor in written.values()}
+            result = func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
             return stands_for.get(id(result), result)
         if does.follows_lane(args, kwargs) and _is_one_branch(found):
             with torch._C.DisableTorchFunctionSubclass():  # what it asks of its arguments needs no values
                 result = found[0]._executor.follow(found[0], func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*join_all(args), **join_all(kwargs))
+        return func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
@@ -264,39 +223,12 @@ def waits_for_plain(tensor: torch.Tensor) -> None:
         tensor.register_hook(to_plain)
 
 
-def lane_tensors(value: Any) -> Iterator[LaneTensor]:
-    """Yields the lane tensors in nested lists, tuples and dicts."""
-    return (tensor for tensor in tensors_of(value) if isinstance(tensor, LaneTensor))
-
-
-def join_all(value: Any) -> Any:
-    """Replaces the lane tensors in nested lists, tuples and dicts by what they join to."""
-    if isinstance(value, LaneTensor):
-        return value.join()
-    if type(value) in (list, tuple):
-        return type(value)(join_all(item) for item in value)
-    if type(value) is dict:
-        return {key: join_all(item) for key, item in value.items()}
-    return value
-
-
 def _is_one_branch(found: list[LaneTensor]) -> bool:
     lane = found[0]._lane
     return all(
         tensor._lane is lane and tensor._joined is None and not (tensor.requires_grad and tensor.is_leaf)
         for tensor in found
     )
-
-
-def _is_in_autograd_function() -> bool:
-    kinds: list[type] = [torch.autograd.Function]
-    for kind in kinds:  # which grows meanwhile
-        kinds += kind.__subclasses__()
-    codes = {kind.forward.__code__ for kind in kinds if hasattr(kind.forward, "__code__")}  # type: ignore[attr-defined]
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code not in codes:
-        frame = frame.f_back
-    return frame is not None
 
 
 def join_joined(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.structure import memory_of, tensors_in, tensors_of
+from mosaic.engine.calls.structure import memory_of, tensors_in
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.streams.executor import StreamExecutor, replayed
@@ -132,7 +132,7 @@ class _SharedMemory:
         def touched(tensors: list[torch.Tensor]) -> Callable[[Any], None]:
             inputs = {memory_of(tensor) for tensor in tensors}
             self._touch(inputs - made, order)
-            return lambda result: made.update({memory_of(tensor) for tensor in tensors_of(result)} - inputs)
+            return lambda result: made.update({memory_of(tensor) for tensor in tensors_in(result)} - inputs)
 
         with _Watch(touched):
             return function(*args, **kwargs)
@@ -169,7 +169,7 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling() or look_up(func).reads:
             return func(*args, **kwargs)
-        tensors = [tensor for tensor in tensors_of((args, kwargs)) if type(tensor) is not StreamTensor]
+        tensors = [tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is not StreamTensor]
         returned = self._touched(tensors)
         result = func(*args, **kwargs)
         if returned is not None:

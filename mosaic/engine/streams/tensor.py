@@ -24,7 +24,7 @@ import torch.utils.dlpack
 from torch import nn
 from torch._compile import _disable_dynamo
 
-from mosaic.engine.calls.structure import map_tensors, tensors_of, version_of
+from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
@@ -231,7 +231,7 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs an operator below autograd on the current stream; results are plain."""
-    shells = [t for t in tensors_of((args, kwargs)) if type(t) is StreamTensor]
+    shells = [t for t in tensors_in((args, kwargs)) if type(t) is StreamTensor]
     here = shells[0].order.home.api.current_stream()
     values: dict[int, torch.Tensor] = {}
     for shell in shells:

@@ -21,11 +21,11 @@ from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.call import Call
 from mosaic.engine.host.executor import Executor
-from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
+from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.engine.host.lane_work import SpanLog
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.random_numbers import CPU, count_draws, torch_state
@@ -226,7 +226,7 @@ class HostCalls(RoutedCalls):
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
-        leaves = join_all(leaves)
+        leaves = map_tensors(joined, leaves)
         with self.in_step():
             passed = going(leaves).go()
 

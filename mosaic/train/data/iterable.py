@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
@@ -30,15 +31,6 @@ class IterableLoader(StepLoader):
     If the data set or its iterator has ``state_dict`` and ``load_state_dict`` (torchdata's protocol), a run resumes
     from its saved state; a check before the first step compares the samples. Otherwise the loader draws the samples
     again, and ``skipped_s`` is the time that takes.
-
-    Args:
-        dataset: The data set of this rank.
-        cut: How a global batch is cut.
-        steps: Steps to yield; a resumed run starts after its last step.
-        seed: Seeds each sample, with its position.
-        state: Result of ``state_dict`` after the step before; None at the beginning.
-        exact: Refuse a data set without a state.
-        collate: Makes a batch of a list of samples; torch's own by default.
 
     Raises:
         MosaicError: The state gives other samples, is missing although ``exact`` requires it, or belongs to other
@@ -82,7 +74,6 @@ class IterableLoader(StepLoader):
         return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks], "data": self._source.state()}
 
     def __next__(self) -> StepBatch:
-        """Returns the next step's batch."""
         step = next(self._steps)
         parts = []
         for index in self._cut.own:
@@ -121,14 +112,12 @@ class _Source:
         return any(map(_is_stateful, (self._dataset, self._iterator)))
 
     def state(self) -> dict[str, Any] | None:
-        """Returns copies of the states."""
         if not self.has_state:
             return None
         owners = {"dataset": self._dataset, "iterator": self._iterator}
         return {name: copy.deepcopy(owner.state_dict()) for name, owner in owners.items() if _is_stateful(owner)}  # type: ignore[attr-defined]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores the states that ``state`` returned."""
         if "dataset" in state:
             self._dataset.load_state_dict(copy.deepcopy(state["dataset"]))  # type: ignore[attr-defined]
         self._iterator = iter(self._dataset)
@@ -136,7 +125,6 @@ class _Source:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
 
     def draw(self, seed: int, positions: Sequence[int]) -> list[Any]:
-        """Draws the next sample of each position."""
         samples = []
         with put_back():
             for words in sample_words(seed, positions).tolist():
@@ -181,24 +169,24 @@ def _is_stateful(source: object) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
-def difference(old: Any, new: Any, where: str = "sample") -> str:
-    """Describes the first difference between two samples; empty if they are equal."""
-    if type(old) is not type(new):
-        return f"{where} is a {type(old).__name__}, then a {type(new).__name__}"
-    if isinstance(old, Mapping | list | tuple):
-        keys = list(old) if isinstance(old, Mapping) else range(len(old))
-        if len(old) != len(new) or (isinstance(old, Mapping) and old.keys() != new.keys()):
-            return f"{where} has {len(old)} entries, then {len(new)}, or of other names"
-        return next((mismatch for key in keys if (mismatch := difference(old[key], new[key], f"{where}[{key!r}]"))), "")
-    if isinstance(old, torch.Tensor):
-        old, new = old.detach().cpu(), new.detach().cpu()
-        old, new = (tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor for tensor in (old, new))
-    if isinstance(old, torch.Tensor | np.ndarray):
-        old, new = np.asarray(old), np.asarray(new)
-        if old.shape != new.shape or old.dtype != new.dtype:
-            return f"{where} is {old.dtype}{list(old.shape)}, then {new.dtype}{list(new.shape)}"
-        apart = int(np.sum((old != new) & ~((old != old) & (new != new))))
-        return f"{where} has {apart} of {old.size} other values" if apart else ""
-    if hasattr(old, "__dict__") and "__eq__" not in vars(type(old)):
-        return difference(vars(old), vars(new), where)
-    return "" if old == new or (old != old and new != new) else f"{where} is {old!r:.60}, then {new!r:.60}"
+def difference(old: Any, new: Any) -> str:
+    """Names the first place in which two samples differ; empty if they are equal."""
+    pairs, tree = pytree.tree_flatten_with_path(old)
+    leaves, other_tree = pytree.tree_flatten(new)
+    if tree != other_tree:
+        return "sample has other entries"
+    for (path, left), right in zip(pairs, leaves, strict=True):
+        if _content(left) != _content(right):
+            return f"sample{pytree.keystr(path)} is another"
+    return ""
+
+
+def _content(leaf: Any) -> object:
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach().cpu().contiguous()
+        return str(leaf.dtype), leaf.shape, leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, np.ndarray):
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+    if hasattr(leaf, "__dict__") and "__eq__" not in vars(type(leaf)):
+        return type(leaf), [_content(value) for value in pytree.tree_leaves(vars(leaf))]
+    return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf  # NaN equals NaN

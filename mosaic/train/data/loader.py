@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import active_children
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -33,33 +32,20 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCut:
-    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first.
-
-    Raises:
-        ValueError: There is no such rank, or a micro-batch would have no row.
-    """
+    """The cut of a global batch over ranks and micro-batches: nearly equal parts, the larger ones first."""
 
     batch: int
     """Samples of a step, over all ranks."""
     num_ranks: int = 1
-    """Processes that train."""
     rank: int = 0
-    """This rank."""
     micro_batches: int = 1
     """Parts of the global batch, rounded up to a multiple of the ranks."""
-    exact: bool = False
-    """Do not round: equal bits need the same parts on any number of ranks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks or self.micro_batches < 1:
             raise ValueError(
                 f"rank={self.rank}, num_ranks={self.num_ranks}, micro_batches={self.micro_batches}; ranks count from "
                 "0, and there is a micro-batch or more"
-            )
-        if self.exact and self.micro_batches % self.num_ranks:
-            raise ValueError(
-                f"micro_batches={self.micro_batches} on {self.num_ranks} ranks; for equal bits take a multiple of "
-                f"every number of ranks that will train, such as {self._rounded}"
             )
         if self.batch < self._rounded:
             raise ValueError(
@@ -73,18 +59,15 @@ class BatchCut:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Samples of each micro-batch of the global batch."""
         size, more = divmod(self.batch, self._rounded)
         return tuple(size + (index < more) for index in range(self._rounded))
 
     @property
     def own(self) -> range:
-        """Micro-batches of this rank."""
         count = self._rounded // self.num_ranks
         return range(self.rank * count, (self.rank + 1) * count)
 
     def positions(self, step: int, microbatch: int) -> range:
-        """Returns the positions of a micro-batch of the global batch."""
         first = step * self.batch + sum(self.rows[:microbatch])
         return range(first, first + self.rows[microbatch])
 
@@ -96,21 +79,16 @@ class MicroBatch:
     index: int
     """Index in the global batch; seeds random numbers."""
     rows: int
-    """Number of samples."""
     weight: float
     """``rows`` over those of the global batch: mean losses times this weight add up to the global mean."""
     data: Any
-    """Its samples, collated."""
+    """Collated samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """This rank's part of a global batch."""
-
     step: int
-    """Index of the optimizer step."""
     micro_batches: tuple[MicroBatch, ...]
-    """In order."""
     rejects: tuple[Reject, ...]
     """Unreadable rows of this step."""
 
@@ -133,13 +111,9 @@ class StepLoader(Iterator[StepBatch]):
         """Ends the workers."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the workers."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -150,14 +124,9 @@ class BatchLoader(StepLoader):
     random numbers. Workers have a process group of their own, so a signal to the run's group does not end them before
     the step ends. They end with their parent process, even if it is killed.
 
-    Args:
-        samples: Samples by position.
-        cut: How a global batch is cut.
-        steps: Steps to yield; a resumed run starts after its last step.
-        workers: Processes that load; 0 loads in this process.
-        collate: Makes a batch of a list of samples; torch's own by default.
-        pin: Copy into pinned memory, for CUDA.
-        rejects: Counter of unreadable rows, with its limit.
+    Raises:
+        LoaderDiedError: A worker died; ``next`` raises it.
+        MosaicError: More rows are unreadable than ``rejects`` allows.
     """
 
     def __init__(
@@ -192,16 +161,9 @@ class BatchLoader(StepLoader):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __next__(self) -> StepBatch:
-        """Returns the next step's batch.
-
-        Raises:
-            LoaderDiedError: A worker died.
-            MosaicError: More rows are unreadable than the limit allows.
-        """
         step = next(self._steps)
         parts: list[MicroBatch] = []
         rejects: list[Reject] = []
@@ -233,7 +195,6 @@ class BatchLoader(StepLoader):
         return data, rejects
 
     def close(self) -> None:
-        """Ends the workers; each finishes its current sample."""
         # After an error, the garbage collector would wait five seconds for each worker in vain.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
@@ -241,8 +202,6 @@ class BatchLoader(StepLoader):
 
 @dataclass(frozen=True)
 class _Microbatches:
-    """Positions of this rank's micro-batches, in order."""
-
     cut: BatchCut
     steps: range
 

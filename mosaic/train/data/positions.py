@@ -7,12 +7,9 @@ consumed. No torch: the launcher makes the list.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,35 +35,15 @@ class Source:
     name: str
     """Such as ``new/2026-11-22``."""
     rows: int
-    """Number of rows."""
     share: Fraction
     """Part of all samples; a multiple of ``1 / CYCLE``. The shares of all sources sum to 1."""
-    digest: str
-    """Digest of the rows' content."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """The row at one position."""
-
-    source: int
-    """Index into the sources."""
-    row: int
-    """Row of that source."""
-    pass_number: int
-    """Complete passes over the source before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """The rows at consecutive positions."""
-
     sources: Counts
-    """Index into the sources, for each position."""
     rows: Counts
-    """Rows of these sources."""
     passes: Counts
-    """Passes over these sources."""
 
 
 class PositionStream:
@@ -89,17 +66,6 @@ class PositionStream:
         self._before = _counts_before([int(source.share * CYCLE) for source in self.sources])
         self._key = words_of("rows", seed)[0]
         self._last: tuple[int, Draws] | None = None
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the seed and the sources: streams with equal digests have equal samples."""
-        of_sources = [[source.name, source.rows, str(source.share), source.digest] for source in self.sources]
-        return hashlib.sha256(json.dumps(["position stream 1", self.seed, of_sources]).encode()).hexdigest()
-
-    def at(self, position: int) -> Draw:
-        """Returns the row at one position."""
-        draws = self.span(position, position + 1)
-        return Draw(source=int(draws.sources[0]), row=int(draws.rows[0]), pass_number=int(draws.passes[0]))
 
     def span(self, first: int, last: int) -> Draws:
         """Returns the rows at the positions from ``first`` to before ``last``.

@@ -27,11 +27,9 @@ class Reject:
     """An unreadable row; another row of the same source took its position."""
 
     position: int
-    """Position that drew it."""
     source: str
     """Name of the source."""
     row: int
-    """Row of that source."""
     reason: str
     """Kind of the error; rejected rows are counted by it."""
     detail: str
@@ -40,20 +38,13 @@ class Reject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Samples of consecutive positions."""
-
     samples: list[Any]
-    """One for each position."""
     rejects: tuple[Reject, ...]
     """Unreadable rows that were replaced."""
 
 
 class Samples(Dataset[Any]):
     """Samples of users' data sets by position; the seed and the position seed each one.
-
-    Args:
-        datasets: A map-style data set per source, read one row at a time.
-        stream: The row of each position.
 
     Raises:
         MosaicError: A data set has not as many rows as its frozen source.
@@ -72,15 +63,10 @@ class Samples(Dataset[Any]):
         self._generators = tuple(generators_of(dataset) for dataset in self.datasets)
 
     def __getitem__(self, position: int) -> Any:
-        """Returns one sample."""
         return self.__getitems__([position]).samples[0]
 
     def __getitems__(self, positions: Sequence[int]) -> Drawn:
-        """Returns the samples of a micro-batch; torch's loader calls it.
-
-        Raises:
-            MosaicError: All rows that a position tried are unreadable.
-        """
+        """Returns the samples of a micro-batch; torch's loader calls it."""
         spans = [positions] if isinstance(positions, range) else [range(start, start + 1) for start in positions]
         draws = [self.stream.span(span.start, span.stop) for span in spans]
         sources = [source for draw in draws for source in draw.sources.tolist()]
@@ -130,11 +116,7 @@ def is_iterable(data: Any) -> bool:
 
 
 class RejectCount:
-    """Unreadable rows so far, by source and reason.
-
-    Args:
-        limit: Share of samples beyond which ``add`` raises.
-    """
+    """Unreadable rows so far, by source and reason; ``limit`` is the share of samples beyond which ``add`` raises."""
 
     def __init__(self, limit: float = 0.01) -> None:
         self.limit = limit
@@ -143,22 +125,13 @@ class RejectCount:
 
     @property
     def by_source(self) -> dict[str, dict[str, int]]:
-        """Counts by the source's name and the kind of error."""
         counts: dict[str, dict[str, int]] = {}
         for (source, reason), count in sorted(self._counts.items()):
             counts.setdefault(source, {})[reason] = count
         return counts
 
     def add(self, rejects: Sequence[Reject], samples: int) -> None:
-        """Counts the rejects of a step.
-
-        Args:
-            rejects: Unreadable rows.
-            samples: Samples drawn.
-
-        Raises:
-            MosaicError: There are more than the limit allows.
-        """
+        """Counts the rejects of a step; raises MosaicError if there are more than the limit allows."""
         self.samples += samples
         self._counts.update((reject.source, reject.reason) for reject in rejects)
         total, judged = self._counts.total(), max(self.samples, MIN_JUDGED)
@@ -170,12 +143,7 @@ class RejectCount:
                 f"{last.reason}: {last.detail}. Mend or remove such rows, or allow more of them"
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the counts as JSON values."""
-        return {"samples": self.samples, "rejects": self.by_source}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the counts of ``state_dict``."""
-        self.samples = state["samples"]
-        rejects = state["rejects"].items()
+    def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
+        self.samples = samples
+        rejects = by_source.items()
         self._counts = Counter({(source, reason): n for source, kinds in rejects for reason, n in kinds.items()})

@@ -28,14 +28,10 @@ def sample_words(seed: int, positions: Sequence[int]) -> Words:
 
 
 def seed_sample(words: Sequence[int], generators: Sequence[Generator] = ()) -> None:
-    """Seeds this process's default generators on the host, and ``generators``.
+    """Seeds this process's default generators on the host, and ``generators``, by four words of ``sample_words``.
 
     ``torch.manual_seed`` takes a hundred times as long because it looks for devices. torch's and NumPy's generators use
     32 bits of a seed.
-
-    Args:
-        words: Four words, as from ``sample_words``.
-        generators: Generators of a data set.
     """
     torch.default_generator.manual_seed(words[0])
     np.random.seed(words[1] & 0xFFFFFFFF)
@@ -76,14 +72,7 @@ def drawn_under(seed: int, position: int, generators: Sequence[Generator] = ()) 
 
 
 def seed_step(seed: int, step: int, microbatch: int, generators: Sequence[Generator] = ()) -> None:
-    """Seeds all generators of a model, on all devices, for one micro-batch.
-
-    Args:
-        seed: Seed of the run.
-        step: Optimizer steps taken before this one.
-        microbatch: Index in the global batch.
-        generators: The model's own, from ``generators_of``.
-    """
+    """Seeds all generators of a model, on all devices, and ``generators_of`` it, for one micro-batch of a step."""
     words = words_of("step", seed, step, microbatch)
     seed_sample(words, generators)
     if torch.cuda.is_initialized():

@@ -25,18 +25,13 @@ Kind = Literal["new", "replay", "frozen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file of a data folder."""
-
     name: str
     """Relative to its folder."""
     num_bytes: int
-    """Size of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A data folder."""
-
     kind: Kind
     """``new``: today's; ``replay``: a promoted day's; ``frozen``: rows that compare versions."""
     day: str
@@ -44,11 +39,9 @@ class SourceRecord:
     path: str
     """Relative to the recipe's folder."""
     files: tuple[FileRecord, ...]
-    """All files."""
     digest: str
     """SHA-256 of the files' names and content."""
     rows: int = 0
-    """Rows of the data set."""
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""
     units: int = 0
@@ -67,16 +60,13 @@ class Sources:
     SCHEMA_VERSION: ClassVar[int] = 1
 
     schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
     day: str
     seed: int
     """Seed of the order and of the held-out rows."""
     fresh_share: float
     """Held-out part of the rows."""
     batch: int
-    """Samples of a step."""
     num_steps: int
-    """Steps of the day."""
     sources: tuple[SourceRecord, ...]
     """New ones first."""
     frozen: SourceRecord
@@ -87,19 +77,11 @@ class Sources:
         return tuple(round(steps * self.batch * source.units / CYCLE) for source in self.sources)
 
     def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
-        """Returns the sources of a kind."""
         return tuple(source for source in self.sources if source.kind == kind)
 
 
 def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[str, SourceRecord]) -> SourceRecord:
-    """Lists a data folder.
-
-    Args:
-        root: The recipe's folder.
-        path: The data folder.
-        kind: Purpose.
-        day: Date.
-        known: Records of earlier days by path; equal sizes reuse the digest.
+    """Lists a data folder; ``known`` has the records of earlier days by path, whose digests equal sizes reuse.
 
     Raises:
         MosaicError: The folder is missing, empty, or changed since a day trained on it.
@@ -138,15 +120,8 @@ def check_unchanged(root: Path, sources: Sources) -> None:
 def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
     """Returns the mask of a day's held-out rows: whole clusters, drawn by seed and day.
 
-    Args:
-        data: The day's data set. ``data.cluster(index)``, if present, names the cluster of a row (a recording, a robot,
-            a shop); otherwise each row is its own cluster.
-        share: Part of the clusters.
-        seed: Seed of the draw.
-        day: The same day gives the same rows.
-
-    Returns:
-        (rows,) bool.
+    ``data.cluster(index)``, if present, names the cluster of a row (a recording, a robot, a shop); otherwise each row
+    is its own cluster.
     """
     cluster = getattr(data, "cluster", None)
     if cluster is None:

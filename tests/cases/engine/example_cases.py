@@ -49,21 +49,12 @@ class Ran:
     described: list[str] = field(default_factory=list)
 
 
-Change = Callable[[Any], None]
-"""Changes an example's module before it runs."""
-
-
-def unchanged(example: Any) -> None:
-    """Leaves an example as it stands."""
-
-
-def run_plain(name: str, arguments: Sequence[str] = (), change: Change = unchanged) -> Ran:
+def run_plain(name: str, arguments: Sequence[str] = ()) -> Ran:
     """Runs an example without the lines that Mosaic adds."""
     source = plain_source(name)
     assert "mosaic.colocate" not in source.split("def main")[-1]
     with _one_thread():
         example = _load(name, source)
-        change(example)
         return Ran(example.main(list(arguments)))
 
 
@@ -79,17 +70,10 @@ def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
     return _run(name, arguments, planned)
 
 
-def run_by_default(name: str, arguments: Sequence[str], change: Change, options: mosaic.Options) -> Ran:
-    """Runs an example, changed first, the default way on two slots; lanes have one thread each, as the plain loop."""
-    backend = HostBackend(num_slots=2, num_threads=1)
-    return _run(name, arguments, lambda *_: {"backend": backend, "options": options}, change)
-
-
 def _run(
     name: str,
     arguments: Sequence[str],
     choose: Callable[[nn.Module, Any, dict[str, Any]], dict[str, Any]],
-    change: Change = unchanged,
 ) -> Ran:
     handles: list[Handle] = []
     colocate = mosaic.colocate
@@ -102,7 +86,6 @@ def _run(
         patch.setattr(mosaic, "colocate", chosen)
         try:
             example = _load(name, (FOLDER / name).read_text(encoding="utf-8"))
-            change(example)
             ran = Ran(example.main(list(arguments)), handles)
             ran.metrics = [handle.metrics() for handle in handles]
             ran.described = [handle.describe() for handle in handles]

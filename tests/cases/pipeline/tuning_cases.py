@@ -9,8 +9,7 @@ from dataclasses import replace
 from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.tasks import Deadlock, Orders, Task, TaskGraph, Timed, Wait
-from mosaic.pipelining.tuning.candidates import Candidate
-from mosaic.pipelining.tuning.pairs import Pair
+from mosaic.pipelining.tuning import Candidate, Pair
 
 MIB = 2**20
 

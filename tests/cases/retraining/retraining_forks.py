@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-import mosaic.retrain.run as launcher
+import mosaic.retrain.day as launcher
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 from mosaic.train.signals import STOPPING
 
 LOADED_LATE = (

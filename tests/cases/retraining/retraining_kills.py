@@ -24,12 +24,12 @@ from mosaic.artifact import load, to_json
 from mosaic.lines import lines_of
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.reporting import is_told
+from mosaic.retrain.report import is_reported
 from mosaic.train.records import StoredPlan
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
-EVERY = 4
-"""Of a promotion's writes to the disk one is met by a kill."""
+EVERY = 9
+"""Of a promotion's writes to the disk every ninth is met by a kill; the bench kills at random instants."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -44,7 +44,7 @@ def kill_chain(top: Path) -> None:
 
 
 def kill_promotion(top: Path) -> None:
-    """Kills the launcher at every fourth write to the disk once all is scored; then goes on, and goes back."""
+    """Kills the launcher at every ninth write to the disk once all is scored; then goes on, and goes back."""
     before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
     assert start(before).wait() == 0
     write_day(before.path, SECOND)
@@ -68,7 +68,7 @@ def kill_promotion(top: Path) -> None:
             "versions": [each.name for each in versions.all_versions(folder)],
             "earlier": [row["before"] for row in promoted],
             "left": [path.name for path in (*folder.versions.glob(".*"), *folder.path.glob(".champion*"))],
-            "page": is_told(folder.days()[-1]),
+            "page": is_reported(folder.days()[-1]),
         }
         if instant % 3 == 0 or ended == 0:
             assert Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait() == 0

@@ -1,4 +1,4 @@
-"""Days that two ranks begin and one ends: with ``ranks_exact``, whose bits one rank has too, and without.
+"""A day that two ranks begin and one ends.
 
 Run as ``python retraining_ranks.py FOLDER``; prints what tests look at, a line of JSON each.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from retraining_forks import start
 
-from bench.retrain.small_folder import bits_of, write_folder, write_recipe
+from bench.retrain.small_folder import write_folder, write_recipe
 from mosaic.artifact import load
 from mosaic.lines import steps_in
 from mosaic.retrain.folder import Folder
@@ -23,7 +23,6 @@ from mosaic.train.records import Trained
 
 DAY = "2026-11-20"
 MICRO_BATCHES = {"micro_batches": 4}
-EXACT = {**MICRO_BATCHES, "ranks_exact": True}
 STOP_AT = 5
 
 
@@ -58,10 +57,6 @@ def begun_by_two(folder: Folder, budget: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(top: Path) -> None:
-    one, several = (write_folder(top / name, DAY, budget=EXACT) for name in ("one", "several"))
-    tell(one=start(one).wait())
-    tell(exact=begun_by_two(several, EXACT))
-    tell(same_bits=bits_of(several.day(DAY)) == bits_of(one.day(DAY)))
     other = write_folder(top / "other", DAY, budget=MICRO_BATCHES)
     program = other.path / "train.py"
     program.write_text(program.read_text().replace("nn.BatchNorm1d(16)", "nn.LayerNorm(16)"))

@@ -38,7 +38,7 @@ class Rows(Dataset[Any]):
 
 def stream(seed: int = 0) -> PositionStream:
     shares = shares_of({"new": ROWS["new"]}, {"old": ROWS["old"], "older": ROWS["older"]}, 0.3)
-    return PositionStream([Source(name=n, rows=ROWS[n], share=share, digest=n) for n, share in shares.items()], seed)
+    return PositionStream([Source(name=n, rows=ROWS[n], share=share) for n, share in shares.items()], seed)
 
 
 def samples(seed: int = 0, bad: dict[str, dict[int, Exception]] | None = None) -> Samples:

@@ -125,7 +125,7 @@ def test_what_others_disturbed_is_not_taken_from_the_cache(
     assert reused == [False, False, True]
 
 
-@pytest.mark.parametrize("command", ["profile", "plan", "run"])
+@pytest.mark.parametrize("command", ["profile"])
 def test_commands_that_measure_mark_their_result_and_refuse_where_strict(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

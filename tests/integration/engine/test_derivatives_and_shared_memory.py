@@ -133,3 +133,26 @@ def test_a_module_is_left_out_that_returns_a_view_of_an_input_which_is_written_l
 
     model = Glued(forward, Doing(SHARED["a view of an input"][0]))
     assert set(find_modules(model, pair_batch()).left_out) == {"left"}
+
+
+@pytest.mark.parametrize(("through", "from_step"), [("a result", 0), ("a view", 0), ("a view", 3)])
+def test_a_result_may_be_written_to_and_a_module_runs_in_place_where_views_of_it_are(through: str, from_step: int):
+    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x) * 1, self.right(y)
+        first = left[:, 0]
+        if through == "a result":
+            left = self.left_again(left)
+        if self.calls >= from_step:
+            left += right
+        self.calls += 1
+        return left * first.sum() + right
+
+    def make() -> Glued:
+        model = Glued(forward)
+        model.left_again = nn.Identity() if through == "a view" else Doing(lambda self, x: x * 2)
+        model.calls = 0
+        return model
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(6), include=["left", "right"])
+    wanted = "left ran in place" if through == "a view" else "on slot"
+    assert wanted in described

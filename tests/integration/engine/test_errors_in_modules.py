@@ -11,14 +11,11 @@ from engine_cases import (
     SIDE_BY_SIDE,
     Doing,
     Glued,
-    Outside,
     TwoTowers,
     assert_trains_like_plain,
     colocate,
     pair_batch,
-    tower,
 )
-from torch import nn
 
 from mosaic.engine import Handle
 from mosaic.errors import UnforeseenError
@@ -113,7 +110,7 @@ def test_outside_of_the_model_s_call_a_result_of_another_shape_is_an_error_once(
     model.left.order = "shape"
     x = pair_batch()[0]
     with pytest.raises(UnforeseenError, match=r"'left', called at .* returned .*depend on values.*exclude=\['left'\]"):
-        model.left(x).join()
+        model.left(x)
     assert model.left(x).shape == (6, 3)
     model.left.order = "work"
     assert "ran in place" in handle.describe()
@@ -128,21 +125,6 @@ def test_a_write_into_an_input_is_found_out():
         assert "it writes into its arguments" in handle.describe()
     finally:
         handle.remove()
-
-
-def test_two_models_share_a_step_and_each_other_s_results():
-    first, second = TwoTowers(), TwoTowers()
-    handles = [colocate(each, pair_batch(), SIDE_BY_SIDE) for each in (first, second)]
-    try:
-        for step in range(4):
-            x, y = pair_batch(step)
-            shared = first.left(x)
-            result = second.left(shared[:, :8]) * first.right(shared[:, 8:]) * second.right(y)
-            result.sum().backward()
-            assert type(first.left[0].weight.grad) is torch.Tensor
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def test_a_model_can_be_trained_from_another_thread(model: TwoTowers, handle: Handle):
@@ -167,41 +149,3 @@ def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: 
     for batch in loader:
         model(*batch).sum().backward()
     assert_trains_like_plain(model, handle)
-
-
-class Slow(nn.Module):
-    """Waits on its lane until it is told to go on."""
-
-    go_on = Outside(None)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower(8, 16, nn.BatchNorm1d(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.go_on is None or self.go_on.wait(60)
-        return self.layers(x)
-
-
-@pytest.mark.parametrize("change", ["mode", "step"])
-def test_what_was_called_before_a_change_computes_as_before_it(change: str):
-    model = TwoTowers(Slow())
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    opened = threading.Event()
-    try:
-        model(*pair_batch()).sum().backward()
-        with handle.disabled():
-            expected = model.left(pair_batch()[0]).detach()
-        model.left.go_on = opened
-        result = model.left(pair_batch()[0])
-        opening = threading.Thread(target=opened.set)  # while the caller waits in the change
-        opening.start()
-        if change == "mode":
-            model.eval()
-        else:
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-        opening.join()
-        assert torch.allclose(result.join(), expected, atol=1e-5)
-    finally:
-        opened.set()
-        handle.remove()

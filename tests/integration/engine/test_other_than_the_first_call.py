@@ -135,11 +135,3 @@ class Named(Registered, name="named"):
 def test_a_register_of_subclasses_does_not_hear_of_swapped_ones():
     run_both(lambda: TwoTowers(Named(), Named()), pair_batch(), SIDE_BY_SIDE, train(3))
     assert Registered.known == ["named"]
-
-
-def test_functions_that_change_shapes_in_place_inside_have_the_plain_shapes():
-    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        middle = torch.quantile(self.left(x), 0.5, dim=-1)
-        return middle[:, None] * self.right(y)
-
-    run_both(lambda: Glued(glue), pair_batch(), SIDE_BY_SIDE, train(4))

@@ -13,7 +13,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("form", ["trainer", "fabric"])
+@pytest.mark.parametrize(("form", "precision"), [("trainer", "bf16-mixed"), ("fabric", "32-true")])
 def test_a_lightning_loop_is_equal(form: str, precision: str):
     check("lightning_loop.py", ["--form", form, "--precision", precision], placed={"image", "sound", "text"})

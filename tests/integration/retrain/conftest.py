@@ -14,13 +14,13 @@ from types import ModuleType
 import pytest
 import torch
 
-import mosaic.retrain.run as launcher
+import mosaic.retrain.day as launcher
 from bench.retrain.small_folder import write_folder
 from mosaic.artifact import load
 from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.records import DayReport
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 
 FIRST = "2026-11-20"
 
@@ -108,6 +108,7 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     torch.set_num_threads(1)
 
     def make(*days: str, name: str = "node", **changed: object) -> Node:
+        changed["budget"] = {"save": "0.3s", **changed.get("budget", {})}  # type: ignore[dict-item]
         node = Node(write_folder(tmp_path / name, *(days or (FIRST,)), **changed))
         node.change(LOSS, LOSS + FAULTS)
         return node

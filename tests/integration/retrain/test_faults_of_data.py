@@ -8,19 +8,11 @@ from collections.abc import Callable
 import pytest
 from conftest import Node
 
-from bench.retrain.small_folder import bits_of, write_day, write_rows
-from mosaic.retrain.working import worker
+from bench.retrain.small_folder import bits_of, write_day
+from mosaic.retrain.worker import main as worker
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
-
-
-def test_without_data_nothing_begins(make_node: Make):
-    node = make_node()
-    (node.folder.path / "data" / FIRST / "_SUCCESS").unlink()
-    assert node.run() == 0
-    assert "nothing new" in node.said[0]
-    assert node.folder.days() == ()
 
 
 def test_a_day_without_rows_fails_and_the_next_day_takes_its_place(make_node: Make):
@@ -33,13 +25,6 @@ def test_a_day_without_rows_fails_and_the_next_day_takes_its_place(make_node: Ma
     assert node.run() == 0
     assert [day.path.name for day in node.folder.days()] == [SECOND]
     assert node.folder.days()[0].state.new == (FIRST, SECOND)
-
-
-def test_one_row_is_enough_to_train_on(make_node: Make):
-    node = make_node(sources={"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"})
-    write_day(node.folder.path, FIRST, num_rows=1)
-    assert node.run() == 0
-    assert node.report.data[0].rows == 1
 
 
 def test_rows_of_one_class_are_quarantined_until_a_person_releases_them(make_node: Make):
@@ -69,15 +54,6 @@ def test_wrong_labels_are_quarantined_by_the_champions_error(make_node: Make):
     assert "max_drop = 0.2" in node.report.reason
 
 
-def test_frozen_rows_among_the_days_rows_are_refused(make_node: Make):
-    node = make_node()
-    text = (node.folder.path / "data" / "frozen" / "rows.jsonl").read_text().splitlines()[0]
-    with (node.folder.path / "data" / FIRST / "rows.jsonl").open("a") as file:
-        file.write(text + "\n")
-    assert node.run() == 5
-    assert node.report.reason.startswith("1 of today's 121 rows are frozen rows")
-
-
 def test_a_missing_modality_replans_or_is_refused_where_it_is_required(make_node: Make):
     node = make_node()
     assert node.run() == 0
@@ -96,7 +72,6 @@ def test_a_missing_modality_replans_or_is_refused_where_it_is_required(make_node
     [
         (1, 0, "There was no champion yet"),
         (4, 1, "samples drew a row that is unreadable, more than 0.01 of 1000"),
-        (20, 5, "20 of 120 rows could not be read: ValueError: this row is torn (20)"),
         (120, 5, "There are 0 rows, and min_rows = 1"),
     ],
 )
@@ -138,32 +113,6 @@ def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_b
         rows.write_bytes(before)
     assert node.run() == 0
     assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
-
-
-def test_a_replayed_folder_that_is_gone_is_named(make_node: Make, monkeypatch: pytest.MonkeyPatch):
-    node = make_node()
-    assert node.run() == 0
-    write_day(node.folder.path, SECOND)
-    aside, there = node.folder.path / "aside", node.folder.path / "data" / FIRST
-
-    def gone(*given: object) -> object:
-        there.rename(aside)
-        return train(*given)  # type: ignore[arg-type]
-
-    train = worker._train
-    monkeypatch.setattr(worker, "_train", gone)
-    assert node.run() == 1
-    assert f"there is no data folder {there}" in node.report.reason
-    monkeypatch.setattr(worker, "_train", train)
-    aside.rename(there)
-    assert node.run() == 0
-
-
-def test_without_frozen_rows_nothing_is_promoted(make_node: Make):
-    node = make_node()
-    write_rows(node.folder.path / "data" / "frozen", 0, seed=1)
-    assert node.run() == 5
-    assert "There are no frozen rows to judge by" in node.report.reason
 
 
 def _edit(node: Node, day: str, change: Callable[[dict[str, object]], dict[str, object]]) -> None:

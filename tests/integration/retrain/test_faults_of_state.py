@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from conftest import Node
 
 from bench.retrain.small_folder import bits_of, write_day, write_recipe
-from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.errors import InvalidFileError
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.run import Clock
-from mosaic.train.records import Environment, StoredPlan
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
@@ -118,41 +113,6 @@ def test_a_program_that_changed_within_a_day_is_told_and_another_model_is_refuse
     assert "running_mean" in other.report.reason
     other.change("nn.LayerNorm(16)", "nn.BatchNorm1d(16)")
     assert other.run() == 0
-
-
-def test_another_gpu_within_a_day_is_planned_anew_and_told(make_node: Make):
-    node = stopped(make_node)
-    day = day_of(node)
-    plan, environment = load(StoredPlan, day.plan), load(Environment, day.environment)
-    save(replace(plan, key=replace(plan.key, device="H100")), day.plan)
-    save(replace(environment, device="H100, CUDA 13"), day.environment)
-    assert node.run() == 0
-    run = node.report.run
-    assert run is not None
-    assert "the device was H100 and is cpu" in run.replanned
-    assert run.differs_from_step == 12
-    assert "device was H100, CUDA 13 and is cpu" in run.differs_because
-
-
-def test_a_clock_that_went_back_a_day_gives_no_longer_window(make_node: Make, quiet: dict[str, object]):
-    node = stopped(make_node, budget={"until": "05:30Z"})
-    deadline = day_of(node).state.deadline
-    assert node.run(Clock(timedelta(days=-1)), at_step=5, fault=node.stop) == 75
-    assert (day_of(node).state.deadline or "") < (deadline or "")
-    assert node.run() == 0
-    assert bits_of(day_of(node)) == quiet
-
-
-def test_a_new_boot_is_told_apart_from_a_launcher_that_was_killed(make_node: Make):
-    for boot, cause in (("another", "new boot"), ("", "launcher killed")):
-        node = stopped(make_node, name=cause)
-        state = day_of(node).state
-        last = replace(state.starts[-1], ended="", **({"boot": boot} if boot else {}))
-        day_of(node).set(state, starts=(last,))
-        assert node.run() == 0
-        run = node.report.run
-        assert run is not None
-        assert [(each.cause, each.from_step) for each in run.restarts] == [(cause, 12)]
 
 
 def test_days_whose_data_came_late_are_finished_too(make_node: Make):

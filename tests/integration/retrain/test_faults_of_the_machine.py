@@ -26,9 +26,9 @@ from mosaic.engine import find_modules
 from mosaic.lines import steps_in
 from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
+from mosaic.retrain.day import Clock
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.run import Clock
-from mosaic.retrain.working import worker
+from mosaic.retrain.worker import main as worker
 from mosaic.train.records import StoredPlan
 from mosaic.user_file import import_file
 
@@ -123,10 +123,7 @@ def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused
     ("change", "said"),
     [
         (('"value"', '"worth"'), "return a dict of columns with 'value' among them"),
-        (("right.float()", "right.float()[:3]"), "score returned 3 entries of 'value' for 16 rows"),
         (("def loss(model, batch)", "def loss(model)"), "train.py:loss is called with 2 arguments"),
-        (("def loss(model, batch)", "def lost(model, batch)"), "train.py has no function 'loss'"),
-        (("import copy", "import copy, no_such_module"), "no_such_module"),
         (("return [towers, head], [", "return [towers, 3], ["), "make_optimizer returned int"),
     ],
 )
@@ -157,9 +154,7 @@ def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day
     assert bits_of(other.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
 
 
-@pytest.mark.parametrize(
-    "part", ["model.safetensors", "/versions/", "gate.json", "frozen.json", "hooks.json", "history.jsonl"]
-)
+@pytest.mark.parametrize("part", ["model.safetensors", "/versions/", "history.jsonl"])
 def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make, part: str):
     node = make_node(promote={"hooks": ["true"]})
     with pytest.MonkeyPatch.context() as patch:
@@ -216,14 +211,14 @@ def test_a_window_that_ends_in_training_lets_the_day_be_judged_as_it_is(make_nod
 
 
 def test_a_window_that_ends_in_the_evaluation_leaves_it_for_the_next(make_node: Make):
-    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.judge, [0.0]
+    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.score_versions, [0.0]
 
     def late(*given: object) -> None:
         late_s[0] = 3600.0
         judge(*given)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "judge", late)
+        patch.setattr(worker, "score_versions", late)
         patch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0]))
         assert node.run(at("2026-11-22T05:00Z")) == 75
     assert "the window ended before the day was judged" in node.report.reason
@@ -247,12 +242,6 @@ def test_nothing_asks_for_a_network(make_node: Make, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket.socket, "connect", none)
     monkeypatch.setattr(socket, "getaddrinfo", none)
     assert make_node().run() == 0
-
-
-def test_a_batch_that_cannot_be_halved_is_cut_into_parts_as_equal_as_can_be(make_node: Make):
-    node = make_node(budget={"batch": 17, "micro_batches": 3})
-    assert node.run() == 0
-    assert node.report.data[0].drawn == 40 * 17
 
 
 def side_by_side(day: DayFolder) -> StoredPlan:

@@ -1,4 +1,4 @@
-"""The study of loops that are never slower: its figures, its verdict by intervals, and its table."""
+"""The study of loops that are never slower."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.colocate.models import Workload
-from bench.never_slower.turns import AGAIN, ALL_REPAID, LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID, measure
-from bench.record import Figure
+from bench.loops import Workload
+from bench.never_slower import AGAIN, ALL_REPAID, LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID, measure
 from mosaic.profiler import ProfileSettings
 
 
@@ -22,11 +21,6 @@ class Sides(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.left(x) + self.right(x)
-
-
-def of(model: str, low: float, value: float, high: float) -> Figure:
-    labels = {"model": model, "runs": "left:1+right:1", "decided": "it won", "foreign CPU share": "0.00"}
-    return Figure(name=f"{model}: {RATIO}", source="measured", value=value, low=low, high=high, labels=labels)
 
 
 def test_a_model_has_all_its_figures_with_what_ran_and_why(monkeypatch: pytest.MonkeyPatch):

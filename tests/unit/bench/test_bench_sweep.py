@@ -1,4 +1,4 @@
-"""The sweep over models, nets and loops: each way in which a case can end, and what the tables say of it."""
+"""The sweep: a case on lanes, a model in chunks, and an operator; the list of cases is that of the kept results."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from bench import pages, tables
 from bench.sweep.__main__ import run_alone
-from bench.sweep.catalogue import all_cases, pipeline_cases
-from bench.sweep.outcomes import (
-    EQUAL,
-    ON_LANES,
-)
+from bench.sweep.catalogue import all_cases, nets_of, pipeline_cases
+from bench.sweep.outcomes import EQUAL, ON_LANES
 from bench.sweep.parted import judge_parted
+from bench.sweep.tables import PIPELINE_STUDY, STUDY
 
 
-@pytest.mark.parametrize("name", ["clip", "several_losses_summed"])
-def test_cases_of_the_list_are_equal_on_lanes(name):
-    (case,) = [case for case in all_cases() if case.name == name]
+@pytest.mark.parametrize(("study", "cases"), [(STUDY, all_cases), (PIPELINE_STUDY, pipeline_cases)])
+def test_every_case_of_the_kept_results_is_still_a_case(study, cases):
+    kept = pages.newest_study(study, tables.RESULTS)
+    assert kept is not None
+    assert {figure.labels["case"] for figure in kept.figures} <= {case.name for case in cases()}
+
+
+def test_a_loop_is_equal_on_lanes():
+    (case,) = [case for case in nets_of("gradients") if case.name == "several_losses_summed"]
     assert run_alone(case).labels["outcome"] == ON_LANES
 
 
-@pytest.mark.parametrize("name", ["clip", "hook_keeps_a_feature_for_the_loss"])
-def test_cases_of_the_list_are_equal_in_chunks(name):
-    (case,) = [case for case in pipeline_cases() if case.name == name]
+def test_a_model_is_equal_in_chunks():
+    (case,) = [case for case in pipeline_cases() if case.name == "clip"]
     assert run_alone(case, judge_parted).labels["outcome"] == EQUAL
 
 

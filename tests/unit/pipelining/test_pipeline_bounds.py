@@ -71,20 +71,15 @@ def pairs(limit: int, sizes: tuple[int, ...]) -> TaskGraph:
     return TaskGraph(tasks=tuple(tasks), waits=tuple(waits), rank_of=(0, 1), limit_bytes=(limit, 0))
 
 
-def test_memory_that_holds_two_of_four_microbatches_makes_the_step_twice_as_long():
-    found = bound(pairs(20, (10, 10, 10, 10)))
-    assert found.critical_path_ns == 27
-    assert found.memory_ns == 2 * 27
+def test_memory_that_holds_two_of_four_microbatches_makes_the_step_more_than_twice_as_long():
+    step = pairs(20, (10, 10, 10, 10))
+    assert bound(step).critical_path_ns == 27
+    assert prove(step).makespan_ns == 59 > 2 * 27
 
 
 def test_two_of_more_than_half_the_memory_never_overlap():
     step = pairs(19, (10, 10, 10))
-    assert bound(step).memory_ns == 3 * 27  # by area alone it would be less
     assert prove(step).makespan_ns == 3 * 27
-
-
-def test_without_a_limit_there_is_no_bound_by_memory():
-    assert bound(random_step(4)).memory_ns == 0
 
 
 def test_pieces_that_one_task_waits_for_lengthen_what_is_before_it():

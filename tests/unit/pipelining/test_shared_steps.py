@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import images, vision_and_text
 
-from mosaic.pipelining.next_step import Search
+from mosaic.pipelining.next_step import NextStepPlanner, Search, StepPlanning
+from mosaic.pipelining.order.simulate import roll_out
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep, share_out, shares_of
-from mosaic.pipelining.step_planning import SharedStepPlanning, StepPlanning
+from mosaic.pipelining.schedule.check import check_pipeline_schedule
 
 
 @given(times=st.lists(st.floats(0.0, 10.0), max_size=12), num_replicas=st.integers(1, 5))
@@ -32,10 +36,25 @@ def test_shares_follow_the_times_of_microbatches():
 
 def test_all_shares_are_offered_in_natural_order_before_any_is_searched():
     request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
-    planning = StepPlanning(request=request, partition=partition_by("separated", request))
+    planning = StepPlanning(request=request, partition=partition_by("separated", request), num_replicas=3)
     offered: list[SharedStep] = []
-    search = Search(num_threads=1, seconds=0.2, offer=offered.append, is_taken=lambda: False)
-    found = SharedStepPlanning(pipeline=planning, num_replicas=3)(images(2, 1), search)
-    assert found.shares == offered[0].shares == ((0,), (1,), ())
-    for step in (found, offered[0]):
+    search = Search(num_threads=1, end_s=time.monotonic() + 0.2, is_stopped=lambda: False, offer=offered.append)
+    searched = planning(images(2, 1), search)
+    assert searched.shares == offered[0].shares == ((0,), (1,), ())
+    for step in (searched, offered[0]):
         assert [one and one.num_microbatches for one in step.schedules] == [1, 1, None]
+
+
+def test_each_step_is_planned_ahead_for_its_own_microbatches():
+    request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1, 2))
+    partition = partition_by("separated", request)
+    with NextStepPlanner(StepPlanning(request=request, partition=partition)) as planner:
+        for number, step in enumerate((images(3, 1), images(0, 2, 1))):
+            planner.start(number, step, step_s=0.5)
+            planned = planner.take(number, wait_s=60.0)
+            assert not planned.error
+            (schedule,) = planned.schedule.schedules
+            graph = RankSpace().tasks(request, partition, step)
+            natural = roll_out(graph)
+            assert isinstance(natural, tuple)
+            assert check_pipeline_schedule(schedule, graph).makespan_ns <= 1.001 * natural[1].makespan_ns

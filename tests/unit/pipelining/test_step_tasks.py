@@ -23,8 +23,7 @@ from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.tuning.candidates import Candidates
-from mosaic.pipelining.tuning.pairs import pairs_of, with_candidates
+from mosaic.pipelining.tuning import Candidates, pairs_of, with_candidates
 from mosaic.pipelining.within_memory import strategies_of
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch

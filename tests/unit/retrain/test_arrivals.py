@@ -8,8 +8,8 @@ import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
 from mosaic.artifact import save
+from mosaic.retrain.arrivals import archive, new_dates, replay_dates
 from mosaic.retrain.folder import DayState, Folder
-from mosaic.retrain.intake.arrivals import Arrivals, archive
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import Outcome
 
@@ -21,15 +21,19 @@ def folder(tmp_path: Path) -> Folder:
     return write_folder(tmp_path, A, B)
 
 
-def arrivals(folder: Folder) -> Arrivals:
-    return Arrivals(folder, read_recipe(folder.recipe))
+def new(folder: Folder) -> tuple[str, ...]:
+    return new_dates(folder, read_recipe(folder.recipe))
 
 
-def end(folder: Folder, day: str, outcome: Outcome, *new: str) -> None:
+def replay(folder: Folder) -> tuple[str, ...]:
+    return replay_dates(folder, read_recipe(folder.recipe))
+
+
+def end(folder: Folder, day: str, outcome: Outcome, *dates: str) -> None:
     state = DayState(
         day=day,
         phase="decided",
-        new=new or (day,),
+        new=dates or (day,),
         replay=(),
         parent=None,
         champion=None,
@@ -42,35 +46,35 @@ def end(folder: Folder, day: str, outcome: Outcome, *new: str) -> None:
 
 
 def test_days_that_were_missed_are_new_together(folder: Folder):
-    assert arrivals(folder).new() == (A, B)
+    assert new(folder) == (A, B)
     end(folder, B, "promoted", A, B)
-    assert arrivals(folder).new() == ()
-    assert arrivals(folder).replay() == (A, B)
+    assert new(folder) == ()
+    assert replay(folder) == (A, B)
 
 
 def test_a_folder_counts_once_it_is_marked_ready_and_is_named_as_a_date(folder: Folder):
     (write_day(folder.path, C) / "_SUCCESS").unlink()
     write_day(folder.path, "20261123")
     write_day(folder.path, "2026-02-30")
-    assert arrivals(folder).new() == (A, B)
+    assert new(folder) == (A, B)
     (folder.path / "data" / C / "_SUCCESS").touch()
-    assert arrivals(folder).new() == (A, B, C)
+    assert new(folder) == (A, B, C)
 
 
 def test_data_that_comes_late_for_an_earlier_day_is_new(folder: Folder):
     end(folder, C, "promoted")
-    assert arrivals(folder).new() == (A, B)
+    assert new(folder) == (A, B)
 
 
 def test_quarantined_data_is_new_again_once_a_person_removes_its_note(folder: Folder):
     end(folder, B, "quarantined", A, B)
     for day in (A, B):
         save({"day": day}, folder.quarantine / f"{day}.json")
-    assert arrivals(folder).new() == ()
+    assert new(folder) == ()
     (folder.quarantine / f"{A}.json").unlink()
-    assert arrivals(folder).new() == ()
+    assert new(folder) == ()
     (folder.quarantine / f"{B}.json").unlink()
-    assert arrivals(folder).new() == (A, B)
+    assert new(folder) == (A, B)
 
 
 def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
@@ -78,9 +82,9 @@ def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
     end(folder, A, "refused")
     end(folder, B, "promoted")
     end(folder, C, "promoted")
-    assert arrivals(folder).replay() == (B, C)
+    assert replay(folder) == (B, C)
     (folder.path / "data" / B / "_SUCCESS").unlink()
-    assert arrivals(folder).replay() == (C,)
+    assert replay(folder) == (C,)
 
 
 def test_a_day_that_is_put_aside_keeps_its_files_and_takes_no_other_name(folder: Folder):

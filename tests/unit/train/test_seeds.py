@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.train.data.seeds import drawn_under, generators_of, sample_words, seed_step
+from mosaic.train.data.seeds import drawn_under, generators_of, seed_step
 
 
 def draw() -> tuple[float, ...]:
@@ -24,11 +24,6 @@ def test_what_is_drawn_depends_on_seed_and_position_alone():
     for seed, position in ((3, 8), (4, 7)):
         with drawn_under(seed, position):
             assert not set(draw()) & set(first)
-
-
-def test_torch_and_numpy_do_not_draw_the_same_numbers():
-    with drawn_under(0, 0):
-        assert torch.rand(()).item() != pytest.approx(np.random.rand(), abs=1e-6)
 
 
 def test_random_states_are_as_before_also_after_an_error():
@@ -50,12 +45,6 @@ def test_samples_have_one_thread_and_the_number_is_put_back():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
-
-
-def test_words_of_positions_are_the_same_one_at_a_time():
-    together = sample_words(1, range(40, 50))
-    assert np.array_equal(together[3:4], sample_words(1, [43]))
-    assert len(np.unique(together)) == together.size
 
 
 class Noisy(nn.Module):

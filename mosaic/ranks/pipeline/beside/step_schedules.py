@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from mosaic.errors import InfeasibleError
-from mosaic.pipelining.next_step import NextStepPlanner
+from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
 from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.step_planning import SharedStepPlanning, StepPlanning
 from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.pipeline.beside.evaluating import forwards_of
 from mosaic.ranks.pipeline.ways import Way
@@ -88,8 +87,15 @@ class StepSchedules:
             return
         if self._ahead is None:
             way = self._way
-            planning = StepPlanning(request=way.request, partition=way.partition, space=way.space, options=way.options)
-            self._ahead = NextStepPlanner(SharedStepPlanning(pipeline=planning, num_replicas=way.degrees.data))
+            self._ahead = NextStepPlanner(
+                StepPlanning(
+                    request=way.request,
+                    partition=way.partition,
+                    space=way.space,
+                    options=way.options,
+                    num_replicas=way.degrees.data,
+                )
+            )
         counted = count()
         self._announced_key = _key(counted)
         self._ahead.start(number, counted, step_s=last_s or None)

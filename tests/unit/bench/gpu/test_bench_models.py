@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import takewhile
 
 import pytest
-import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from bench.gpu.bench import Bench
 from bench.gpu.models import measure as gpu_models
 from bench.gpu.models import variants as gpu_variants
 from bench.gpu.models.measure import EVEN_VARIANTS
-from bench.gpu.models.variants import Step
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.microbench import Budget
 
@@ -41,11 +37,3 @@ def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(mo
     assert asked == [False, False, True]
     (targeted,) = (f for f in found if (f.name, f.labels.get("variant")) == ("step_ms", EVEN_VARIANTS[-1]))
     assert targeted.labels["launching"] in ("eager", "captured")
-
-
-def variant(step: Step) -> object:
-    @contextmanager
-    def opened() -> Iterator[tuple[Step, Step]]:
-        yield (lambda: torch.tensor(1.0)), step
-
-    return opened

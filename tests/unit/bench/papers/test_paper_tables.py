@@ -60,14 +60,6 @@ def test_values_of_two_sources_stand_on_two_lines():
     assert found[0][-2:] == ["an unknown machine", "2026-01-02, abc"]
 
 
-def test_a_full_study_is_asked_before_a_quick_one_and_a_newer_one_before_an_older_one():
-    quick = study(of("a: step", 1.0), created="2026-03-01", command="x --quick")
-    old, new = (study(of("a: step", value), created=day) for value, day in ((2.0, "2026-01-01"), (3.0, "2026-02-01")))
-    assert lines(ROW, quick, old, new)[0][3] == "ratio: a: 3"
-    assert lines(ROW, quick)[0][-1] == "2026-03-01, abc, quick"
-    assert lines(ROW, quick, study(of("c: other", 1.0)))[0][3] == "ratio: a: 1"
-
-
 def test_what_is_missing_says_why():
     assert lines(ROW)[0][3] == "not yet: ratio: no result kept"
     assert lines(ROW, study(of("c: other", 1.0)))[0][3] == "not yet: ratio: the kept results do not have it"
@@ -78,19 +70,6 @@ def test_what_is_missing_says_why():
     assert lines(replace(ROW, ours=(), not_yet="pipelines are not built"))[0][3] == "not yet: pipelines are not built"
     with pytest.raises(ValueError, match="one of both"):
         replace(ROW, not_yet="no")
-
-
-def test_many_values_are_given_as_their_range():
-    row = replace(ROW, ours=(Answer(study="bench_x", names=r"(\w+), (\d+): step", percent=True),))
-    many = [of(f"{name}, {count}: step", count / 100) for name in ("a", "b") for count in range(1, 7)]
-    assert lines(row, study(*many))[0][3] == "a: 1 to 6 (6); b: 1 to 6 (6)"
-    assert lines(row, study(*many[:2]))[0][3] == "a, 1: 1; a, 2: 2"
-
-
-def test_studies_read_what_a_paper_printed():
-    assert printed("mosaic", "Fig. 13b") == {"3": "100", "4": "100", "10": "94.27"}
-    with pytest.raises(KeyError, match=r"Fig\. 99"):
-        printed("mosaic", "Fig. 99")
 
 
 def test_instances_are_drawn_from_the_operations_that_table_1_prints():

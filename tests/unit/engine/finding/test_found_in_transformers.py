@@ -72,10 +72,9 @@ def built(make: Callable[[], Any]) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def test_each_model_has_the_modules_that_a_person_would_place(tmp_path: Path):
-    from bench.sweep.catalogue import MODELS, functions
+    from bench.sweep.models import find
 
-    all_makers = {name: make for _, name, make in functions(MODELS)}
-    makers = {name: all_makers[name] for name in FAMILIES}
+    makers = {name: find(name) for name in FAMILIES}
     found = [line for name, make in makers.items() for line in lines(name, find_modules(*built(make)))]
     (made := tmp_path / TABLE.name).write_text("\n".join(found) + "\n", encoding="utf-8")
     expected = TABLE.read_text(encoding="utf-8").splitlines()
@@ -85,10 +84,9 @@ def test_each_model_has_the_modules_that_a_person_would_place(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "encoder_decoder"])
 def test_a_module_that_is_left_out_for_its_cache_is_placed_once_the_advice_is_taken(name: str):
-    from bench.sweep.catalogue import MODELS, functions
+    from bench.sweep.models import find
 
-    make = {name: make for _, name, make in functions(MODELS)}[name]
-    model, draw = make()
+    model, draw = find(name)()
     batch = draw(torch.Generator().manual_seed(0))
     left_out = find_modules(model, batch).left_out
     caching = {name for name, why in left_out.items() if "model(..., use_cache=False)" in why.todo}

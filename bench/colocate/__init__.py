@@ -1,1 +1,0 @@
-"""The cost of Mosaic itself."""

@@ -1,0 +1,278 @@
+"""Whether a loop is ever slower with the default line: eight models, what ran after the trial, and what it cost.
+
+``python -m bench.never_slower [--quick] [--json FILE]``
+
+Each model has a process of its own. The loop with Mosaic runs from its first step on. Two plain loops take steps before
+the trial, right after it, and then in turn with ours, block by block. They take none within the trial, which times the
+loop from step to step. The second plain loop shows how far two equal loops are apart. A model runs slower, or faster,
+where the whole 95 % interval of the ratio says so. On a machine whose cores others use the default line steps aside;
+each figure has the share of the CPU that they took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mosaic
+from bench.gpu.tables import number
+from bench.harness import published
+from bench.loops import Loop, Workload, in_turn, ratios
+from bench.pages import NOT_YET, newest_study, source_of, table
+from bench.record import Figure, Study, median_figure, missing_figure, one_line
+from bench.study_parts import PartedStudy, StudyPart
+from mosaic.artifact import save
+from mosaic.demo.model import TriModal, contrastive_loss
+from mosaic.engine import Handle
+from mosaic.microbench import Budget
+from mosaic.models import PAPER_MODELS, build, make_batch
+from mosaic.plan import Plan
+from mosaic.profiler import ForeignLoad
+from mosaic.take_turns import TrialSettings
+
+NAME = "bench_never_slower"
+RECURRENT = "two recurrent towers"
+PART_S = 42.0
+"""A model is ended after this; its last round begins some seconds before."""
+END_S = 8.0
+PLAIN_STEPS = 10
+"""Before the trial, and as many after it."""
+RATIO = "plain step over the step with Mosaic, after its trial, ratio"
+AGAIN = "plain step over another plain loop's, ratio"
+PLAIN_MS = "plain step, ms"
+LOST_MS = "lost by the trial, ms"
+LOST_STEPS = "lost by the trial, in plain steps"
+REPAID = "steps that repay the trial"
+ALL_REPAID = "steps that repay the trial, finding, profiling and solving"
+
+
+class Series(nn.Module):
+    """A tower over a series; of one row each step is a product with a vector, which a second thread helps little."""
+
+    def __init__(self, channels: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(channels, hidden, batch_first=True)
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, series: Tensor) -> Tensor:
+        """Returns logits of ``series``, of shape (rows, steps, channels)."""
+        logits: Tensor = self.out(self.recurrent(series)[0].mean(1))
+        return logits
+
+
+class Sensors(nn.Module):
+    """Two series of one drive, each with a tower, told apart by the sum of their logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lidar, self.radar = Series(16, 96, 8), Series(16, 96, 8)
+
+    def forward(self, lidar: Tensor, radar: Tensor) -> Tensor:
+        return self.lidar(lidar) + self.radar(radar)
+
+
+def _zoo(name: str) -> Workload:
+    return Workload(model=build(name, "tiny"), batch=make_batch(name, "tiny"))
+
+
+def _demo(rows: int = 48) -> Workload:
+    torch.manual_seed(0)
+    batch = {
+        "image": torch.rand(rows, 1, 8, 24),
+        "audio": torch.randn(rows, 40, 96),
+        "text": torch.randint(1, 29, (rows, 20)),
+    }
+    return Workload(model=TriModal(), batch=batch, loss=contrastive_loss)
+
+
+def _towers(rows: int = 1, steps: int = 200) -> Workload:
+    torch.manual_seed(0)
+    batch: dict[str, Any] = {name: torch.randn(rows, steps, 16) for name in ("lidar", "radar")}
+    target = torch.randint(0, 8, (rows,))
+    return Workload(model=Sensors(), batch=batch, loss=lambda logits: nn.functional.cross_entropy(logits, target))
+
+
+MODELS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
+    {
+        RECURRENT: _towers,
+        **{f"{name}-tiny": partial(_zoo, name) for name in PAPER_MODELS},
+        "mosaic demo's": _demo,
+    }
+)
+"""The paper's six models, the demo's, and two towers that one core serves as well as two."""
+
+
+def measure(
+    name: str, make: Callable[[], Workload], *, rounds: int, seconds: float, options: mosaic.Options | None = None
+) -> Iterator[Figure]:
+    """Colocates a model by the default line, lets the trial end, and takes steps in turn with the plain loops.
+
+    Args:
+        name: What figures call the model.
+        make: Makes it.
+        rounds: In which all loops take blocks of steps.
+        seconds: After which no other round begins.
+        options: Other options than the default line has, for machines that are too busy for it.
+    """
+    load, budget, work = ForeignLoad(), Budget(seconds), make()
+    models = [copy.deepcopy(work.model) for _ in range(3)]  # alike in memory, too, which the first model is not
+    plain, again, ours = (Loop(model, work) for model in models)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # nothing is known from earlier runs
+        around = [plain.step_ms() for _ in range(PLAIN_STEPS + 1)][1:]
+        began = time.perf_counter()
+        more = {} if options is None else {"options": options}
+        handle = mosaic.colocate(models[-1], sample=work.batch, **more)
+        ready_ms = 1e3 * (time.perf_counter() - began)
+        trial = [ours.step_ms() for _ in _while_trying(handle)]
+        around += [plain.step_ms() for _ in range(PLAIN_STEPS)]
+        blocks = in_turn({"plain": plain, "again": again, "ours": ours}, rounds, budget)
+        labels = {"model": name, "runs": _running(handle), "decided": decided(handle)}
+        handle.remove()
+    labels["foreign CPU share"] = "unknown" if load.share is None else f"{load.share:.2f}"
+    for figure in _figures(blocks, ready_ms=ready_ms, trial=trial, around=around):
+        yield replace(figure, name=f"{name}: {figure.name}", labels=labels)
+
+
+def _while_trying(handle: Handle) -> Iterator[int]:
+    for step in range(TrialSettings().max_steps + 1):
+        if not handle.is_trying:
+            return
+        yield step
+
+
+def _figures(
+    blocks: Mapping[str, list[float]], *, ready_ms: float, trial: list[float], around: list[float]
+) -> Iterator[Figure]:
+    gain = median_figure(RATIO, ratios(blocks["plain"], blocks["ours"]))
+    step_ms = statistics.median(around)
+    lost_ms = sum(trial) - len(trial) * step_ms
+    measured = {
+        "finding, profiling and solving, ms": ready_ms,
+        "steps of the trial": float(len(trial)),
+        LOST_MS: lost_ms,
+        LOST_STEPS: lost_ms / step_ms,
+    }
+    yield gain
+    yield median_figure(AGAIN, ratios(blocks["plain"], blocks["again"]))
+    yield median_figure(PLAIN_MS, blocks["plain"])
+    yield from (Figure(name=name, source="measured", value=value) for name, value in measured.items())
+    saved_ms = statistics.median(blocks["plain"]) - statistics.median(blocks["ours"])
+    for name, spent_ms in ((REPAID, lost_ms), (ALL_REPAID, ready_ms + lost_ms)):
+        if gain.low is not None and gain.low > 1 and saved_ms > 0:
+            yield Figure(name=name, source="measured", value=max(0.0, spent_ms) / saved_ms)
+        else:
+            yield missing_figure(name, "the step is not surely shorter, so nothing repays them")
+
+
+def _running(handle: Handle) -> str:
+    return shape_of(handle.plan) if handle.active else "the plain loop"
+
+
+def shape_of(plan: Plan) -> str:
+    """Returns which modules share which stage, and on how many cores each."""
+    stages = ("+".join(f"{placed.module}:{placed.quota}" for placed in stage.placements) for stage in plan.stages)
+    return " | ".join(stages)
+
+
+def decided(handle: Handle) -> str:
+    """Returns why that runs: the last line of ``describe()`` about a trial, or about its absence."""
+    lines = [line for line in handle.describe().splitlines() if not line.startswith(("stage", "tried", "to know"))]
+    trials = [line for line in lines if line.startswith("trial")]
+    return one_line((trials or lines)[-1])
+
+
+def parts(names: Sequence[str], *, rounds: int) -> tuple[StudyPart, ...]:
+    return tuple(
+        StudyPart.alone(name, PART_S, partial(measure, name, MODELS[name], rounds=rounds, seconds=PART_S - END_S))
+        for name in names
+    )
+
+
+def with_counts(figures: Sequence[Figure]) -> list[Figure]:
+    """Adds how many models run slower or faster by their intervals, and in how many two plain loops seem to differ."""
+    slower, faster, count = _told_apart(figures, RATIO)
+    below, above, pairs = _told_apart(figures, AGAIN)
+    counts = {
+        f"slower: of {count} models, by their intervals": slower,
+        f"faster: of {count} models, by their intervals": faster,
+        f"neither: of {count} models, by their intervals": count - slower - faster,
+        f"of {pairs} models, those whose two plain loops differ by their intervals": below + above,
+    }
+    return [*(Figure(name=name, source="measured", value=float(value)) for name, value in counts.items()), *figures]
+
+
+def _told_apart(figures: Sequence[Figure], name: str) -> tuple[int, int, int]:
+    """Returns how many ratios of a name are below 1 and above 1 by their whole interval, and how many there are."""
+    found = [figure for figure in figures if figure.name.endswith(name) and figure.value is not None]
+    below = sum(figure.high is not None and figure.high < 1 for figure in found)
+    above = sum(figure.low is not None and figure.low > 1 for figure in found)
+    return below, above, len(found)
+
+
+STUDY = PartedStudy(
+    name=NAME,
+    quick=lambda: parts(("clip-tiny", RECURRENT), rounds=4),
+    quick_seconds=2 * PART_S,
+    full=lambda: parts(tuple(MODELS), rounds=60),
+    full_seconds=len(MODELS) * PART_S,
+    complete=with_counts,
+)
+
+
+def never_slower_table(results: Path) -> str:
+    """Returns a row for each model of the newest kept study."""
+    study = newest_study(NAME, results)
+    if study is None:
+        return NOT_YET
+    heads = ("plain step, ms", "plain step over ours", "two plain loops, likewise", "what ran after the trial")
+    more = ("lost by the trial, ms", "in plain steps", "repaid after, steps", "CPU taken by others")
+    rows = [_row(study, ratio) for ratio in study.figures if ratio.name.endswith(RATIO)]
+    return table((source_of(study), *heads, *more), rows)
+
+
+def _row(study: Study, ratio: Figure) -> tuple[str, ...]:
+    model = ratio.labels["model"]
+    own = {figure.name.removeprefix(f"{model}: "): figure for figure in study.figures}
+    plain_ms, *numbers = [
+        number(own[name].value) if name in own else "-" for name in (PLAIN_MS, LOST_MS, LOST_STEPS, REPAID)
+    ]
+    intervals = (_interval(ratio), _interval(own.get(AGAIN)))
+    return (model, plain_ms, *intervals, ratio.labels["runs"], *numbers, ratio.labels["foreign CPU share"])
+
+
+def _interval(ratio: Figure | None) -> str:
+    if ratio is None or ratio.value is None:
+        return "-"
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two models, few rounds; within a minute on two cores")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    asked = parser.parse_args()
+    chosen, seconds = (STUDY.quick(), STUDY.quick_seconds) if asked.quick else (STUDY.full(), STUDY.full_seconds)
+    study = published(STUDY.run(chosen, path=asked.json, seconds=seconds), (asked.json,))
+    for figure in study.figures:
+        if figure.name.endswith(RATIO):
+            print(f"{figure.labels['model']}: runs {figure.labels['runs']}; {figure.labels['decided']}")
+    if asked.json is not None:
+        save(study, asked.json)
+
+
+if __name__ == "__main__":
+    main()

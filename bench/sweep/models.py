@@ -1,0 +1,576 @@
+"""The sweep's models: a row for each of transformers with its batch, and some written by hand.
+
+A row names the class, the batch and the settings of the class's configuration. ``sub`` is a configuration in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Generator, Tensor, nn
+
+from bench.sweep import inputs
+from bench.sweep.device import moved
+from bench.sweep.inputs import (
+    ANSWER,
+    CLASSES,
+    IMAGES,
+    LARGE,
+    NUM_WORDS,
+    Draw,
+    batch,
+    both,
+    boxes,
+    chosen,
+    classified,
+    classified_large,
+    masks,
+    ones,
+    pair,
+    predicted,
+    ragged,
+    segmented,
+    sentences,
+    translated,
+    waves,
+    with_marks,
+    words,
+)  # fmt: skip
+from bench.sweep.session import Session
+
+Make = Callable[[], tuple[nn.Module, Draw]]
+"""Makes a model, and a function that draws a batch for it."""
+
+
+@dataclass(frozen=True)
+class Sub:
+    """A configuration inside another."""
+
+    name: str
+    settings: dict[str, Any]
+
+    def build(self) -> Any:
+        return getattr(tf, self.name)(**built(self.settings))
+
+
+def built(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.build() if isinstance(value, Sub) else value for name, value in settings.items()}
+
+
+def sub(name: str, **settings: Any) -> Sub:
+    return Sub(f"{name}Config", settings)
+
+
+def row(name: str, draw: Draw, **settings: Any) -> Make:
+    def make() -> tuple[nn.Module, Draw]:
+        model = getattr(tf, name)
+        return model(config=model.config_class(**built(settings))), draw
+
+    return make
+
+
+def of_two(name: str, draw: Draw, first: Sub, second: Sub, **settings: Any) -> Make:
+    """Returns the row of a model that is put together of two others."""
+
+    def make() -> tuple[nn.Module, Draw]:
+        config = getattr(tf, f"{name}Config")
+        joined = "from_vision_text_configs" if "Dual" in name else "from_encoder_decoder_configs"
+        return getattr(tf, f"{name}Model")(
+            config=getattr(config, joined)(first.build(), second.build(), **settings)
+        ), draw
+
+    return make
+
+
+def with_more(name: str, **more: Any) -> Make:
+    """Returns the row of a model that gets more arguments."""
+
+    def make() -> tuple[nn.Module, Draw]:
+        model, draw = find(name)()
+        return model, lambda drawn: {**draw(drawn), **more}
+
+    return make
+
+
+def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}
+
+
+def clip_distilled() -> tuple[nn.Module, Draw]:
+    """Makes a pair of models of which the frozen one teaches the other by its hidden states."""
+
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = tf.CLIPVisionConfig(**VISION, attn_implementation="eager")
+            self.student, self.teacher = tf.CLIPVisionModel(config), tf.CLIPVisionModel(config).requires_grad_(False)
+
+        def forward(self, pixel_values):
+            student = self.student(pixel_values, output_hidden_states=True, output_attentions=True)
+            with torch.no_grad():
+                teacher = self.teacher(pixel_values, output_hidden_states=True)
+            pairs = zip(student.hidden_states, teacher.hidden_states, strict=True)
+            return sum((mine - theirs).square().mean() for mine, theirs in pairs) + student.attentions[0].std()
+
+    return Distilled(), batch(pixel_values=IMAGES)
+
+
+def musicgen() -> tuple[nn.Module, Draw]:
+    draw = batch(input_ids=words, decoder_input_ids=lambda drawn: words(drawn, 16, 8, end=64))
+    model, _ = row(
+        "MusicgenForConditionalGeneration", draw, text_encoder=sub("T5", **without(T5, "decoder_start_token_id")),
+        audio_encoder=sub("Encodec", **(CODEC | {"codebook_size": 64})), decoder={
+            "vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_codebooks": 4, "pad_token_id": 0, "bos_token_id": 0},
+    )()  # fmt: skip
+    model.audio_encoder.requires_grad_(False)
+    return model, draw
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = {**SIZES, "vocab_size": NUM_WORDS, "max_position_embeddings": 64, "pad_token_id": 0}
+LANGUAGE = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
+DEEP = {**LANGUAGE, "num_hidden_layers": 4, "tie_word_embeddings": True}
+MEL = {"num_mel_bins": 16, "max_source_positions": 32}
+VISION = {**SIZES, "image_size": 32, "patch_size": 8}
+# fmt: off
+ENCODED = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+DECODED = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+SEQ2SEQ = {**ENCODED, **DECODED, "vocab_size": 99, "pad_token_id": 0, "decoder_start_token_id": 1}
+BART = {**SEQ2SEQ, "max_position_embeddings": 64}
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+      "decoder_start_token_id": 0}
+READ = TEXT | {"encoder_hidden_size": 32, "projection_dim": 32, "bos_token_id": 1, "sep_token_id": 2}
+CROSSED = sub("Bert", **TEXT, is_decoder=True, add_cross_attention=True)
+OPT = sub("OPT", **SIZES, vocab_size=99, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64)
+WAVES = {**SIZES, "conv_dim": (16, 16), "conv_kernel": (8, 8), "conv_stride": (4, 4), "num_feat_extract_layers": 2,
+         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "vocab_size": 99}
+CODEC = {"hidden_size": 32, "num_filters": 4, "upsampling_ratios": [4, 4], "codebook_dim": 32, "num_lstm_layers": 1}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
+DETR = {**ENCODED, **DECODED, "num_queries": 6, "num_labels": 3, "use_timm_backbone": False,
+        "use_pretrained_backbone": False, "backbone": None}
+SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "window_size": 2,
+        "patch_size": 2}
+STAGES = ["stage1", "stage2", "stage3", "stage4"]
+RESAMPLED = {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 4,
+             "resampler_head_dim": 8, "num_key_value_heads": 2}
+ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+QWEN_TEXT = {**LANGUAGE, "rope_scaling": ROPE, "rope_parameters": ROPE}
+QWEN_TOKENS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+OMNI_TOKENS = without(QWEN_TOKENS, "vision_end_token_id") | {"audio_token_id": 7, "audio_start_token_id": 8}
+QWEN_EYES = {"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2,
+             "hidden_size": 32}
+WINDOWED = QWEN_EYES | {"intermediate_size": 64, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
+STACKED = QWEN_EYES | {"intermediate_size": 64, "out_hidden_size": 32, "num_position_embeddings": 16,
+                       "deepstack_visual_indexes": [0]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4,
+           "decoder_intermediate_size": 32}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MARKED, MARKED_LONG = {"length": 16, "marks": 4}, {"length": 24, "marks": 16}
+FOUR_TOKENS = sentences(**MARKED, pixel_values=(4, 1, 3, 32, 32))
+OMNI = {"image_token_index": 3, "audio_token_index": 7, "audio_config": {**MEL, **ENCODED, "output_dim": 32,
+        "n_window": 8}, "vision_config": WINDOWED, "text_config": QWEN_TEXT, **OMNI_TOKENS}
+
+TOWERS = {
+    "clip": row("CLIPModel", pair, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION, projection_dim=16),
+    "siglip": row("SiglipModel", pair, text_config=TEXT, vision_config=VISION),
+    "siglip2": row("Siglip2Model", batch(
+        input_ids=words, pixel_values=(4, 16, 3 * 8 * 8), spatial_shapes=torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
+        pixel_attention_mask=torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]), return_loss=True,
+    ), text_config=TEXT, vision_config=SIZES | {"patch_size": 8, "num_patches": 16}),
+    "metaclip_2": row("MetaClip2Model", pair, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION,
+                      projection_dim=16),
+    "chinese_clip": row("ChineseCLIPModel", pair, text_config=TEXT, vision_config=VISION, projection_dim=16),
+    "alt_clip": row("AltCLIPModel", pair, text_config=TEXT | {"project_dim": 32, "max_position_embeddings": 80},
+                    vision_config=VISION, projection_dim=32),
+    "align": row("AlignModel", pair, text_config=TEXT, projection_dim=32, vision_config={
+        "image_size": 32, "width_coefficient": 1.0, "depth_coefficient": 0.5, "hidden_dim": 32, "kernel_sizes": [3, 3],
+        "in_channels": [32, 16], "out_channels": [16, 32], "strides": [1, 2], "depthwise_padding": [],
+        "num_block_repeats": [1, 1], "expand_ratios": [1, 2]}),
+    "vision_text_dual_encoder": of_two("VisionTextDualEncoder", pair, sub("ViT", **VISION), sub("Bert", **TEXT),
+                                       projection_dim=16),
+    "clap": row("ClapModel", batch(
+        input_ids=words, input_features=(4, 1, 64, 16), is_longer=torch.zeros(4, 1, dtype=torch.bool), return_loss=True,
+    ), text_config=TEXT | {"max_position_embeddings": 80}, projection_dim=32, audio_config={
+        "window_size": 4, "num_mel_bins": 16, "spec_size": 64, "hidden_size": 64, "patch_size": 4,
+        "patch_stride": [4, 4], "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 32}),
+    "group_vit": row("GroupViTModel", pair, text_config=TEXT | {"eos_token_id": 2}, projection_dim=16, vision_config={
+        **VISION, "depths": [1, 1, 0], "num_group_tokens": [8, 4, 0], "num_output_groups": [8, 4, 0]}),
+    "x_clip": row("XCLIPModel", batch(input_ids=words, pixel_values=(4, 2, 3, 32, 32), return_loss=True),
+        text_config=TEXT | {"eos_token_id": 2}, projection_dim=32, vision_config={
+            **VISION, "num_frames": 2, "mit_hidden_size": 32, "mit_intermediate_size": 64,
+            "mit_num_attention_heads": 4}),
+    "owl_vit": row("OwlViTForObjectDetection", both, text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION,
+                   projection_dim=32),
+    "flava": row("FlavaModel", both, text_config=TEXT, image_config=VISION, multimodal_config=SIZES,
+                 image_codebook_config={}, projection_dim=16),
+    "blip": row("BlipModel", pair, text_config=READ, vision_config=VISION, projection_dim=16),
+    "bridge_tower": row("BridgeTowerModel", both, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        contrastive_hidden_size=16, text_config=TEXT | {"max_position_embeddings": 80, "hidden_size": 64},
+        vision_config=VISION | {"num_hidden_layers": 3, "hidden_size": 64}),
+    "vilt": row("ViltModel", both, **TEXT, image_size=32, patch_size=8, max_image_length=16),
+    "visual_bert": row("VisualBertModel", batch(input_ids=words, visual_embeds=(4, 6, 16)), **TEXT,
+                       visual_embedding_dim=16),
+    "lxmert": row("LxmertModel", batch(input_ids=words, visual_feats=(4, 6, 16), visual_pos=(4, 6, 4)), **TEXT,
+                  l_layers=2, x_layers=1, r_layers=1, visual_feat_dim=16),
+    "clip_with_all_hidden_states": with_more("clip", output_hidden_states=True),
+    "clip_distilled": clip_distilled,
+}
+
+SEEING = {
+    "llava": row("LlavaForConditionalGeneration", sentences(**MARKED_LONG, pixel_values=IMAGES, use_cache=False),
+        vision_config=sub("CLIPVision", **VISION), text_config=sub("Llama", **LANGUAGE), image_token_index=3),
+    "llava_onevision": row("LlavaOnevisionForConditionalGeneration", sentences(
+        length=48, marks=36, pixel_values=(4, 2, 3, 32, 32), image_sizes=ones(4, 2) * 32, use_cache=False,
+    ), vision_config=sub("SiglipVision", **VISION), text_config=sub("Qwen2", **LANGUAGE), image_token_index=3,
+        video_token_index=4, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
+        image_grid_pinpoints=[[32, 32]]),
+    "paligemma": row("PaliGemmaForConditionalGeneration", sentences(
+        **MARKED_LONG, pixel_values=IMAGES, token_type_ids=ones(4, 24),
+    ), vision_config=sub("SiglipVision", **VISION, projection_dim=32), text_config=sub("Gemma", **LANGUAGE),
+        image_token_id=3, projection_dim=32),
+    "gemma3_with_images": row("Gemma3ForConditionalGeneration", sentences(
+        **MARKED, pixel_values=IMAGES, token_type_ids=with_marks(ones(4, 16) * 0, 1, 4),
+    ), vision_config=VISION | {"model_type": "siglip_vision_model"}, text_config=LANGUAGE | {"sliding_window": 8},
+        mm_tokens_per_image=4, image_token_index=3, boi_token_index=4, eoi_token_index=5),
+    "idefics2": row("Idefics2ForConditionalGeneration", sentences(
+        **MARKED, pixel_values=(4, 1, 3, 32, 32), use_cache=False,
+    ), vision_config=VISION, text_config=sub("Mistral", **LANGUAGE), perceiver_config=RESAMPLED, image_token_id=3),
+    "idefics3": row("Idefics3ForConditionalGeneration", FOUR_TOKENS, vision_config=VISION,
+                    text_config=sub("Llama", **LANGUAGE), image_token_id=3, scale_factor=2),
+    "intern_vl": row("InternVLForConditionalGeneration", sentences(**MARKED, pixel_values=IMAGES),
+        vision_config=VISION | {"image_size": [32, 32], "patch_size": [8, 8]}, text_config=sub("Qwen2", **LANGUAGE),
+        image_token_id=3, downsample_ratio=0.5),
+    "mistral3": row("Mistral3ForConditionalGeneration", sentences(
+        **MARKED, pixel_values=IMAGES, image_sizes=ones(4, 2) * 32,
+    ), vision_config=sub("PixtralVision", **VISION, head_dim=8), text_config=sub("Mistral", **LANGUAGE),
+        image_token_index=3, spatial_merge_size=2),
+    "blip_captions": row("BlipForConditionalGeneration", sentences(pixel_values=IMAGES), text_config=READ,
+                         vision_config=VISION, projection_dim=16),
+    "blip_2": row("Blip2ForConditionalGeneration", sentences(length=16, marks=6, pixel_values=IMAGES),
+        vision_config=VISION, qformer_config=TEXT | {"encoder_hidden_size": 32}, text_config=OPT, num_query_tokens=6,
+        image_token_index=3),
+    "git": row("GitForCausalLM", sentences(pixel_values=IMAGES), vision_config=VISION, **TEXT, bos_token_id=1,
+               eos_token_id=2),
+    "kosmos2": row("Kosmos2ForConditionalGeneration", sentences(
+        length=16, pixel_values=IMAGES, image_embeds_position_mask=with_marks(ones(4, 16) * 0, 1, 4),
+    ), text_config={"vocab_size": 99, "embed_dim": 32, "layers": 2, "ffn_dim": 64, "attention_heads": 4},
+        vision_config=VISION, latent_query_num=4),
+    "mllama": row("MllamaForConditionalGeneration", sentences(
+        length=16, marks=1, pixel_values=(4, 1, 1, 3, 32, 32), aspect_ratio_ids=ones(4, 1),
+        aspect_ratio_mask=ones(4, 1, 1), cross_attention_mask=ones(4, 16, 1, 1),
+    ), image_token_index=3, vision_config={
+        **SIZES, "image_size": 32, "patch_size": 8, "num_global_layers": 1, "vision_output_dim": 64,
+        "attention_heads": 4, "intermediate_layers_indices": [0], "max_num_tiles": 1,
+        "supported_aspect_ratios": [[1, 1]]},
+        text_config={**LANGUAGE, "cross_attention_layers": [1], "rope_scaling": PLAIN_ROPE,
+                     "rope_parameters": PLAIN_ROPE}),
+    "florence2": row("Florence2ForConditionalGeneration", batch(
+        input_ids=lambda drawn: with_marks(words(drawn, length=24), 3, 17), pixel_values=IMAGES, labels=ANSWER,
+    ), image_token_id=3, vision_config={
+        "embed_dim": [16, 32], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 1], "projection_dim": 32,
+        "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True],
+        "window_size": 4},
+        text_config=sub("Bart", **without(BART, "pad_token_id", "decoder_start_token_id"))),
+    "janus": row("JanusForConditionalGeneration", sentences(**MARKED_LONG, pixel_values=IMAGES),
+        vision_config=VISION | {"projection_dim": 32, "num_image_tokens": 16, "depth": 1, "mlp_ratio": 2},
+        vq_config={"embed_dim": 8, "num_embeddings": 16, "base_channels": 32, "channel_multiplier": [1],
+                   "num_patches": 4, "latent_channels": 8, "num_res_blocks": 1, "projection_dim": 32,
+                   "image_token_embed_dim": 32},
+        text_config=sub("Llama", **LANGUAGE), image_token_id=3),
+    "instruct_blip": row("InstructBlipForConditionalGeneration", sentences(
+        length=16, marks=6, pixel_values=IMAGES, qformer_input_ids=words,
+    ), vision_config=VISION, qformer_config=TEXT | {"encoder_hidden_size": 32}, text_config=OPT, num_query_tokens=6,
+        image_token_index=3),
+    "smol_vlm": row("SmolVLMForConditionalGeneration", sentences(
+        **MARKED, pixel_values=(4, 1, 3, 32, 32), use_cache=False,
+    ), vision_config=VISION, text_config=sub("Llama", **LANGUAGE), image_token_id=3, scale_factor=2),
+    "pix2struct": row("Pix2StructForConditionalGeneration", batch(
+        flattened_patches=lambda drawn: torch.randn(4, 16, 50, generator=drawn).abs(), labels=ANSWER,
+    ), text_config={**without(T5, "d_model"), "hidden_size": 32}, vision_config={
+        "hidden_size": 32, "patch_embed_hidden_size": 48, "d_ff": 64, "d_kv": 8, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "seq_len": 16}),
+    "llava_with_all_hidden_states": with_more("llava", output_hidden_states=True),
+    "qwen2_audio": row("Qwen2AudioForConditionalGeneration", sentences(
+        **MARKED_LONG, input_features=(4, 16, 64), feature_attention_mask=ones(4, 64),
+    ), audio_config=MEL | ENCODED, text_config=sub("Qwen2", **LANGUAGE), audio_token_index=3),
+    "voxtral": row("VoxtralForConditionalGeneration", sentences(**MARKED_LONG, input_features=(4, 16, 64)),
+                   audio_config=SIZES | MEL, text_config=sub("Llama", **LANGUAGE), audio_token_id=3),
+    "granite_speech": row("GraniteSpeechForConditionalGeneration", sentences(
+        **MARKED_LONG, input_features=(4, 32, 16), input_features_mask=torch.ones(4, 16, dtype=torch.bool),
+    ), encoder_config={
+        "feedforward_mult": 2, "hidden_dim": 32, "dim_head": 8, "num_heads": 4, "num_layers": 2, "input_dim": 16,
+        "output_dim": 8, "context_size": 16, "max_pos_emb": 16, "conv_kernel_size": 3},
+        projector_config={**SIZES, "model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 99},
+        text_config=sub("Granite", **LANGUAGE), audio_token_index=3, window_size=8, downsample_rate=2,
+        has_lora_adapter=False),
+    "audio_flamingo3": row("AudioFlamingo3ForConditionalGeneration", sentences(
+        **MARKED_LONG, input_features=(4, 16, 64), input_features_mask=ones(4, 64),
+    ), audio_config=SIZES | MEL, text_config=sub("Qwen2", **LANGUAGE), audio_token_id=3),
+    "qwen2_vl": row("Qwen2VLForConditionalGeneration", inputs.qwen, text_config=QWEN_TEXT, **QWEN_TOKENS,
+                    vision_config=QWEN_EYES | {"embed_dim": 32, "mlp_ratio": 2}),
+    "qwen2_5_vl": row("Qwen2_5_VLForConditionalGeneration", inputs.qwen, vision_config=WINDOWED, text_config=QWEN_TEXT,
+                      **QWEN_TOKENS),
+    "qwen3_vl": row("Qwen3VLForConditionalGeneration", inputs.qwen, vision_config=STACKED, text_config=QWEN_TEXT,
+                    **QWEN_TOKENS),
+    "qwen2_5_omni_thinker": row("Qwen2_5OmniThinkerForConditionalGeneration", inputs.omni, **OMNI),
+    "qwen2_5_omni_thinker_other_lengths": row("Qwen2_5OmniThinkerForConditionalGeneration",
+                                              inputs.omni_of_other_lengths, **OMNI),
+    "qwen3_omni_moe_thinker": row("Qwen3OmniMoeThinkerForConditionalGeneration", inputs.omni_of_two_tokens,
+        vision_config=STACKED, text_config={**QWEN_TEXT, **EXPERTS, "decoder_sparse_step": 1}, **OMNI_TOKENS,
+        audio_config={**MEL, **ENCODED, "output_dim": 32, "n_window": 50, "n_window_infer": 100,
+                      "downsample_hidden_size": 8}),
+}
+
+SPEECH = {
+    "wav2vec2_ctc": row("Wav2Vec2ForCTC", waves, **WAVES, layerdrop=0.3, mask_time_length=2),
+    "wav2vec2_pretraining": row("Wav2Vec2ForPreTraining", batch(
+        input_values=(4, 512), mask_time_indices=chosen(4, 30),
+        sampled_negative_indices=lambda drawn: torch.randint(0, 30, (4, 30, 3), generator=drawn),
+    ), **WAVES, codevector_dim=16, num_codevectors_per_group=8, num_codevector_groups=2, proj_codevector_dim=16),
+    "hubert_ctc": row("HubertForCTC", waves, **WAVES, mask_time_length=2),
+    "wavlm_ctc": row("WavLMForCTC", waves, **WAVES, mask_time_length=2),
+    "wav2vec2_bert": row("Wav2Vec2BertModel", batch(input_features=(4, 24, 16)), **SIZES,
+                         feature_projection_input_dim=16, vocab_size=99, mask_time_length=2),
+    "audio_spectrogram_transformer": row("ASTForAudioClassification", batch(input_values=(4, 32, 16), labels=CLASSES),
+        **SIZES, max_length=32, num_mel_bins=16, patch_size=4, frequency_stride=4, time_stride=4),
+    "whisper": row("WhisperForConditionalGeneration", batch(input_features=(4, 16, 64), labels=ANSWER), **SEQ2SEQ,
+                   **MEL, max_target_positions=32, apply_spec_augment=True, mask_time_length=2),
+    "speech_to_text": row("Speech2TextForConditionalGeneration", batch(input_features=(4, 40, 16), labels=ANSWER),
+                          **SEQ2SEQ, input_feat_per_channel=16, input_channels=1, conv_channels=16),
+    "moonshine": row("MoonshineForConditionalGeneration", batch(input_values=(4, 4096), labels=ANSWER),
+        vocab_size=99, hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4, decoder_num_attention_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        decoder_start_token_id=1),
+    "speecht5_to_text": row("SpeechT5ForSpeechToText", waves, **WAVES, **without(SEQ2SEQ, "d_model", "vocab_size"),
+                            mask_time_length=2),
+    "speech_encoder_decoder": of_two("SpeechEncoderDecoder", waves, sub("Wav2Vec2", **WAVES, mask_time_length=2),
+                                     CROSSED, decoder_start_token_id=1, pad_token_id=0),
+    "musicgen": musicgen,
+    "encodec": row("EncodecModel", batch(input_values=(2, 1, 512)), **CODEC, codebook_size=16),
+    "seamless_m4t": row("SeamlessM4TForSpeechToText", batch(input_features=(4, 24, 16), labels=ANSWER),
+        vocab_size=99, t2u_vocab_size=99, hidden_size=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, speech_encoder_layers=1,
+        speech_encoder_attention_heads=4, speech_encoder_intermediate_size=64, feature_projection_input_dim=16,
+        t2u_encoder_layers=1, t2u_decoder_layers=1, unit_embed_dim=8, lang_embed_dim=8, spkr_embed_dim=8,
+        upsample_initial_channel=16, pad_token_id=0, decoder_start_token_id=1, max_position_embeddings=64),
+    "sew_ctc": row("SEWForCTC", waves, **WAVES, squeeze_factor=2, mask_time_length=2),
+}
+
+LANGUAGES = {
+    "t5": row("T5ForConditionalGeneration", translated, **T5),
+    "long_t5": row("LongT5ForConditionalGeneration", translated, **T5, local_radius=4,
+                   encoder_attention_type="transient-global", global_block_size=4),
+    "switch_transformers": row("SwitchTransformersForConditionalGeneration", translated, **T5, num_experts=4,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, router_jitter_noise=0.1),
+    "bart": row("BartForConditionalGeneration", translated, **BART, encoder_layerdrop=0.2, decoder_layerdrop=0.2),
+    "m2m_100": row("M2M100ForConditionalGeneration", translated, **BART),
+    "led": row("LEDForConditionalGeneration", translated, **SEQ2SEQ, max_encoder_position_embeddings=64,
+               max_decoder_position_embeddings=64, attention_window=4),
+    "prophet_net": row("ProphetNetForConditionalGeneration", translated, vocab_size=99, hidden_size=32,
+        encoder_ffn_dim=64, num_encoder_layers=2, num_encoder_attention_heads=4, decoder_ffn_dim=64,
+        num_decoder_layers=2, num_decoder_attention_heads=4, max_position_embeddings=64),
+    "encoder_decoder": of_two("EncoderDecoder", translated, sub("Bert", **TEXT), CROSSED, decoder_start_token_id=1,
+                              pad_token_id=0),
+    "mixtral": row("MixtralForCausalLM", predicted, **LANGUAGE, num_local_experts=4, num_experts_per_tok=2,
+                   output_router_logits=True),
+    "qwen2_moe": row("Qwen2MoeForCausalLM", predicted, **LANGUAGE, **EXPERTS, shared_expert_intermediate_size=32),
+    "deepseek_v3": row("DeepseekV3ForCausalLM", predicted, **LANGUAGE | {"num_key_value_heads": 4, "head_dim": 4},
+        n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=32,
+        first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
+        n_shared_experts=1),
+    "mamba": row("MambaForCausalLM", predicted, vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=2,
+                 use_cache=False),
+    "mamba2": row("Mamba2ForCausalLM", predicted, vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=2,
+                  num_heads=8, head_dim=8, n_groups=1, chunk_size=8, use_cache=False),
+    "jamba": row("JambaForCausalLM", predicted, **LANGUAGE, num_experts=2, num_experts_per_tok=1, expert_layer_period=2,
+        expert_layer_offset=1, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4,
+        use_mamba_kernels=False),
+    "recurrent_gemma": row("RecurrentGemmaForCausalLM", predicted,
+        **without(LANGUAGE, "head_dim", "max_position_embeddings"), lru_width=32, attention_window_size=8,
+        block_types=["recurrent", "attention"], use_cache=False),
+    "rwkv": row("RwkvForCausalLM", predicted, vocab_size=99, hidden_size=32, num_hidden_layers=2,
+                attention_hidden_size=32, context_length=32),
+    "llama_with_cache": row("LlamaForCausalLM", predicted, **LANGUAGE),
+    "gemma2": row("Gemma2ForCausalLM", predicted, **LANGUAGE, sliding_window=8),
+    "gpt2": row("GPT2LMHeadModel", predicted, vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+                bos_token_id=1, eos_token_id=2),
+    "bert_masked": row("BertForMaskedLM", predicted, **TEXT),
+    "deberta_v2": row("DebertaV2ForMaskedLM", predicted, **TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"],
+                      type_vocab_size=0),
+    "longformer": row("LongformerForMaskedLM", predicted, **TEXT | {"max_position_embeddings": 80},
+                      attention_window=4),
+    "big_bird": row("BigBirdForMaskedLM", sentences(length=64), **TEXT | {"max_position_embeddings": 128},
+                    block_size=4, num_random_blocks=1),
+    "xlnet": row("XLNetLMHeadModel", predicted, vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=64),
+    "funnel": row("FunnelForMaskedLM", predicted, vocab_size=99, block_sizes=[1, 1], d_model=32, n_head=4, d_head=8,
+                  d_inner=64),
+    "canine": row("CanineForTokenClassification", batch(
+        input_ids=lambda drawn: words(drawn, length=16), labels=ones(4, 16) * 0,
+    ), **SIZES, max_position_embeddings=64, num_hash_buckets=64, num_hash_functions=4, local_transformer_stride=8,
+        downsampling_rate=4),
+    "layout_lmv3": row("LayoutLMv3ForTokenClassification", batch(
+        input_ids=words, bbox=lambda drawn: torch.randint(
+            0, 30, (4, 12, 2), generator=drawn).repeat(1, 1, 2).cumsum(-1).clamp(max=60),
+        pixel_values=IMAGES, labels=ones(4, 12) * 0,
+    ), **TEXT, input_size=32, patch_size=8, coordinate_size=4, shape_size=8, max_2d_position_embeddings=64),
+    "dense_retriever": row("DPRReader", batch(input_ids=words), **SIZES, vocab_size=99),
+    "time_series_transformer": row("TimeSeriesTransformerForPrediction", batch(
+        past_values=(4, 10), past_time_features=(4, 10, 1), past_observed_mask=torch.ones(4, 10), future_values=(4, 4),
+        future_time_features=(4, 4, 1),
+    ), prediction_length=4, context_length=8, lags_sequence=[1, 2], num_time_features=1, d_model=16, encoder_layers=2,
+        decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32),
+    "patch_tst": row("PatchTSTForPrediction", batch(past_values=(4, 16, 2), future_values=(4, 4, 2)),
+        num_input_channels=2, context_length=16, patch_length=4, patch_stride=4, prediction_length=4, d_model=16,
+        num_hidden_layers=2, num_attention_heads=4, ffn_dim=32),
+    "decision_transformer": row("DecisionTransformerModel", batch(
+        states=(4, 6, 5), actions=(4, 6, 3), rewards=(4, 6, 1), returns_to_go=(4, 6, 1),
+        timesteps=torch.arange(6).repeat(4, 1), attention_mask=torch.ones(4, 6),
+    ), state_dim=5, act_dim=3, hidden_size=32, n_layer=2, n_head=4, max_ep_len=16),
+}
+
+PICTURES = {
+    "vit": row("ViTForImageClassification", classified, **VISION),
+    "dinov2": row("Dinov2ForImageClassification", classified, **VISION, drop_path_rate=0.3),
+    "beit": row("BeitForMaskedImageModeling", batch(pixel_values=IMAGES, bool_masked_pos=chosen(4, 16)), **VISION,
+                drop_path_rate=0.3, use_mask_token=True, vocab_size=99),
+    "vit_mae": row("ViTMAEForPreTraining", batch(pixel_values=IMAGES), **VISION, **DECODER),
+    "swin": row("SwinForImageClassification", classified_large, **SWIN, drop_path_rate=0.3),
+    "conv_next": row("ConvNextForImageClassification", classified, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
+                     drop_path_rate=0.3),
+    "resnet": row("ResNetForImageClassification", classified_large, **RESNET),
+    "mobile_vit": row("MobileViTForImageClassification", classified_large, image_size=64, hidden_sizes=[16, 16, 16],
+                      neck_hidden_sizes=[8, 8, 16, 16, 16, 16, 32], num_attention_heads=4),
+    "video_mae": row("VideoMAEForPreTraining", batch(
+        pixel_values=(4, 4, 3, 32, 32), bool_masked_pos=(torch.arange(32) % 2 == 0).repeat(4, 1),
+    ), **VISION, num_frames=4, **DECODER),
+    "vivit": row("VivitForVideoClassification", batch(pixel_values=(4, 4, 3, 32, 32), labels=CLASSES), **SIZES,
+                 image_size=32, num_frames=4, tubelet_size=[2, 8, 8]),
+    "detr": row("DetrForObjectDetection", boxes, **DETR,
+                backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
+    "conditional_detr": row("ConditionalDetrForObjectDetection", boxes, **DETR,
+                            backbone_config=sub("ResNet", **RESNET, out_features=["stage4"])),
+    "deformable_detr": row("DeformableDetrForObjectDetection", boxes, **DETR, num_feature_levels=3, two_stage=True,
+        two_stage_num_proposals=6, with_box_refine=True,
+        backbone_config=sub("ResNet", **RESNET, out_features=STAGES[1:])),
+    "rt_detr": row("RTDetrForObjectDetection", boxes,
+        backbone_config=sub("RTDetrResNet", **RESNET, out_features=STAGES[1:]), encoder_hidden_dim=32,
+        encoder_in_channels=[16, 16, 32], d_model=32, num_queries=6, decoder_in_channels=[32, 32, 32],
+        encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, decoder_layers=2,
+        num_denoising=4, num_labels=3, hidden_expansion=0.5),
+    "yolos": row("YolosForObjectDetection", boxes, **VISION | {"image_size": [64, 64]}, num_detection_tokens=6,
+                 num_labels=3),
+    "grounding_dino": row("GroundingDinoForObjectDetection", batch(
+        pixel_values=LARGE, input_ids=lambda drawn: words(drawn, 2, 8),
+    ), backbone_config=sub("Swin", **SWIN, out_features=STAGES[1:]), text_config=sub("Bert", **TEXT), **ENCODED,
+        **DECODED, num_queries=6, num_feature_levels=3, max_text_len=16, use_timm_backbone=False, backbone=None),
+    "segformer": row("SegformerForSemanticSegmentation", segmented, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
+                     num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16, num_labels=3),
+    "mask_former": row("MaskFormerForInstanceSegmentation", masks,
+        backbone_config=sub("Swin", **SWIN, out_features=STAGES), decoder_config=sub("Detr", **DETR),
+        fpn_feature_size=32, mask_feature_size=32, num_labels=3),
+    "mask2former": row("Mask2FormerForUniversalSegmentation", masks,
+        backbone_config=sub("Swin", **SWIN, out_features=STAGES), feature_size=32, mask_feature_size=32, hidden_dim=32,
+        encoder_feedforward_dim=64, encoder_layers=2, decoder_layers=2, num_attention_heads=4, dim_feedforward=64,
+        num_queries=6, train_num_points=64, num_labels=3),
+    "upernet": row("UperNetForSemanticSegmentation", segmented, hidden_size=16, auxiliary_in_channels=16,
+        auxiliary_channels=16, num_labels=3, use_auxiliary_head=True, backbone_config=sub(
+            "ConvNext", hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], out_features=STAGES)),
+    "segment_anything": row("SamModel", batch(
+        pixel_values=LARGE, input_points=lambda drawn: torch.rand(2, 1, 2, 2, generator=drawn) * 64,
+    ), vision_config={
+        **SIZES, "image_size": 64, "patch_size": 16, "output_channels": 32, "window_size": 2,
+        "global_attn_indexes": [1], "mlp_dim": 64, "num_pos_feats": 16},
+        prompt_encoder_config={"hidden_size": 32, "image_size": 64, "patch_size": 16, "image_embedding_size": 4},
+        mask_decoder_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 64,
+                             "iou_head_hidden_dim": 32}),
+    "dense_prediction": row("DPTForSemanticSegmentation", batch(
+        pixel_values=IMAGES, labels=lambda drawn: torch.randint(0, 3, (4, 32, 32), generator=drawn),
+    ), **VISION | {"num_hidden_layers": 4}, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
+        fusion_hidden_size=16, readout_type="ignore", num_labels=3),
+    "clip_seg": row("CLIPSegForImageSegmentation", batch(
+        input_ids=words, pixel_values=IMAGES, labels=lambda drawn: torch.rand(4, 32, 32, generator=drawn),
+    ), text_config=TEXT | {"eos_token_id": 2}, vision_config=VISION | {"num_hidden_layers": 3}, projection_dim=32,
+        reduce_dim=16, extract_layers=[0, 1, 2], decoder_num_attention_heads=4, decoder_intermediate_size=32),
+    "perceiver": row("PerceiverForImageClassificationLearned", batch(inputs=IMAGES, labels=CLASSES), num_latents=8,
+        d_latents=32, d_model=32, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4,
+        num_cross_attention_heads=4, image_size=32, num_labels=3),
+    "vision_encoder_decoder": of_two("VisionEncoderDecoder", batch(pixel_values=IMAGES, labels=ANSWER),
+                                     sub("ViT", **VISION), CROSSED, decoder_start_token_id=1, pad_token_id=0),
+}
+
+LISTS = {
+    "llama": row("LlamaForCausalLM", ragged, **DEEP, attention_dropout=0.1),
+    "qwen2": row("Qwen2ForCausalLM", ragged, **DEEP, use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    "qwen3": row("Qwen3ForCausalLM", ragged, **DEEP),
+    "qwen3_moe_with_router_loss": row("Qwen3MoeForCausalLM", ragged, **DEEP, **EXPERTS, output_router_logits=True),
+    "gemma": row("GemmaForCausalLM", ragged, **DEEP),
+    "gemma3_text": row("Gemma3ForCausalLM", ragged, **DEEP, sliding_window=8),
+    "mistral": row("MistralForCausalLM", ragged, **DEEP, sliding_window=8),
+    "phi": row("PhiForCausalLM", ragged, **DEEP | {"tie_word_embeddings": False}),
+    "phi3": row("Phi3ForCausalLM", ragged, **DEEP),
+    "gpt_2": row("GPT2LMHeadModel", ragged, vocab_size=99, n_embd=32, n_layer=4, n_head=4, n_positions=64,
+                 bos_token_id=1, eos_token_id=2),
+    "gpt_neox": row("GPTNeoXForCausalLM", ragged, **DEEP, hidden_dropout=0.1),
+    "opt": row("OPTForCausalLM", ragged, vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=4,
+               num_attention_heads=4, word_embed_proj_dim=16, max_position_embeddings=64),
+    "roberta": row("RobertaForMaskedLM", ragged, **TEXT | {"num_hidden_layers": 4}),
+    "idefics": row("IdeficsForVisionText2Text", sentences(
+        pixel_values=(4, 1, 3, 32, 32), image_attention_mask=ones(4, 12, 1),
+    ), **TEXT | {"num_hidden_layers": 4}, cross_layer_interval=2, use_resampler=False, additional_vocab_size=0,
+        qk_layer_norms=True, alpha_initializer="ones", vision_config={
+            "embed_dim": 32, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 64}),
+    "llava_next": row("LlavaNextForConditionalGeneration", inputs.tiles,
+        vision_config=sub("CLIPVision", **VISION | {"image_size": 16}), text_config=sub("Llama", **LANGUAGE),
+        image_token_index=3, image_grid_pinpoints=[[16, 16]]),
+}
+# fmt: on
+
+TRANSFORMERS = {
+    "transformers: towers beside each other": TOWERS,
+    "transformers: language models that see and hear": SEEING,
+    "transformers: speech": SPEECH,
+    "transformers: text and series": LANGUAGES,
+    "transformers: images and videos": PICTURES,
+}
+"""By kind, then by name."""
+
+
+def find(name: str) -> Make:
+    return next(table[name] for table in TRANSFORMERS.values() if name in table)
+
+
+def train_model(session: Session, make: Make, steps: int = 4) -> None:
+    """Colocates a model and trains it for a few steps, each on a batch of its own."""
+    model, draw = make()
+    model.train()
+    session.colocate(model, moved(draw(Generator().manual_seed(0))))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(steps):
+        loss = _loss_of(model(**moved(draw(Generator().manual_seed(step)))))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())
+
+
+def _loss_of(made: Any) -> Tensor:
+    """Returns the loss of a model; of one that has none, the mean squares of its results together."""
+    if getattr(made, "loss", None) is not None:
+        return made.loss
+    return torch.stack([tensor.square().mean() for tensor in _trained_tensors(made)]).sum()
+
+
+def _trained_tensors(made: Any) -> Iterator[Tensor]:
+    if isinstance(made, Tensor):
+        if made.requires_grad and made.is_floating_point():
+            yield made
+    elif isinstance(made, Mapping | list | tuple):
+        for part in made.values() if isinstance(made, Mapping) else made:
+            yield from _trained_tensors(part)

@@ -1,0 +1,638 @@
+"""Chooses activation policies of all layers within each rank's memory, for a short step.
+
+As a score (PipeWeaver, section 6.3): simulate the fastest policies. If memory does not hold, weight each forward with
+its backward by its slack, choose for each rank the least weighted added time within its memory, and simulate again.
+Repeat a few times, and return the best that holds. The weights are ours, because added times do not add up to a step.
+
+A rank's choice is greedy: at the instant that misses most memory, the candidate that adds least time for the bytes that
+it frees is taken, until all instants fit. Then faster candidates are taken where room is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mosaic.pipelining.compiled import ActionKind
+from mosaic.pipelining.costs import workspace_bytes
+from mosaic.pipelining.rank_memory import rank_timelines
+from mosaic.pipelining.tasks import Deadlock, Task, TaskGraph, Timed
+from mosaic.pipelining.workload.layers import Layer
+
+Choice = tuple[int, ...]
+"""Candidate index of each pair."""
+Simulate = Callable[[TaskGraph], Timed | Deadlock]
+"""Runs tasks of a graph without memory limits in fixed orders."""
+Floats = npt.NDArray[np.float64]
+
+NS_PER_MS = 1e6
+_GB = 1e9
+_MIN_WEIGHT = 0.02
+"""Weight of a pair with large slack."""
+_KEPT_WEIGHT = 0.5
+"""Share of a weight that stays from one simulation to the next."""
+_SCALE = 0.3
+"""Slack at which a weight falls to 1/e, as a share of a task's mean time. With these three the added time of a step was
+62 to 96 % less than with equal weights (1F1B of 4 and 8 ranks with 8 and 16 ragged microbatches)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A policy for each layer of a chunk, with their costs."""
+
+    strategies: tuple[int, ...]
+    """Policy index of each layer."""
+    forward_ns: int
+    """Added time of forward."""
+    backward_ns: int
+    """Added time of backward."""
+    kept_bytes: int
+    """Bytes from the start of forward to the end of backward."""
+    workspace_bytes: int
+    """Further bytes while forward or backward runs: layers' workspace, and activations that are not kept."""
+
+    @property
+    def added_ns(self) -> int:
+        """Added time of both."""
+        return self.forward_ns + self.backward_ns
+
+
+_NOTHING = Candidate(strategies=(), forward_ns=0, backward_ns=0, kept_bytes=0, workspace_bytes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Finds candidates of chunks, equal ones once.
+
+    Raises:
+        ValueError: ``count`` is under 2.
+    """
+
+    count: int = 8
+    """Most candidates of a chunk: the fastest, the leanest, and others evenly between them by bytes."""
+    weights_apart: bool = False
+    """True if backward for weights is a task of its own, until whose end recomputed activations stay."""
+    _known: dict[tuple[Layer, ...], tuple[Candidate, ...]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ValueError(f"count={self.count}; the fastest and the leanest are two")
+
+    def of(self, layers: Sequence[Layer]) -> tuple[Candidate, ...]:
+        """Returns up to ``count`` candidates of a chunk with one piece, from the fastest to the leanest.
+
+        Raises:
+            ValueError: A time or a number of bytes is negative or not finite.
+        """
+        chunk = tuple(layers)
+        if chunk not in self._known:
+            for layer in dict.fromkeys(chunk):
+                _check(layer)
+            self._known[chunk] = self._find(chunk)
+        return self._known[chunk]
+
+    def _find(self, layers: tuple[Layer, ...]) -> tuple[Candidate, ...]:
+        """Takes the changes of single layers in the order of added time over freed bytes."""
+        chosen, changes = [], []
+        for place, layer in enumerate(layers):
+            hull = _hull(layer)
+            chosen.append(hull[0])
+            for rank, (before, after) in enumerate(pairwise(hull)):
+                one, other = layer.strategies[before], layer.strategies[after]
+                freed = one.kept_bytes - other.kept_bytes
+                changes.append(((_added_ms(layer, after) - _added_ms(layer, before)) / freed, place, rank, after))
+        steps = [tuple(chosen)]
+        for _, place, _, after in sorted(changes):
+            chosen[place] = after
+            steps.append(tuple(chosen))
+        candidates = [self._candidate(layers, step) for step in steps]
+        if len(candidates) <= self.count:
+            return tuple(candidates)
+        kept = np.array([candidate.kept_bytes for candidate in candidates])
+        goals = np.linspace(kept[0], kept[-1], self.count)
+        taken = sorted({0, len(candidates) - 1, *(int(np.abs(kept - goal).argmin()) for goal in goals[1:-1])})
+        return tuple(candidates[at] for at in taken)
+
+    def _candidate(self, layers: tuple[Layer, ...], chosen: tuple[int, ...]) -> Candidate:
+        taken = [layer.strategies[at] for layer, at in zip(layers, chosen, strict=True)]
+        memory = [
+            (each.kept_bytes, layer.strategies[0].kept_bytes, layer.workspace_bytes)
+            for layer, each in zip(layers, taken, strict=True)
+        ]
+        return Candidate(
+            strategies=chosen,
+            forward_ns=sum(round(each.extra_forward_ms * NS_PER_MS) for each in taken),
+            backward_ns=sum(round(each.extra_backward_ms * NS_PER_MS) for each in taken),
+            kept_bytes=sum(each.kept_bytes for each in taken),
+            workspace_bytes=workspace_bytes(memory, weights_apart=self.weights_apart),
+        )
+
+
+def _added_ms(layer: Layer, at: int) -> float:
+    return layer.strategies[at].extra_forward_ms + layer.strategies[at].extra_backward_ms
+
+
+def _check(layer: Layer) -> None:
+    for each in layer.strategies:
+        for time_ms in (each.extra_forward_ms, each.extra_backward_ms):
+            if not 0 <= time_ms < math.inf:  # also catches NaN
+                raise ValueError(f"strategy {each.name!r} adds {time_ms} ms; use a finite time, 0 or more")
+        if each.kept_bytes < 0 or layer.workspace_bytes < 0:
+            raise ValueError(f"strategy {each.name!r} keeps {each.kept_bytes} bytes; use 0 or more")
+
+
+def _hull(layer: Layer) -> list[int]:
+    """Returns the policies of a layer from the fastest to the leanest whose added time over freed bytes only grows."""
+    order = sorted(
+        range(len(layer.strategies)), key=lambda at: (_added_ms(layer, at), layer.strategies[at].kept_bytes, at)
+    )
+    hull: list[int] = []
+
+    def price(before: int, after: int) -> float:
+        freed = layer.strategies[before].kept_bytes - layer.strategies[after].kept_bytes
+        return (_added_ms(layer, after) - _added_ms(layer, before)) / freed
+
+    for at in order:
+        if hull and layer.strategies[at].kept_bytes >= layer.strategies[hull[-1]].kept_bytes:
+            continue
+        while len(hull) > 1 and price(hull[-2], hull[-1]) >= price(hull[-1], at):
+            hull.pop()
+        hull.append(at)
+    return hull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A forward with its backward, between which activations are in use."""
+
+    forward: int
+    """Index of a task."""
+    backward: int
+    """Index of a task on the same rank."""
+    candidates: tuple[Candidate, ...]
+    """At least one."""
+    weights: int | None = None
+    """Index of backward for weights if it is apart; it then frees the activations instead of ``backward``."""
+    counted: Candidate = _NOTHING
+    """Candidate that the graph's times and bytes include; by default none."""
+
+    @property
+    def last(self) -> int:
+        """The task that frees the activations."""
+        return self.backward if self.weights is None else self.weights
+
+    @property
+    def fastest(self) -> int:
+        """Index of the candidate with the least added time."""
+        return min(range(len(self.candidates)), key=lambda at: self.candidates[at].added_ns)
+
+    @property
+    def leanest(self) -> int:
+        """Index of the candidate that keeps least; of equals the fastest."""
+        options = self.candidates
+        return min(range(len(options)), key=lambda at: (options[at].kept_bytes, options[at].added_ns))
+
+
+def pairs_of(graph: TaskGraph, candidates: Callable[[Task], tuple[Candidate, ...]]) -> tuple[Pair, ...]:
+    """Returns all forwards with their backwards of a graph in which everything is kept.
+
+    Bytes that a forward takes and does not free are kept; those that it frees are workspace.
+
+    Args:
+        graph: Tasks whose bytes are those of their chunk's activations and workspace alone.
+        candidates: Returns the candidates of a forward's chunk with its piece.
+    """
+    phases: dict[object, dict[ActionKind, int]] = {}
+    for index, task in enumerate(graph.tasks):
+        phases.setdefault((task.row, task.parts, task.microbatch, task.piece), {})[task.kind] = index
+    pairs = []
+    for own in phases.values():
+        if ActionKind.FORWARD in own and ActionKind.BACKWARD in own:
+            forward = graph.tasks[own[ActionKind.FORWARD]]
+            kept_bytes = forward.takes_bytes - forward.frees_bytes
+            pairs.append(
+                Pair(
+                    forward=own[ActionKind.FORWARD],
+                    backward=own[ActionKind.BACKWARD],
+                    weights=own.get(ActionKind.WEIGHTS),
+                    candidates=candidates(forward),
+                    counted=replace(_NOTHING, kept_bytes=kept_bytes, workspace_bytes=forward.frees_bytes),
+                )
+            )
+    return tuple(pairs)
+
+
+def with_candidates(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> TaskGraph:
+    """Returns the graph with the times and bytes of one candidate for each pair.
+
+    Raises:
+        ValueError: A pair counts more than the graph has.
+    """
+    tasks = list(graph.tasks)
+
+    def alter(index: int, time_ns: int, *, takes: int = 0, frees: int = 0) -> None:
+        task = tasks[index]
+        values = task.time_ns + time_ns, task.takes_bytes + takes, task.frees_bytes + frees
+        if min(values) < 0:
+            raise ValueError(
+                f"task {index} would take {values[0]} ns and {values[1]} bytes; it counts less than its pair"
+            )
+        tasks[index] = replace(task, time_ns=values[0], takes_bytes=values[1], frees_bytes=values[2])
+
+    for pair, index in zip(pairs, choice, strict=True):
+        new, old = pair.candidates[index], pair.counted
+        held, works = new.kept_bytes - old.kept_bytes, new.workspace_bytes - old.workspace_bytes
+        alter(pair.forward, new.forward_ns - old.forward_ns, takes=held + works, frees=works)
+        alter(pair.backward, new.backward_ns - old.backward_ns, takes=works)
+        alter(pair.last, 0, frees=held + works)
+    return replace(graph, tasks=tuple(tasks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """A choice that fits on every rank at all times."""
+
+    choice: Choice
+    """Candidate index of each pair."""
+    graph: TaskGraph
+    """The graph with the chosen times and bytes, and the limits."""
+    timed: Timed
+    """Its simulation."""
+    bound_ns: int
+    """Lower bound of all choices in this order: the step with everything kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShortage:
+    """Orders that do not fit under any policies; ``str`` has the remedies.
+
+    The figures are for the leanest candidates, on the rank with the largest shortage.
+    """
+
+    rank: int
+    at_ns: int
+    """Time of the largest shortage."""
+    short_bytes: int
+    """The shortage."""
+    limit_bytes: int
+    """Memory of the rank."""
+    base_bytes: int
+    """Constant bytes of the rank: weights, gradients, optimizer state."""
+    microbatches: tuple[int, ...]
+    """Microbatches whose activations are in use then."""
+    held_bytes: int
+    """Bytes of their pairs then."""
+    num_pairs: int
+    """Number of pairs in use then."""
+    num_fitting: int
+    """Number of these pairs that fit, the leanest first."""
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Remedies, a sentence each."""
+        if self.base_bytes > self.limit_bytes:
+            over = (self.base_bytes - self.limit_bytes) / _GB
+            return (
+                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB, {over:.3g} GB "
+                "over its limit: use more ranks or more tensor parallelism, or train fewer of its layers",
+            )
+        remedies = [f"a limit of {(self.limit_bytes + self.short_bytes) / _GB:.4g} GB"]
+        if self.num_pairs > 1:
+            remedies.append(
+                f"an order with at most {self.num_fitting} pieces of layers in flight there, where it has "
+                f"{self.num_pairs} of microbatches {', '.join(map(str, self.microbatches))}"
+            )
+        if self.held_bytes:
+            remedies.append(
+                f"smaller microbatches, of which {self.held_bytes / _GB:.3g} GB are in use there then; or more ranks"
+            )
+        return tuple(remedies)
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is short of {self.short_bytes / _GB:.3g} GB of its {self.limit_bytes / _GB:.3g} GB "
+            f"{self.at_ns / 1e6:.3f} ms into the step; what would help: " + "; or ".join(self.remedies)
+        )
+
+
+def tune(
+    graph: TaskGraph, pairs: Sequence[Pair], simulate: Simulate, *, rounds: int = 8
+) -> Tuned | MemoryShortage | Deadlock:
+    """Chooses a candidate for each pair.
+
+    Args:
+        graph: Tasks, with memory limits.
+        pairs: Forwards with their backwards; other tasks stay unchanged.
+        simulate: Returns starts of tasks for a graph without limits, in an order independent of times.
+        rounds: Most simulated choices.
+
+    Returns:
+        The best fitting choice; or the shortage of the leanest one; or the deadlock of an order that cannot run without
+        memory limits.
+    """
+    return _Tuning(graph, tuple(pairs), simulate).run(rounds)
+
+
+class _Tuning:
+    """State of a tuning."""
+
+    def __init__(self, graph: TaskGraph, pairs: tuple[Pair, ...], simulate: Simulate) -> None:
+        self.graph, self.free = graph, replace(graph, limit_bytes=())
+        self.pairs, self.simulate = pairs, simulate
+        self.ranks = [RankPairs(graph, pairs, rank) for rank, limit in enumerate(graph.limit_bytes) if limit]
+        self.weights = {task: 1.0 for pair in pairs for task in (pair.forward, pair.backward)}
+        self.followers: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]
+        for wait in graph.waits:
+            self.followers[wait.source].append((wait.target, wait.lag_ns))
+
+    def run(self, rounds: int) -> Tuned | MemoryShortage | Deadlock:
+        fastest = tuple(pair.fastest for pair in self.pairs)
+        altered, timed = self._simulated(fastest)
+        if isinstance(timed, Deadlock):
+            return timed
+        bound_ns = timed.makespan_ns
+        if not (short := self._short(altered, timed)):
+            return self._result(fastest, altered, timed, bound_ns)
+        best: tuple[Choice, TaskGraph, Timed] | None = None
+        seen = {fastest}
+        for _ in range(rounds):
+            self._note(altered, timed, short)
+            choice = self._chosen(fastest)
+            if choice is None:
+                break
+            if choice in seen:  # the weights keep moving towards the last simulation
+                continue
+            seen.add(choice)
+            altered, timed = self._simulated(choice)
+            assert not isinstance(timed, Deadlock)  # times do not change the waits
+            short = self._short(altered, timed)
+            if not short and (best is None or timed.makespan_ns < best[2].makespan_ns):
+                best = choice, altered, timed
+                if timed.makespan_ns == bound_ns:
+                    break
+        if best is not None:
+            return self._result(*best, bound_ns)
+        leanest = tuple(pair.leanest for pair in self.pairs)
+        altered, timed = self._simulated(leanest)
+        assert not isinstance(timed, Deadlock)
+        return self._shortage(altered, timed) or self._result(leanest, altered, timed, bound_ns)
+
+    def _simulated(self, choice: Choice) -> tuple[TaskGraph, Timed | Deadlock]:
+        altered = with_candidates(self.free, self.pairs, choice)
+        return altered, self.simulate(altered)
+
+    def _result(self, choice: Choice, altered: TaskGraph, timed: Timed, bound_ns: int) -> Tuned:
+        graph = replace(altered, limit_bytes=self.graph.limit_bytes)
+        return Tuned(choice=choice, graph=graph, timed=timed, bound_ns=bound_ns)
+
+    def _short(self, altered: TaskGraph, timed: Timed) -> list[RankPairs]:
+        """Returns the ranks whose memory does not hold."""
+        lines = rank_timelines(altered, timed.start_ns)
+        return [own for own in self.ranks if lines[own.rank].peak_bytes > own.limit_bytes]
+
+    def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[RankPairs]) -> None:
+        """Updates instants of memory and weights from a simulation."""
+        for own in self.ranks:
+            if own in short or not own.instants:
+                own.instants.append(own.snapshot(altered, timed.start_ns))
+        slack = self._slack_ns(altered, timed)
+        times = [altered.tasks[task].time_ns for task in self.weights]
+        scale = max(1.0, _SCALE * sum(times) / max(1, len(times)))
+        for task, before in self.weights.items():
+            now = max(_MIN_WEIGHT, math.exp(-slack[task] / scale))
+            self.weights[task] = _KEPT_WEIGHT * before + (1 - _KEPT_WEIGHT) * now
+
+    def _slack_ns(self, graph: TaskGraph, timed: Timed) -> list[int]:
+        """Returns the possible delay of each task in the order of its row without a longer step."""
+        start = timed.start_ns
+        order = sorted(range(len(start)), key=lambda i: (start[i], start[i] + graph.tasks[i].time_ns, i))
+        next_of_row: list[int | None] = [None] * graph.num_rows
+        latest = list(start)
+        for index in reversed(order):
+            task = graph.tasks[index]
+            follower, end = next_of_row[task.row], timed.makespan_ns
+            if follower is not None:
+                end = min(end, latest[follower])
+            for target, lag in self.followers[index]:
+                end = min(end, latest[target] - lag)
+            latest[index] = end - task.time_ns
+            next_of_row[task.row] = index
+        return [last - now for last, now in zip(latest, start, strict=True)]
+
+    def _chosen(self, fastest: Choice) -> Choice | None:
+        """Returns the best choice of each rank with these weights; None if none fits all instants."""
+        choice = list(fastest)
+        for own in self.ranks:
+            chosen = own.select(self.weights)
+            if chosen is None:
+                return None
+            for index, candidate in zip(own.indices, chosen, strict=True):
+                choice[index] = candidate
+        return tuple(choice)
+
+    def _shortage(self, graph: TaskGraph, timed: Timed) -> MemoryShortage | None:
+        """Returns the shortage of the leanest candidates; None if all fits."""
+        lines = rank_timelines(graph, timed.start_ns)
+        own = max(self.ranks, key=lambda each: lines[each.rank].peak_bytes - each.limit_bytes)
+        line = lines[own.rank]
+        if (short := line.peak_bytes - own.limit_bytes) <= 0:
+            return None
+        using = []
+        for pair, (start, forward_end, backward_start, end) in zip(
+            own.pairs, own.spans(graph, timed.start_ns), strict=True
+        ):
+            if start <= line.peak_ns < end:
+                candidate = pair.candidates[pair.leanest]
+                works = line.peak_ns < forward_end or line.peak_ns >= backward_start
+                using.append((candidate.kept_bytes + works * candidate.workspace_bytes, pair))
+        held = sum(size for size, _ in using)
+        left, fitting = held - short, 0
+        for size in sorted(size for size, _ in using):
+            left -= size
+            fitting += left >= 0
+        return MemoryShortage(
+            rank=own.rank,
+            at_ns=line.peak_ns,
+            short_bytes=short,
+            limit_bytes=own.limit_bytes,
+            base_bytes=own.base_bytes,
+            microbatches=tuple(sorted({graph.tasks[pair.forward].microbatch for _, pair in using})),
+            held_bytes=held,
+            num_pairs=len(using),
+            num_fitting=fitting,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instants:
+    """Memory at the instants of one simulation, a row each."""
+
+    holds: Floats
+    """1 where a pair (column) is in use and no task of it runs."""
+    works: Floats
+    """1 where a task of the pair runs."""
+    room: Floats
+    """Bytes for the pairs."""
+
+
+class RankPairs:
+    """The pairs of one rank, and all other uses of its memory."""
+
+    def __init__(self, graph: TaskGraph, pairs: Sequence[Pair], rank: int) -> None:
+        ranks = [graph.rank_of[task.row] for task in graph.tasks]
+        self.rank, self.limit_bytes = rank, graph.limit_bytes[rank]
+        self.base_bytes = graph.base_bytes[rank] if graph.base_bytes else 0
+        self.indices = [index for index, pair in enumerate(pairs) if ranks[pair.forward] == rank]
+        self.pairs = [pairs[index] for index in self.indices]
+        self.instants: list[_Instants] = []
+        own = [index for index in range(len(graph.tasks)) if ranks[index] == rank]
+        fixed = {index: [graph.tasks[index].takes_bytes, graph.tasks[index].frees_bytes] for index in own}
+        for pair in self.pairs:
+            kept, works = pair.counted.kept_bytes, pair.counted.workspace_bytes
+            fixed[pair.forward][0] -= kept + works
+            fixed[pair.forward][1] -= works
+            fixed[pair.backward][0] -= works
+            fixed[pair.last][1] -= kept + works
+        self._fixed = {index: (takes, frees) for index, (takes, frees) in fixed.items() if takes or frees}
+        most = max((len(pair.candidates) for pair in self.pairs), default=0)
+
+        def table(value: Callable[[Candidate], int]) -> Floats:
+            rows = [[value(each) for each in pair.candidates] for pair in self.pairs]
+            return np.array([[*row, *[math.inf] * (most - len(row))] for row in rows]).reshape(len(rows), most)
+
+        self._forward, self._backward = table(lambda each: each.forward_ns), table(lambda each: each.backward_ns)
+        self._held = table(lambda each: each.kept_bytes)
+        self._working = table(lambda each: each.kept_bytes + each.workspace_bytes)
+
+    def spans(self, graph: TaskGraph, start_ns: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """Returns for each pair start and end of forward, start of backward, and the end of its use."""
+        tasks = graph.tasks
+        return [
+            (
+                start_ns[pair.forward],
+                start_ns[pair.forward] + tasks[pair.forward].time_ns,
+                start_ns[pair.backward],
+                start_ns[pair.last] + tasks[pair.last].time_ns,
+            )
+            for pair in self.pairs
+        ]
+
+    def snapshot(self, graph: TaskGraph, start_ns: Sequence[int]) -> _Instants:
+        """Returns the instants of a simulation at which not every choice fits."""
+        spans = np.array(self.spans(graph, start_ns), dtype=np.int64).reshape(-1, 4)
+        changes = [(0, self.base_bytes)]
+        for task, (takes, frees) in self._fixed.items():
+            changes += [(start_ns[task], takes), (start_ns[task] + graph.tasks[task].time_ns, -frees)]
+        when, sizes = np.array(changes, dtype=np.int64).T
+        times = np.unique(np.concatenate([spans[:, 0], spans[:, 2], when]))[:, None]
+        used = (spans[:, 0] <= times) & (times < spans[:, 3])
+        works = used & ((times < spans[:, 1]) | (times >= spans[:, 2]))
+        room = self.limit_bytes - ((when <= times) * sizes).sum(axis=1)
+        most = np.where(np.isfinite(self._working), self._working, 0).max(axis=1, initial=0)
+        matters = used @ most > room
+        return _Instants(
+            holds=(used & ~works)[matters].astype(np.float64),
+            works=works[matters].astype(np.float64),
+            room=room[matters].astype(np.float64),
+        )
+
+    def select(self, weights: Mapping[int, float]) -> list[int] | None:
+        """Returns a candidate for each pair with little weighted added time that fits all instants; None if none does.
+
+        Args:
+            weights: Weight of each task's added time.
+        """
+        if not self.pairs:
+            return None if any((each.room < 0).any() for each in self.instants) else []
+        forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]
+        backward = np.array([weights[pair.backward] for pair in self.pairs])[:, None]
+        cost = forward * self._forward + backward * self._backward
+        instants = _Instants(
+            **{name: np.concatenate([getattr(each, name) for each in self.instants]) for name in _Instants.__slots__}
+        )
+        fastest, tables = cost.argmin(axis=1), (cost, self._held, self._working)
+        starts = ((fastest, 1.0), (fastest, 0.0), (self._held.argmin(axis=1), 0.0))
+        choices = [_Greedy(tables, instants, start, power).run() for start, power in starts]
+        rows = np.arange(len(cost))
+        fitting = [choice for choice in choices if choice is not None]
+        best = min(fitting, key=lambda choice: float(cost[rows, choice].sum()), default=None)
+        return None if best is None else [int(candidate) for candidate in best]
+
+
+class _Greedy:
+    """One greedy choice of a rank; rows of tables are pairs, columns their candidates."""
+
+    def __init__(
+        self, tables: tuple[Floats, Floats, Floats], at: _Instants, start: npt.NDArray[np.intp], power: float
+    ) -> None:
+        """Takes costs and bytes, the instants, the first choice, and the weight of instants that a pair shares."""
+        self.cost, self.held, self.working = tables
+        self.holds, self.works = at.holds, at.works
+        self.choice, self.power, self.rows = start.copy(), power, np.arange(len(self.cost))
+        now = self.rows, self.choice
+        self.slack = at.room - at.holds @ self.held[now] - at.works @ self.working[now]
+
+    def run(self) -> npt.NDArray[np.intp] | None:
+        for _ in range(4 * self.cost.size):
+            if not (self.slack < 0).any():
+                self._quicken()
+                return self.choice
+            if not self._free():
+                return None
+        return None
+
+    def _free(self) -> bool:
+        """Takes the candidate with the least added time for bytes freed at the instant that misses most."""
+        worst = int(self.slack.argmin())
+        using = np.flatnonzero(self.holds[worst] + self.works[worst])
+        uses = np.where(self.works[worst, using][:, None] > 0, self.working[using], self.held[using])
+        now = np.arange(len(using)), self.choice[using]
+        freed = uses[now][:, None] - uses
+        added = self.cost[using] - self.cost[using, self.choice[using]][:, None]
+        short = self.slack < 0
+        shared = (self.holds[short][:, using] + self.works[short][:, using]).sum(axis=0) ** self.power
+        useful = np.maximum(np.minimum(freed, -self.slack[worst]) * shared[:, None], 1e-300)
+        price = np.where(added > 0, added / useful, added * useful)
+        price[~((freed > 0) & np.isfinite(freed))] = math.inf
+        for flat in np.argsort(price, axis=None, kind="stable"):
+            place, candidate = divmod(int(flat), price.shape[1])
+            if price[place, candidate] == math.inf:
+                return False
+            slack = self._after(pair := int(using[place]), candidate)
+            if not ((slack < 0) & ~short).any():  # no other instant becomes short
+                self.slack, self.choice[pair] = slack, candidate
+                return True
+        return False
+
+    def _after(self, pair: int, candidate: int) -> Floats:
+        now = self.choice[pair]
+        held = self.held[pair, now] - self.held[pair, candidate]
+        working = self.working[pair, now] - self.working[pair, candidate]
+        slack: Floats = self.slack + self.holds[:, pair] * held + self.works[:, pair] * working
+        return slack
+
+    def _quicken(self) -> None:
+        """Takes faster candidates where room is left, first those that save most."""
+        least_held, least_working = (self._least(mask) for mask in (self.holds, self.works))
+        while True:
+            now = self.rows, self.choice
+            saved = self.cost[now][:, None] - self.cost
+            fits = (self.held - self.held[now][:, None] <= least_held[:, None]) & (
+                self.working - self.working[now][:, None] <= least_working[:, None]
+            )
+            saved[~fits | ~np.isfinite(saved)] = 0.0
+            pair, candidate = divmod(int(saved.argmax()), saved.shape[1])
+            if saved[pair, candidate] <= 0:
+                return
+            self.slack, self.choice[pair] = self._after(pair, candidate), candidate
+            least_held, least_working = (self._least(mask) for mask in (self.holds, self.works))
+
+    def _least(self, mask: Floats) -> Floats:
+        """Returns the least room of each pair over the instants of a mask."""
+        least: Floats = np.where(mask > 0, self.slack[:, None], math.inf).min(axis=0, initial=math.inf)
+        return least

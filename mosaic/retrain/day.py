@@ -1,0 +1,313 @@
+"""``mosaic retrain run``: takes a folder's day from the phase it stands in to its end; it can start at any time.
+
+::
+
+    prepared  ->  training  ->  trained  ->  evaluated  ->  decided  ->  the outcome
+       |             |            |             |             |
+    state.json   data_check   trained.json  scores.json   gate.json, the version
+                 (workers)     (workers)     (workers)     (launcher)
+
+Each phase ends with an atomically written file, so a killed run resumes with the first phase without its file. The
+launcher holds the lock, starts the training processes, and decides; it loads no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from mosaic.artifact import load, save, write_bytes
+from mosaic.checkpoint.folder import sha256_of
+from mosaic.errors import MosaicError
+from mosaic.retrain import arrivals, hooks, versions
+from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
+from mosaic.retrain.gate import Contest, DayScores, ModelFacts, RowSet, decide
+from mosaic.retrain.lock import boot_id, held
+from mosaic.retrain.recipe import Recipe, read_recipe
+from mosaic.retrain.records import GateResult, Outcome
+from mosaic.retrain.report import is_reported, write_report
+from mosaic.retrain.versions import Card
+from mosaic.retrain.workers import Ended, Workers
+from mosaic.train.exits import DONE, FAILED, INTERRUPTED
+from mosaic.train.exits import QUARANTINED as REFUSED
+from mosaic.train.records import NEW_WEIGHTS, Environment, Trained
+
+CODES: dict[Outcome, int] = {
+    "promoted": DONE,
+    "held": DONE,
+    "refused": REFUSED,
+    "quarantined": REFUSED,
+    "failed": FAILED,
+    "interrupted": INTERRUPTED,
+}
+"""Exit codes by outcome."""
+MAX_UNREPORTED = 7
+"""Last days whose missing reports are written."""
+Say = Callable[[str], None]
+"""Prints a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time in UTC; a rehearsal replaces it."""
+
+    offset: timedelta = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.offset
+
+
+def run(root: Path, say: Say, clock: Clock | None = None) -> int:
+    """Runs a folder; returns the exit code.
+
+    Raises:
+        InvalidRecipeError: The recipe is wrong.
+        FolderInUseError: Another run has the folder.
+        MosaicError: The folder is damaged, or its disk is full.
+    """
+    folder, clock = Folder(root), clock or Clock()
+    recipe = read_recipe(folder.recipe)
+    with held(root, utc_text(clock.now())):
+        for failure in hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion")):
+            say(failure)
+        if (opens := recipe.budget.opens(clock.now())) is not None:
+            say(f"the window is closed until {utc_text(opens)}; nothing was begun")
+            return DONE
+        for past in folder.days()[-MAX_UNREPORTED:]:
+            if past.state.is_over and not is_reported(past):  # it was killed between its end and its report
+                write_report(folder, past)
+        day = _unfinished_day(folder, recipe) or _new_day(folder, recipe, clock)
+        if day is None:
+            say("there is nothing new; see `mosaic retrain status`")
+            return DONE
+        return _Day(folder, recipe, day, clock, say).run()
+
+
+def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
+    """Returns the day to go on with; archives a failed day if newer data arrived, whose day uses its data too."""
+    new = arrivals.new_dates(folder, recipe)
+    for day in folder.days():  # not only the last: a day's data may come late
+        if not day.state.is_over:
+            if day.state.outcome != "failed" or not new:
+                return day
+            arrivals.archive(day)
+    return None
+
+
+def _new_day(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
+    """Creates a day's folder, which begins with its state; None without new data."""
+    new = arrivals.new_dates(folder, recipe)
+    if not new:
+        return None
+    day = folder.day(max(new))
+    if day.has_begun:  # it was quarantined, and a person released its data
+        arrivals.archive(day)
+    write_bytes(folder.recipe.read_bytes(), day.recipe)
+    champion, now = versions.linked(folder, "champion"), clock.now()
+    state = DayState(
+        day=max(new),
+        phase="prepared",
+        new=new,
+        replay=arrivals.replay_dates(folder, recipe),
+        parent=champion,
+        champion=champion,
+        anchor=versions.linked(folder, "anchor"),
+        version=versions.next_name(folder),
+        began=utc_text(now),
+        deadline=_deadline(recipe, now),
+    )
+    day.set(state)
+    return day
+
+
+def _deadline(recipe: Recipe, now: datetime) -> str | None:
+    deadline = recipe.budget.deadline(now)
+    return None if deadline is None else utc_text(deadline)
+
+
+class _Day:
+    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, clock: Clock, say: Say) -> None:
+        self._folder = folder
+        self._recipe = recipe
+        self._day = day
+        self._clock = clock
+        self._say = say
+        self._workers = Workers(folder, day, recipe, say)
+
+    def run(self) -> int:
+        """Runs the remaining phases; returns the exit code."""
+        self._reopen()
+        try:
+            self._train_and_score()  # prepared, training, trained
+            if self._phase() == "evaluated":
+                self._decide()
+            if self._state.phase == "decided":
+                self._apply()
+        except (MosaicError, OSError) as error:
+            self._end("failed", str(error))
+        outcome = self._state.outcome
+        assert outcome is not None
+        write_report(self._folder, self._day)
+        self._say(f"{self._state.day}: {outcome}: {self._state.reason}")
+        self._say(f"the report is {self._day.page}")
+        return CODES[outcome]
+
+    @property
+    def _state(self) -> DayState:
+        return self._day.state
+
+    def _set(self, **changes: object) -> None:
+        self._day.set(self._state, **changes)
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        self._set(outcome=outcome, reason=reason, ended=utc_text(self._clock.now()))
+
+    def _phase(self) -> Phase:
+        """Reads the phase from the day's files, and records it."""
+        day, phase = self._day, self._state.phase
+        if phase not in ("prepared", "training", "trained"):
+            return phase
+        if day.scores.is_file():
+            phase = "evaluated"
+        elif day.trained.is_file():
+            phase = "trained"
+        elif day.data_check.is_file() and not load(DataCheck, day.data_check).quarantine:
+            phase = "training"
+        self._set(phase=phase)
+        return phase
+
+    def _reopen(self) -> None:
+        """Resumes where the last run of this day ended; a new night has a new window."""
+        state = self._state
+        starts = state.starts
+        if starts and not starts[-1].ended:
+            cause = "launcher killed" if starts[-1].boot == boot_id() else "new boot"
+            starts = (*starts[:-1], replace(starts[-1], ended=cause))
+        self._set(starts=starts, deadline=_deadline(self._recipe, self._clock.now()), outcome=None, reason="")
+        self._follow_links()
+
+    def _follow_links(self) -> None:
+        """Follows links that a person changed since the day began: the gate uses the versions in force."""
+        folder, state = self._folder, self._state
+        champion, anchor = versions.linked(folder, "champion"), versions.linked(folder, "anchor")
+        if state.version == champion or (champion, anchor) == (state.champion, state.anchor):
+            return
+        if versions.is_overruled(folder, state.version):
+            return
+        for path in (self._day.scores, self._day.gate):
+            path.unlink(missing_ok=True)
+        phase: Phase = "trained" if self._day.trained.is_file() else state.phase
+        self._set(champion=champion, anchor=anchor, phase=phase)
+
+    def _train_and_score(self) -> None:
+        """Runs the workers until the day is evaluated, or ends without an evaluation."""
+        crashes = stuck = 0
+        while (phase := self._phase()) in ("prepared", "training", "trained"):
+            from_step = self._workers.step
+            start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
+            self._set(starts=(*self._state.starts, start))
+            total_s = self._seconds_left()
+            train_s = None if total_s is None else max(0.0, total_s - self._recipe.budget.judging_s)
+            ended = self._workers.run(phase, train_s, total_s)
+            self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
+            if ended.outcome is not None:
+                if ended.outcome == "quarantined":
+                    self._quarantine(ended)
+                self._end(ended.outcome, ended.reason)
+                return
+            stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
+            crashes += ended.crashed
+            if stuck > 1 or crashes > self._recipe.budget.restarts:
+                where = f"at step {from_step}" if stuck > 1 else f"{crashes} times"
+                self._end("failed", f"training ended early again ({ended.how}), {where}: {ended.reason}".rstrip(": "))
+                return
+            if ended.crashed:
+                self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
+
+    def _seconds_left(self) -> float | None:
+        """Returns the seconds until the device must be released; None for no limit."""
+        deadline = self._state.deadline
+        if deadline is None:
+            return None
+        return max(0.0, (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds())
+
+    def _quarantine(self, ended: Ended) -> None:
+        self._folder.quarantine.mkdir(exist_ok=True)
+        for day in self._state.new:
+            save({"day": day, "reason": ended.reason}, self._folder.quarantine / f"{day}.json")
+        self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=ended.reason)
+
+    def _decide(self) -> None:
+        """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
+        state, scores = self._state, load(DayScores, self._day.scores)
+        assert state.version is not None
+        program = self._folder.path / self._recipe.model.partition(":")[0]
+        versions.add(self._folder, self._card(scores), self._day.model, program)
+        contest = Contest(
+            challenger=state.version,
+            champion=state.champion,
+            anchor=state.anchor,
+            facts=load(ModelFacts, self._day.facts),
+            refused_before=_refused_before(self._folder, state.day),
+            folder=shlex.quote(str(self._folder.path.resolve())),
+        )
+        save(decide(scores, contest, self._recipe.gate), self._day.gate)
+        self._set(phase="decided")
+
+    def _card(self, scores: DayScores) -> Card:
+        state, trained = self._state, load(Trained, self._day.trained)
+        assert state.version is not None
+        environment = load(Environment, self._day.environment)
+        values: dict[str, float] = {}
+        kinds: tuple[RowSet, ...] = ("frozen", "fresh")
+        for kind in kinds:
+            if (of := scores.find(state.version, kind)) is not None:
+                finite = [value for value in of.value if value is not None]
+                values[kind] = sum(finite) / len(finite) if finite else math.nan
+        return Card(
+            version=state.version,
+            day=state.day,
+            created=utc_text(self._clock.now()),
+            parent=state.parent if trained.notes.loaded != NEW_WEIGHTS else None,
+            step=trained.step,
+            sha256=sha256_of(self._day.model),
+            code=environment.program,
+            mosaic=environment.mosaic,
+            torch=environment.torch,
+            values=values,
+        )
+
+    def _apply(self) -> None:
+        """Applies the gate's result; a repeat after a kill changes nothing."""
+        folder, promote, state = self._folder, self._recipe.promote, self._state
+        result = load(GateResult, self._day.gate)
+        assert state.version is not None
+        if not result.passes:
+            folder.note("refused", day=state.day, version=state.version, reason=result.reason)
+            self._end("refused", result.reason)
+        elif versions.is_overruled(folder, state.version):
+            self._end("held", f"{result.reason} It was promoted, and a person has changed the champion since.")
+        elif folder.hold.exists() and versions.linked(folder, "champion") != state.version:
+            self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
+        else:
+            hooks.remember(folder, promote, state.version, state.day)
+            versions.promote(folder, state.version, day=state.day, by="gate")
+            self._end("promoted", result.reason)
+            write_report(folder, self._day)  # hooks may read it; their failures are added
+            failures = hooks.run_pending(folder, promote, state.version)
+            self._set(messages=tuple(dict.fromkeys((*self._state.messages, *failures))))  # each once, even after a kill
+        versions.drop_old(folder, promote.keep_versions)
+
+
+def _refused_before(folder: Folder, today: str) -> int:
+    count = 0
+    for day in reversed([day for day in folder.days() if day.path.name < today]):
+        if day.state.outcome != "refused":
+            break
+        count += 1
+    return count

@@ -1,0 +1,516 @@
+"""The gate, which decides if a challenger replaces the champion: a paired bootstrap over clusters of rows.
+
+The statistic is the mean over all rows of ``new - old``. Whole clusters are resampled, and the lower end of the
+interval has to lie above minus the margin. Two corrections prevent overconfidence:
+
+* *Few clusters.* Percentiles move further out, as Student's t requires for the number of clusters (Hesterberg, What
+  Teachers Should Know about the Bootstrap, 2014, "expanded percentiles"). Clusters of unequal size count as fewer.
+* *Few differences.* Two models that agree on ten rows prove little. So one cluster a whole value better and one a whole
+  value worse are added (cf. Bonett and Price 2012 for paired proportions), and one row more on the side that a bound
+  looks to. A whole value is the root mean square of the old values. The added clusters have as many rows as a cluster
+  of the usual size is worth, given the intraclass correlation of the old values.
+
+Clusters are ordered by size and sum before they are drawn, and draws do not depend on values. So the order of rows does
+not matter, and if no row of a challenger is worse than that of another, no bound of it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.artifact import Ge
+from mosaic.device import FORBID_EXTRA
+from mosaic.errors import MosaicError
+from mosaic.retrain.records import Comparison, Finding, GateResult
+
+RowSet = Literal["frozen", "fresh"]
+"""Rows that stay for many days, or rows held out of the day's new data."""
+Floats = NDArray[np.float64]
+MAX_WEIGHTS = 4_000_000
+"""Numbers in memory at once, 32 MB; more clusters need several batches of resamples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """The ``[gate]`` table of a recipe. Margins are in units of the score, where larger is better."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    margin: float = 0.01
+    """Loss against the champion that a challenger may have on the frozen rows; above 0."""
+    confidence: float = 0.95
+    """One-sided confidence that no more is lost; from 0.5 to below 1."""
+    anchor_margins: Annotated[float, Ge(0)] = 2.0
+    """Loss allowed against the anchor, in margins."""
+    fresh_margins: Annotated[float, Ge(0)] = 3.0
+    """Loss allowed on the rows held out of the day's new data, in margins: they are few."""
+    min_fresh_rows: Annotated[int, Ge(1)] = 200
+    """Fewer fresh rows are shown and do not count."""
+    slices: tuple[str, ...] = ()
+    """Columns of the score, such as ``site``, by whose values the frozen rows are shown; they do not decide."""
+    min_value: float | None = None
+    """Mean value on the frozen rows that every challenger must reach, the first one too; None for any."""
+    max_size_bytes: Annotated[int, Ge(1)] | None = None
+    """Size of the exported model; None for any."""
+    max_latency_ms: Annotated[float, Ge(0)] | None = None
+    """Time of the exported model for one row; None for any."""
+    alarm_after: Annotated[int, Ge(1)] = 3
+    """Consecutive refusals after which the report asks for a person."""
+    resamples: Annotated[int, Ge(1000)] = 2000
+    """Resamples of the bootstrap."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the bootstrap: the same rows give the same verdict."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < float("inf"):
+            raise ValueError(f"margin = {self.margin} must be above 0: set the loss that you would not notice")
+        if not 0.5 <= self.confidence < 1:
+            raise ValueError(f"confidence = {self.confidence} must be from 0.5 to below 1, such as 0.95")
+
+
+# Scores.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Scores of one version on one set of rows, in row order."""
+
+    version: str
+    """Name of the version, such as ``0042``."""
+    rows: RowSet
+    row_digest: str
+    """Digest of the list of rows; see ``digest_of_rows``."""
+    value: tuple[float | None, ...]
+    """One per row, larger is better; None if it was not finite."""
+    cluster: tuple[str, ...] = ()
+    """One per row: rows of one recording, robot or shop are resampled together. Empty: each row is its own cluster."""
+    columns: dict[str, tuple[str, ...]]
+    """Further columns by name, such as ``label``, ``modality``, ``site``."""
+
+    def __post_init__(self) -> None:
+        for name, column in {"cluster": self.cluster or self.value, **self.columns}.items():
+            if len(column) != len(self.value):
+                raise ValueError(
+                    f"scores of version {self.version}: column {name!r} has {len(column)} entries for "
+                    f"{len(self.value)} rows; score() has to return one entry a row"
+                )
+
+    @staticmethod
+    def of(version: str, rows: RowSet, row_digest: str, columns: Mapping[str, Any]) -> Scores:
+        """Returns scores from the columns of ``joined``: values become floats, all else text."""
+        others = {name: tuple(map(str, column)) for name, column in columns.items() if name not in ("value", "cluster")}
+        return Scores(
+            version=version,
+            rows=rows,
+            row_digest=row_digest,
+            value=tuple(_finite(value) for value in columns["value"]),
+            cluster=tuple(map(str, columns.get("cluster", ()))),
+            columns=others,
+        )
+
+    @property
+    def array(self) -> Floats:
+        return np.array(self.value, dtype=np.float64)
+
+    @property
+    def num_invalid(self) -> int:
+        return sum(value is None for value in self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayScores:
+    """``scores.json``: the scores that a day's gate compares."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    scores: tuple[Scores, ...]
+    """Scores of the challenger, the champion and the anchor, on frozen and on fresh rows."""
+
+    def find(self, version: str | None, rows: RowSet) -> Scores | None:
+        """Returns the scores of a version on a set; None if they are missing or empty."""
+        return next((each for each in self.scores if (each.version, each.rows) == (version, rows) and each.value), None)
+
+
+def joined(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Joins the results of ``score(model, batch)`` over batches; columns may be lists, arrays or tensors on the host.
+
+    Raises:
+        ValueError: Batches differ in columns.
+    """
+    columns: dict[str, list[Any]] = {}
+    for number, batch in enumerate(batches):
+        if number and batch.keys() != columns.keys():
+            raise ValueError(
+                f"score() returned {sorted(batch)} for batch {number} and {sorted(columns)} before; "
+                "return the same columns for every batch"
+            )
+        for name, column in batch.items():
+            columns.setdefault(name, []).extend(column.tolist() if hasattr(column, "tolist") else column)
+    return columns
+
+
+def digest_of_rows(rows: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(len(row.encode()).to_bytes(8, "little") + row.encode())
+    return digest.hexdigest()[:16]
+
+
+def _finite(value: Any) -> float | None:
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None
+
+
+# The bootstrap.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pair:
+    against: str
+    """The compared version."""
+    old: Floats
+    new: Floats
+    cluster: NDArray[np.int64]
+    """Number of each row's cluster."""
+    columns: Mapping[str, NDArray[np.str_]]
+
+    def only(self, selection: NDArray[np.bool_]) -> Pair:
+        return replace(
+            self,
+            old=self.old[selection],
+            new=self.new[selection],
+            cluster=self.cluster[selection],
+            columns={name: column[selection] for name, column in self.columns.items()},
+        )
+
+
+def paired(new: Scores, old: Scores) -> Pair:
+    """Returns the rows on which both versions have a value.
+
+    Raises:
+        MosaicError: The versions were scored on different rows, or the rows' clusters or columns differ.
+    """
+    for what, left, right in (
+        ("rows", new.row_digest, old.row_digest),
+        ("number of rows", len(new.value), len(old.value)),
+        ("clusters", new.cluster, old.cluster),
+        ("columns", new.columns, old.columns),
+    ):
+        if left != right:
+            raise MosaicError(
+                f"versions {new.version} and {old.version} were scored on {new.rows} sets whose {what} differ; "
+                "score both again on the same rows"
+            )
+    pair = Pair(
+        against=old.version,
+        old=old.array,
+        new=new.array,
+        cluster=np.unique(new.cluster, return_inverse=True)[1] if new.cluster else np.arange(len(new.value)),
+        columns={name: np.array(column, dtype=np.str_) for name, column in new.columns.items()},
+    )
+    return pair.only(np.isfinite(pair.old) & np.isfinite(pair.new))
+
+
+def compare(name: str, pair: Pair, limit: float, settings: GateSettings, *, counts: bool = True) -> Comparison:
+    """Compares two versions on at least one row; passes if the lower end of the difference is above ``limit``."""
+    sizes, sums = _clusters(pair.new - pair.old, pair.cluster)
+    order = np.lexsort((sums, sizes))
+    whole = math.sqrt(math.fsum(pair.old**2) / len(pair.old))
+    worth = 1 + (len(pair.old) / len(sizes) - 1) * intraclass_correlation(pair)
+    rows = np.concatenate([sizes[order], [worth, worth, 1.0]])
+    gains = np.concatenate([sums[order], [whole * worth, -whole * worth, 0.0]])
+    batches = [
+        (weights @ gains, weights @ rows, whole * weights[:, -1])
+        for weights in _resampled(len(rows), settings.resamples, settings.seed)
+    ]
+    total, count, one_row = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    lows, highs = np.sort((total - one_row) / count), np.sort((total + one_row) / count)
+    tail = _tail(settings.confidence, float(np.sum(sizes) ** 2 / np.sum(sizes**2)))
+    rank = max(math.floor(tail * (len(lows) + 1)) - 1, 0)
+    return Comparison(
+        name=name,
+        against=pair.against,
+        num_rows=len(pair.old),
+        num_clusters=len(sizes),
+        old=math.fsum(pair.old) / len(pair.old),
+        new=math.fsum(pair.new) / len(pair.new),
+        difference=math.fsum(sums) / len(pair.old),
+        low=float(lows[rank]),
+        high=float(highs[-1 - rank]),
+        limit=limit,
+        counts=counts,
+        passed=float(lows[rank]) > limit,
+    )
+
+
+def intraclass_correlation(pair: Pair) -> float:
+    """Returns the intraclass correlation of the old values from analysis of variance, 0 to 1."""
+    rows = len(pair.old)
+    values = pair.old - math.fsum(pair.old) / rows
+    sizes, sums = _clusters(values, pair.cluster)
+    number = len(sizes)
+    if number in (1, rows):
+        return float(number < rows)
+    between = math.fsum(sums**2 / sizes)
+    within = (math.fsum(values**2) - between) / (rows - number)
+    between /= number - 1
+    usual = (rows - float(np.sum(sizes**2)) / rows) / (number - 1)
+    total = between + (usual - 1) * within
+    return min(1.0, max(0.0, (between - within) / total)) if total > 0 else 0.0
+
+
+def _tail(confidence: float, clusters: float) -> float:
+    """Returns the share of resampled means below a bound, for a number of clusters of equal size."""
+    from scipy.special import stdtrit
+
+    if clusters <= 1:
+        return 0.0
+    return NormalDist().cdf(-float(stdtrit(clusters - 1, confidence)) * math.sqrt(clusters / (clusters - 1)))
+
+
+def _clusters(values: Floats, cluster: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Returns the rows and the sum of values of each cluster, independent of the order of rows."""
+    order = np.lexsort((values, cluster))
+    starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order)).astype(np.float64)
+    return sizes, np.add.reduceat(values[order], starts)
+
+
+def _resampled(clusters: int, resamples: int, seed: int) -> Iterator[Floats]:
+    size = max(1, MAX_WEIGHTS // clusters)
+    for first in range(0, resamples, size):
+        yield _weights(clusters, first, min(size, resamples - first), seed)
+
+
+@lru_cache(maxsize=3)  # a day compares several pairs on the same rows
+def _weights(clusters: int, first: int, count: int, seed: int) -> Floats:
+    """Returns the count of each cluster in ``count`` resamples from the ``first`` on."""
+    draws = np.random.default_rng((seed, first)).integers(0, clusters, size=(count, clusters))
+    draws += np.arange(count)[:, None] * clusters
+    return np.bincount(draws.ravel(), minlength=count * clusters).reshape(count, clusters).astype(np.float64)
+
+
+# The decision.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """``facts.json``: measurements of a challenger's export."""
+
+    invalid_tensors: tuple[str, ...] = ()
+    """Names of weights and buffers with values that are not finite."""
+    export_difference: float | None = None
+    """Largest difference between outputs of the model and of its reloaded export; None if it was not reloaded."""
+    size_bytes: int
+    latency_ms: float | None = None
+    """Time for one row; None if it was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The versions of a decision, and the facts beside their scores."""
+
+    challenger: str
+    """The day's version."""
+    champion: str | None
+    """The version in force; None for none yet."""
+    anchor: str | None
+    """The approved version; None for none."""
+    facts: ModelFacts
+    refused_before: int = 0
+    """Consecutive refused days before this one."""
+    folder: str = "FOLDER"
+    """The retraining folder, as on a command line."""
+
+
+def decide(scores: DayScores, contest: Contest, settings: GateSettings) -> GateResult:
+    """Judges a challenger; the same scores give the same result.
+
+    All of these must hold: it is valid; on the frozen rows it loses no more than the margin against the champion, and
+    no more than some margins against the anchor; on fresh rows it is not inferior. Fresh rows, whose labels may be
+    wrong, never promote by themselves. Slices are shown.
+
+    Raises:
+        MosaicError: The champion or the anchor has no scores on the challenger's rows.
+    """
+    findings = tuple(_findings(scores, contest, settings))
+    broken = [finding for finding in findings if not finding.passed]
+    comparisons = () if broken else tuple(_comparisons(scores, contest, settings))
+    failed = [comparison for comparison in comparisons if comparison.counts and not comparison.passed]
+    passes = not broken and not failed
+    if passes:
+        reason = _why_promoted(comparisons, contest)
+    else:
+        reason = broken[0].sentence if broken else _why_refused(failed[0], contest.challenger)
+        if others := len(broken) + len(failed) - 1:
+            reason = f"{reason.removesuffix('.')}; {others} more did not pass."
+    return GateResult(
+        passes=passes,
+        reason=reason,
+        todo=_todo(passes, comparisons, contest, settings),
+        comparisons=comparisons,
+        findings=findings,
+        margin=settings.margin,
+        confidence=settings.confidence,
+    )
+
+
+def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
+    """Checks that a model with the champion's own scores would pass on these frozen rows."""
+    equal = compare("frozen", paired(scores, scores), -settings.margin, settings)
+    sentence = (
+        f"A model equal to the champion is sure to lose at most {-equal.low:.2g} on {equal.num_rows:,} frozen rows in "
+        f"{equal.num_clusters:,} clusters, and margin = {settings.margin:g}"
+    )
+    way_out = "" if equal.passed else ": raise the margin above that, or bring more rows, of more clusters"
+    return Finding(name="margin", passed=equal.passed, sentence=f"{sentence}{way_out}.")
+
+
+def _findings(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Finding]:
+    """Findings on the challenger's validity and on the frozen rows."""
+    yield from _validity(contest.facts, settings)
+    for each in scores.scores:
+        if each.version == contest.challenger and each.num_invalid:
+            yield Finding(
+                name="finite scores",
+                passed=False,
+                sentence=f"Version {each.version} has no finite value on {each.num_invalid:,} of {len(each.value):,} "
+                f"{each.rows} rows; look at what score returns for them.",
+            )
+    frozen = scores.find(contest.challenger, "frozen")
+    if frozen is None:
+        sentence = "There are no frozen rows to judge by; put rows into the recipe's frozen folder."
+        yield Finding(name="frozen rows", passed=False, sentence=sentence)
+        return
+    for version in sorted({contest.champion, contest.anchor} - {None, contest.challenger}, key=str):
+        old = scores.find(version, "frozen")
+        if old is not None and old.num_invalid:
+            some = old.num_invalid < len(old.value)
+            sentence = f"Version {version} has no finite value on {old.num_invalid:,} of {len(old.value):,} frozen rows"
+            way_out = "they are left out" if some else "look at it, and promote another version by hand"
+            yield Finding(name="rows left out", passed=some, sentence=f"{sentence}; {way_out}.")
+    if settings.min_value is not None:
+        value = float(np.nanmean(frozen.array)) if frozen.num_invalid < len(frozen.value) else math.nan
+        sentence = (
+            f"The mean value on the frozen rows is {value:.4f}, and the least is min_value = {settings.min_value:g}."
+        )
+        yield Finding(name="min_value", passed=value >= settings.min_value, sentence=sentence)
+
+
+def _validity(facts: ModelFacts, settings: GateSettings) -> Iterator[Finding]:
+    """Checks the export: finite, exact, within its budgets."""
+    names = facts.invalid_tensors
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    sentence = f"{names[0]}{more} has values that are not finite; look at the loss in metrics.jsonl." if names else ""
+    yield Finding(name="finite", passed=not names, sentence=sentence or "All weights and buffers are finite.")
+    difference = facts.export_difference
+    if difference is not None:  # NaN is not equal
+        sentence = "The export, read back, gives equal outputs."
+        if difference != 0:
+            sentence = (
+                f"The export, read back, gives outputs that differ by {difference:.3g}; look for state that is neither "
+                "a parameter nor a buffer."
+            )
+        yield Finding(name="export", passed=difference == 0, sentence=sentence)
+    for name, value, most, unit in (
+        ("size", facts.size_bytes, settings.max_size_bytes, "bytes"),
+        ("latency", facts.latency_ms, settings.max_latency_ms, "ms"),
+    ):
+        if most is not None:
+            passed = value is not None and value <= most
+            measured = "was not measured" if value is None else f"is {value:,.10g} {unit}"
+            way_out = "" if passed else f"; make the model smaller, or raise max_{name}_{unit}"
+            sentence = f"The export's {name} {measured}, and {most:,.10g} is allowed{way_out}."
+            yield Finding(name=name, passed=passed, sentence=sentence)
+
+
+def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) -> Iterator[Comparison]:
+    margin = settings.margin
+    frozen = _pair(scores, contest.challenger, contest.champion, "frozen")
+    if frozen is not None:
+        yield compare("frozen", frozen, -margin, settings)
+    anchor = _pair(scores, contest.challenger, contest.anchor, "frozen")
+    if anchor is not None:
+        yield compare("anchor", anchor, -settings.anchor_margins * margin, settings)
+    fresh = _pair(scores, contest.challenger, contest.champion, "fresh")
+    if fresh is not None and len(fresh.old):
+        counts = len(fresh.old) >= settings.min_fresh_rows
+        yield compare("fresh", fresh, -settings.fresh_margins * margin, settings, counts=counts)
+    if frozen is not None:
+        yield from _slices(frozen, settings)
+
+
+def _slices(frozen: Pair, settings: GateSettings) -> Iterator[Comparison]:
+    """A slice passes unless it is worse beyond chance and may have lost more than the margin; it does not count."""
+    for column in settings.slices:
+        if column not in frozen.columns:
+            raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
+        for value in np.unique(frozen.columns[column]):
+            part = frozen.only(frozen.columns[column] == value)
+            comparison = compare(f"{column}={value}", part, -settings.margin, settings, counts=False)
+            yield replace(comparison, passed=comparison.passed or comparison.high >= 0)
+
+
+def _pair(scores: DayScores, challenger: str, against: str | None, rows: RowSet) -> Pair | None:
+    new = scores.find(challenger, rows)
+    if new is None or against is None:
+        return None
+    old = scores.find(against, rows)
+    if old is None:
+        raise MosaicError(
+            f"version {against} was not scored on the {rows} rows that {challenger} was scored on; score both"
+        )
+    return paired(new, old)
+
+
+def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
+    new = contest.challenger
+    frozen = next((comparison for comparison in comparisons if comparison.name == "frozen"), None)
+    if frozen is None:
+        against = f" against the anchor {contest.anchor}" if contest.anchor is not None else ""
+        return f"There was no champion yet, and {new} passes every check{against}."
+    change = f"{frozen.difference:+.4f}, at least {frozen.low:+.4f} on {frozen.num_rows:,} frozen rows"
+    if frozen.low > 0:
+        return f"{new} is better than {frozen.against}: {change}."
+    return f"{new} is as good as {frozen.against} within {-frozen.limit:g}: {change}."
+
+
+def _why_refused(comparison: Comparison, challenger: str) -> str:
+    where = {"frozen": "on the frozen rows", "fresh": "on the day's fresh rows", "anchor": "(the anchor)"}
+    change = f"{comparison.new:.4f} after {comparison.old:.4f}, which may be a loss of {-comparison.low:.4f}"
+    change += f"; {-comparison.limit:.4g} is allowed"
+    kind = "is worse than" if comparison.high < 0 else "cannot be shown to be as good as"
+    return f"{challenger} {kind} {comparison.against} {where[comparison.name]}: {change}."
+
+
+def _todo(passes: bool, comparisons: tuple[Comparison, ...], contest: Contest, settings: GateSettings) -> str:
+    promote = f"mosaic retrain promote {contest.folder} {contest.challenger}"
+    if not passes:
+        refused = contest.refused_before + 1
+        return (
+            f"{refused} days in a row were refused: look at what changed. Then mend the data or the model, or promote "
+            f"by hand: {promote}"
+            if refused >= settings.alarm_after
+            else ""
+        )
+    todo = []
+    worse = [comparison.name for comparison in comparisons if not comparison.counts and not comparison.passed]
+    worse = [name for name in worse if name != "fresh"]
+    if worse:
+        todo.append(f"It is worse on {', '.join(worse[:3])}: look at these rows, or go back.")
+    if contest.anchor is None:
+        todo.append(
+            "No version is approved as the anchor, so small losses can add up day by day: look at "
+            f"{contest.challenger}, then {promote}."
+        )
+    return " ".join(todo)

@@ -1,1 +1,0 @@
-"""New data: its arrival, and its check before training."""
