@@ -31,7 +31,7 @@ def disturbed_problem_of(instance: Instance) -> _search.Problem:
     return build_problem(instance.graph, options, cost=cost, machine=machine)
 
 
-@bounded(100)
+@bounded(50)
 @given(instance=instances(), seconds=st.sampled_from([1e-5, 1e-4, 1e-3]), max_nodes=st.sampled_from([1, 3, 10]))
 def test_a_bound_is_true_however_little_is_spent_on_it(instance, seconds, max_nodes):
     truth, _ = solve_instance(instance, method="brute_force")

@@ -13,7 +13,7 @@ from mosaic import _search
 from mosaic.solver.instance import Instance, TableCost
 
 
-@bounded(300)
+@bounded(150)
 @given(instance=instances())
 def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
     exact, _ = solve_instance(instance, time_limit=60)
@@ -24,7 +24,7 @@ def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
     assert exact.objective_ms <= in_turn.objective_ms + ROUNDING_MS
 
 
-@bounded(40)
+@bounded(30)
 @given(
     shape=st.sampled_from(SHAPES),
     num_modules=st.integers(3, 16),
