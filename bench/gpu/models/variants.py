@@ -61,7 +61,6 @@ class Workload:
         self._first = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def loss(self) -> torch.Tensor:
-        """Runs forward under autocast."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return models.loss_of(self.model(**self.inputs))
 
