@@ -134,7 +134,7 @@ _IN_ORDER = (
     _question("interference", "what do kernels cost each other?", 17, grid=4),
     Measurement(
         name="context",
-        asks="how long is the slowest rank's attention over a long sequence, by zigzag and as planned?",
+        asks="how long is the slowest rank's attention over a long sequence, by headtail and as planned?",
         function="bench.gpu.long_sequences:measure_long_sequences",
         seconds=12,
     ),

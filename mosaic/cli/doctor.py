@@ -359,7 +359,7 @@ def _overview(facts: Mapping[str, Any]) -> Table:
     table.add_row("NVML", f"driver {nvml['driver_version']}, {nvml['num_devices']} GPUs" if nvml else "none")
     table.add_row("SM probe", f"compiled by NVRTC {facts['probe']}" if facts["probe"] else "cannot be compiled")
     use = f"{cache['folder']} ({cache['num_files']} files, {cache['num_bytes'] / 1e6:.1f} MB)" if cache else "none"
-    table.add_row("profile cache", use)
+    table.add_row("profile cache", escape(use))
     return table
 
 

@@ -188,16 +188,18 @@ class ModuleGraphs:
         state.check()
         run = _Run.of(call.run, arguments, tensors)
         static = _static_copies(tensors)
-        self._api.synchronize()
         try:
-            with preserved(call.module), self._api.use_stream(self._side):
-                _try_out(run, static, state, self._api)
-                self._api.synchronize()
+            with preserved(call.module):
+                self._api.synchronize()  # copies and restoring are on the lane's stream, trial runs on another
+                try:
+                    with self._api.use_stream(self._side):
+                        _try_out(run, static, state, self._api)
+                finally:
+                    self._api.synchronize()
         except Exception as error:  # whatever the module raises, it may raise it again where it runs eagerly
             clear_frames(error.__traceback__)  # in torch 2.11 a checkpoint's hooks stay active as long as its frame
             raise _refusal("trying it failed", error) from error
-        finally:
-            self._api.synchronize()
+        self._api.synchronize()
         capture = _Capture(key, call, state, run, static, self._api)
         try:
             capture.record()

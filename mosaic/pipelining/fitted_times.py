@@ -38,9 +38,7 @@ class FittedTimes:
     """All corrections; plain data."""
 
     modules: dict[str, ModuleFit]
-    """By module, if backward is one task."""
-    apart: dict[str, ModuleFit]
-    """By module, if backward for weights is a task of its own; empty without such a run."""
+    """By module."""
     host: HostTimes
     share_exponents: dict[str, float] = field(default_factory=dict)
     """By module measured on lanes; see ``CountedModule``."""
@@ -51,7 +49,6 @@ class FittedTimes:
         counted = [module for module in modules if isinstance(module, CountedModule)]
         return cls(
             modules={module.name: module.fit for module in counted},
-            apart={module.name: module.fit_apart for module in counted if module.fit_apart is not None},
             host=host,
             share_exponents={
                 module.name: module.share_exponent for module in counted if module.share_exponent != IN_PROPORTION
@@ -63,7 +60,7 @@ class FittedTimes:
         modules = []
         for module in model.modules:
             assert isinstance(module, CountedModule)
-            fit, apart = self.modules.get(module.name, AS_COUNTED), self.apart.get(module.name)
+            fit = self.modules.get(module.name, AS_COUNTED)
             exponent = self.share_exponents.get(module.name, IN_PROPORTION)
-            modules.append(replace(module, fit=fit, fit_apart=apart, share_exponent=exponent))
+            modules.append(replace(module, fit=fit, share_exponent=exponent))
         return replace(model, modules=tuple(modules))

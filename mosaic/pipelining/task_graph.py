@@ -80,7 +80,7 @@ def task_graph(
         rank_of=[rank for rank, _ in rows],
         links=_Links(network=network, devices_per_rank=devices_per_rank),
         counter=CostCounter(
-            modules={module.name: _for_weights(module, weights_apart=weights_apart) for module in model.modules},
+            modules={module.name: module for module in model.modules},
             strategies=strategies,
             weights_apart=weights_apart,
         ),
@@ -118,14 +118,6 @@ def training_chunks(model: PipelineModel, partition: Partition) -> tuple[int, ..
 
 
 @runtime_checkable
-class KnowsWeightsApart(Protocol):
-    """A module with other layer times if backward for weights is a task of its own."""
-
-    def with_weights_apart(self) -> LayeredModule:
-        """Returns the module with these times."""
-
-
-@runtime_checkable
 class KnowsOutput(Protocol):
     """A module whose output differs in size from the tensors between its layers."""
 
@@ -137,10 +129,6 @@ def _output_bytes(module: LayeredModule, microbatch: Microbatch, units: int) -> 
     if isinstance(module, KnowsOutput):
         return module.output_bytes(microbatch, units)
     return module.boundary_bytes(microbatch, units)
-
-
-def _for_weights(module: LayeredModule, *, weights_apart: bool) -> LayeredModule:
-    return module.with_weights_apart() if weights_apart and isinstance(module, KnowsWeightsApart) else module
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.artifact import write_text
+from mosaic.rank_trace import metadata, rows_without_overlap
 from mosaic.report.bars import slots_text
 from mosaic.timeline import Timeline
 
@@ -24,15 +25,15 @@ def chrome_trace(timelines: Sequence[Timeline]) -> str:
     """
     events: list[dict[str, Any]] = []
     for process, timeline in enumerate(timelines, start=1):
-        events += [_metadata("process_name", process, 0, name=timeline.title)]
-        events += [_metadata("process_sort_index", process, 0, sort_index=process)]
+        events += [metadata("process_name", process, 0, name=timeline.title)]
+        events += [metadata("process_sort_index", process, 0, sort_index=process)]
         thread = 0
         for name, lane in _lanes(timeline):
             for index, row in enumerate(rows_without_overlap(lane)):
                 thread += 1
                 shown = name if index == 0 else f"{name} ({index + 1})"
-                events += [_metadata("thread_name", process, thread, name=shown)]
-                events += [_metadata("thread_sort_index", process, thread, sort_index=thread)]
+                events += [metadata("thread_name", process, thread, name=shown)]
+                events += [metadata("thread_sort_index", process, thread, sort_index=thread)]
                 events += [{**event, "pid": process, "tid": thread} for event in row]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=1, allow_nan=False) + "\n"
 
@@ -71,20 +72,3 @@ def _event(name: str, category: str, start_ms: float, end_ms: float) -> dict[str
     """A complete event in microseconds, to the nanosecond; its end is rounded like the next event's start."""
     start = round(start_ms * 1000, 3)
     return {"name": name, "cat": category, "ph": "X", "ts": start, "dur": round(round(end_ms * 1000, 3) - start, 3)}
-
-
-def rows_without_overlap(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Spreads events over the fewest rows without overlap in a row."""
-    rows: list[list[dict[str, Any]]] = []
-    for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
-        # Half a nanosecond forgives the rounding of ts + dur.
-        free = (row for row in rows if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4)
-        row = next(free, None)
-        if row is None:
-            rows.append(row := [])
-        row.append(event)
-    return rows
-
-
-def _metadata(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": args}

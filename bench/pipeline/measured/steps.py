@@ -21,7 +21,7 @@ from mosaic.engine.options import RankSettings
 from mosaic.ranks.pipeline.begin import make_candidates
 from mosaic.ranks.pipeline.given import Given
 from mosaic.ranks.pipeline.trying.candidates import Candidates
-from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
+from mosaic.ranks.pipeline.trying.fitting import fit_candidates
 from mosaic.ranks.pipeline.ways import PLANNED, Way
 from mosaic.ranks.world.world import World
 

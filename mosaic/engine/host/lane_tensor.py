@@ -144,10 +144,12 @@ class LaneTensor(torch.Tensor):
         if does.name == "grad":  # of autograd: its arguments are places in the graph
             with torch._C.DisableTorchFunctionSubclass():
                 return map_tensors(to_plain, func(*args, **kwargs))
+        into = does.written(args, kwargs)
         if does.replaces(kwargs):
-            found[0]._executor.drain()
             into = tensors_in((args[0] if args else None, kwargs.get("out")))
-            written = {id(tensor): tensor for tensor in into if isinstance(tensor, LaneTensor)}
+        written = {id(tensor): tensor for tensor in into if isinstance(tensor, LaneTensor)}
+        if written or does.replaces(kwargs):
+            found[0]._executor.drain()
             for tensor in written.values():
                 records = torch.is_grad_enabled() or (tensor.requires_grad and not tensor.is_leaf)
                 if tensor._is_shared and records:

@@ -65,9 +65,7 @@ class CountedModule:
     resident_bytes: tuple[int, ...]
     """Bytes of each layer: weights, and gradients and optimizer state if trained."""
     fit: ModuleFit = AS_COUNTED
-    """Correction of counted times by measured steps, if backward is one task."""
-    fit_apart: ModuleFit | None = None
-    """Correction if backward for weights is a task of its own; None: as ``fit``."""
+    """Correction of counted times by measured steps."""
     share_exponent: float = IN_PROPORTION
     """On a share s of its rank, beside other lanes, its time is ``s ** -share_exponent`` times as long: 0 if it cannot
     use more of the rank, above 1 if others interfere."""
@@ -100,13 +98,7 @@ class CountedModule:
 
     def on_share(self, share: float) -> CountedModule:
         """Returns the module on a share of its rank."""
-        slower = share**-self.share_exponent
-        apart = None if self.fit_apart is None else self.fit_apart.slower(slower)
-        return replace(self, fit=self.fit.slower(slower), fit_apart=apart)
-
-    def with_weights_apart(self) -> CountedModule:
-        """Returns the module for backward for weights as a task of its own."""
-        return self if self.fit_apart is None else replace(self, fit=self.fit_apart)
+        return replace(self, fit=self.fit.slower(share**-self.share_exponent))
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two layers."""

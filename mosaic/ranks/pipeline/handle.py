@@ -274,7 +274,7 @@ class Pipeline(KeepsCheckpoints):
         return microbatches if self._sequences is None else [self._sequences.cut(one) for one in microbatches]
 
     def _check_alike(self, microbatches: Step, own: Step, counted: Sequence[CountedMicrobatch]) -> None:
-        check_alike(microbatches, own, [one.key for one in counted], self._runner.grid.transport)
+        check_alike(microbatches, own, self._shapes(counted), self._runner.grid.transport)
 
     def _announce(self) -> None:
         """Has the next step planned while this one runs."""

@@ -209,11 +209,6 @@ def replaced(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None
         one.data = one.data * 0.9 + other.data * 0.1
 
 
-def averaged_data(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
-    for one, other in zip(slow, fast, strict=True):
-        one.data.mul_(0.9).add_(other.data, alpha=0.1)
-
-
 COUNTED = [averaged, averaged_at_once, copied, replaced]
 """Ways to write to weights that torch counts, or that move them."""
 
@@ -239,7 +234,7 @@ def teacher(update: Any, when: str) -> Glued:
     model.is_on = False
 
     def copied_with_a_list_of_its_own(_: Any) -> Glued:
-        twin = teacher(update, when)
+        twin = teacher(update, when).to(device())
         twin.is_on = model.is_on
         return twin
 

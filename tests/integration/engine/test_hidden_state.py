@@ -320,10 +320,6 @@ def sets_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * SCALE.get()
 
 
-def reads_thread(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x) * getattr(OF_THREAD, "scale", 1.0)
-
-
 class OfThread(TwoTowers):
     """Sets a value of this thread around a call."""
 

@@ -129,6 +129,13 @@ def in_place_functions(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return first + functional.dropout(second + 1, 0.5, True, True)
 
 
+def relu_beside_a_view(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    first = a * 2
+    column = first[:, 0]
+    functional.relu(first, inplace=True)
+    return column[:, None] * b + first
+
+
 def added_in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     total = a * 1
     total += b
@@ -278,6 +285,7 @@ def as_a_key(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 CASES: list[Case] = [
     view_then_write_base,
     write_through_view,
+    relu_beside_a_view,
     write_after_glue,
     put_by_mask,
     written_across_lanes,
@@ -331,7 +339,7 @@ CASES: list[Case] = [
 ]
 
 
-REFUSED = (view_then_write_base, write_through_view, written_across_lanes, doubled_view)
+REFUSED = (view_then_write_base, write_through_view, written_across_lanes, doubled_view, relu_beside_a_view)
 """On host lanes, where the whole model's call is made again with that module in place."""
 NOT_ON_HOST = (*REFUSED, printed)
 """Text of a result names the node that joins it."""

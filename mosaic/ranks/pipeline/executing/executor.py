@@ -1,7 +1,8 @@
 """Executes a schedule on one rank: its actions one by one, each by the work or the transport.
 
-Before the first action all ranks compare the schedule's hash, the model's split and what messages carry. A rank on
-which an action fails tells the others, which end with an error that names it, the action and the reason.
+Before the first step of each kind (schedule and shapes) all ranks compare the schedule's hash, the model's split and
+what messages carry. A rank on which an action fails tells the others, which end with an error that names it, the action
+and the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Executor:
         self.transport = transport
         self.split = split
         self._names: dict[str, TaskName] = {}
-        self._programs: dict[tuple[str, str], tuple[Program, dict[int, str]]] = {}
+        self._programs: dict[tuple[str, str], Program] = {}
 
     def run(
         self,
@@ -74,10 +75,14 @@ class Executor:
         return None if times is None else _joined(times)
 
     def _agreed(self, schedule: PipelineSchedule, work: Work, shapes: str) -> Program:
-        """Returns the program of a schedule that all ranks have."""
+        """Returns the program of a schedule that all ranks have; they compare it the first time."""
+        key = schedule.hash, shapes
+        if (known := self._programs.pop(key, None)) is not None:
+            self._programs[key] = known  # the last that was used stands last
+            return known
         error: Exception | None = None
         try:
-            program, carried = self._ready(schedule, work, shapes)
+            program, carried = self._made(schedule, work)
             mine = ["", schedule.hash, self.split, *(f"{peer} {digest}" for peer, digest in carried.items())]
         except Exception as failure:  # of any kind: all ranks have to hear of it
             error = failure
@@ -86,27 +91,22 @@ class Executor:
         if error is not None:
             raise error
         _check_alike(told)
-        return program
-
-    def _ready(self, schedule: PipelineSchedule, work: Work, shapes: str) -> tuple[Program, dict[int, str]]:
-        key = schedule.hash, shapes
-        ready = self._programs.pop(key, None)
-        if ready is None:
-            size = 1 + max(schedule.rank_of, default=0)
-            if size != self.transport.size:
-                raise InvalidScheduleError(
-                    f"the schedule is for {size} ranks, and there are {self.transport.size}; start {size}, or plan for "
-                    f"{self.transport.size}"
-                )
-            program = program_of(schedule, self.transport.rank, work, names=self._names)
-            carried = {peer: sha256(text.encode()).hexdigest() for peer, text in program.carried.items()}
-            ready = program, carried
-        self._programs[key] = ready  # the last that was used stands last
+        self._programs[key] = program
         if len(self._programs) > MAX_PROGRAMS:
             del self._programs[next(iter(self._programs))]
+        return program
+
+    def _made(self, schedule: PipelineSchedule, work: Work) -> tuple[Program, dict[int, str]]:
+        size = 1 + max(schedule.rank_of, default=0)
+        if size != self.transport.size:
+            raise InvalidScheduleError(
+                f"the schedule is for {size} ranks, and there are {self.transport.size}; start {size}, or plan for "
+                f"{self.transport.size}"
+            )
         if len(self._names) > MAX_NAMES:
             self._names.clear()
-        return ready
+        program = program_of(schedule, self.transport.rank, work, names=self._names)
+        return program, {peer: sha256(text.encode()).hexdigest() for peer, text in program.carried.items()}
 
 
 def _joined(times: tuple[ActionTimes, ...]) -> ActionTimes:

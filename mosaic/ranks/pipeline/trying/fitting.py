@@ -1,31 +1,47 @@
-"""What steps took, on all ranks, and what that says about counted times.
+"""Fits counted times to steps that were run: modules cut apart, in few and many layers, and on lanes.
 
 Tasks of one module each, with few and many layers, whole microbatches and pieces, give each module a line for each
-phase: measured time over counted time, and what a layer takes whatever its data. Messages say what posting and sending
-them takes beside the network's description. Times are those of the host: on a GPU those of launches, which say little.
+phase: measured time over counted time, and the constant time of a layer. Messages give the time to post and to send
+them beside the network's description. Times are those of the host: on a GPU those of launches, which say little.
+
+A step on lanes gives each module one number: the power of its share that its tasks' times grow with. Disturbance by
+neighbours, such as through shared memory, is part of it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
+from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import Task, TaskGraph
 from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
 from mosaic.ranks.pipeline.executing.executor import Executor
 from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
+from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.ways import Way, WayRunner
 
+WARM_STEPS = 1
+"""Steps before the measured ones."""
+FIT_STEPS = 2
+"""Measured steps."""
+MAX_EXPONENT = 2.0
+"""Largest power of a share: a module on half of a rank takes at most four times as long."""
 WAITED_NS = 100_000
 """A receiver that waited so long was there before its message, whose way is then known."""
 
@@ -65,6 +81,79 @@ def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
     )
 
 
+def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+    """Runs modules cut apart, so that each task is one module's; returns the candidates with measured times.
+
+    Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
+    """
+    units = {
+        module.name: max(module.units(one) for one in own.request.microbatches) for module in own.request.model.modules
+    }
+    halves = {name: -(-most // 2) for name, most in units.items() if most > 1}
+    planned = [_planned_apart(own, sizes) for sizes in ({}, halves)[: 1 + bool(halves)]]
+    runs = [run for run in planned if run is not None]
+    if not runs:
+        return own
+    steps = _measured(own, runs, step)
+    names = [module.name for module in own.request.model.modules]
+    return own.with_times(own.world.broadcast(fit_times(steps, names) if own.world.rank == 0 else None))
+
+
+def fit_lanes(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]]) -> Candidates:
+    """Runs a step of a plan with lanes; returns the candidates with the speeds of modules on them.
+
+    Args:
+        own: With fitted times of modules that have their ranks to themselves.
+        way: A plan with lanes, made with speeds in proportion to shares.
+        step: The sample's.
+    """
+    shared = own.plan_sample(way)
+    if not isinstance(shared, SharedStep) or shared.schedules[0] is None:
+        return own
+    (fit_step,) = _measured(own, [_fit_run(own, way, shared)], step)
+    fitted = FittedTimes.of(own.request.model.modules, own.space.host)
+    if own.world.rank == 0:
+        exponents = share_exponents(fit_step.graph, way.partition, fit_step.measured)
+        fitted = replace(fitted, share_exponents=exponents)
+    return own.with_times(own.world.broadcast(fitted))
+
+
+_Run = tuple[TaskGraph, SharedStep, WayRunner]
+"""Tasks of the first replica, whose times count, since rank 0 fits; the step, and its runner."""
+
+
+def _planned_apart(own: Candidates, sizes: Mapping[str, int]) -> _Run | None:
+    """Plans the step with modules cut apart; None if it cannot run."""
+    partition = partition_to_fit(own.request, sizes)
+    if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
+        return None
+    options = replace(own.options, weights="with", limits=OrderLimits(effort=0.0))
+    way = replace(own, options=options).given(partition)
+    shared = own.plan_sample(way, seconds=0.0)
+    return None if isinstance(shared, str) else _fit_run(own, way, shared)
+
+
+def _fit_run(own: Candidates, way: Way, shared: SharedStep) -> _Run:
+    schedule = shared.schedules[0]
+    assert schedule is not None
+    graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
+    return graph, shared, own.runner(way, keeps_all=True)
+
+
+def _measured(own: Candidates, runs: Sequence[_Run], step: Sequence[Mapping[str, Any]]) -> list[FitStep]:
+    """Runs steps in turn, so that a drift hits all."""
+    shapes = own.shapes(step)
+    measured: list[list[MeasuredTasks]] = [[] for _ in runs]
+    for at in range(WARM_STEPS + FIT_STEPS):
+        for (_, shared, runner), tasks in zip(runs, measured, strict=True):
+            with runner.parted.lent_memory():
+                ran = runner.run(shared, step, shapes=shapes)
+                own.drop_gradients()
+            if at >= WARM_STEPS:
+                tasks.append(gather_tasks(ran.times, runner.grid.executor))
+    return [FitStep(graph=graph, measured=tasks) for (graph, _, _), tasks in zip(runs, measured, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitStep:
     """A step that was run to be fitted to."""
@@ -73,23 +162,20 @@ class FitStep:
     """Its tasks, with counted times."""
     measured: Sequence[MeasuredTasks]
     """The same step each time that it ran."""
-    is_apart: bool
-    """Whether backward for weights is a task of its own."""
 
 
-def partition_to_fit(request: Request, sizes: Mapping[str, int], *, is_fine: bool) -> Partition:
-    """Returns modules that pass over the ranks once, a chunk on each.
+def partition_to_fit(request: Request, sizes: Mapping[str, int]) -> Partition:
+    """Returns modules that pass over the ranks once, in chunks of the first layer, the last, one, and several.
 
     Args:
         request: Model and ranks.
-        sizes: Of pieces.
-        is_fine: Whether chunks are cut further, so that tasks have the first layer, the last, one, or several.
+        sizes: Units of pieces.
     """
     ranks, chunks = request.num_ranks, []
     for module in request.model.modules:
         count = len(module.trains)
         bounds = [rank * count // ranks for rank in range(ranks + 1)]
-        cuts = sorted({*bounds, *(at for at in (1, 2, count - 1) if is_fine and 0 < at < count)})
+        cuts = sorted({*bounds, *(at for at in (1, 2, count - 1) if 0 < at < count)})
         for first, end in pairwise(cuts):
             rank = max(rank for rank in range(ranks) if bounds[rank] <= first)
             part = Part(module=module.name, first=first, count=end - first, total=count)
@@ -98,34 +184,24 @@ def partition_to_fit(request: Request, sizes: Mapping[str, int], *, is_fine: boo
 
 
 def fit_times(steps: Iterable[FitStep], names: Sequence[str]) -> FittedTimes:
-    """Fits what tasks of one module each took.
+    """Fits the measured times of tasks of one module each.
 
     Args:
-        steps: That ran, each with tasks of all phases.
-        names: Of all modules; one without tasks has the fit of all tasks together.
+        steps: Steps that ran, each with tasks of all phases.
+        names: All modules; one without tasks has the fit of all tasks together.
     """
-    samples: defaultdict[tuple[ActionKind, bool], list[_Sample]] = defaultdict(list)
+    samples: defaultdict[ActionKind, list[_Sample]] = defaultdict(list)
     steps = list(steps)
     for step in steps:
         for task in step.graph.tasks:
-            name = str(TaskName.of(task))
-            taken = min(one.time_ns[name] for one in step.measured)  # what disturbs a task makes it longer
-            samples[task.kind, step.is_apart].append(_Sample.of(task, taken / 1e6))
-    forward, task_ms = _fitted(samples[ActionKind.FORWARD, False], names, with_task=True)
-    whole = _both(_fitted(samples[ActionKind.BACKWARD, False], names)[0])
-    modules = {name: ModuleFit(forward=forward[name], backward=whole[name], weights=whole[name]) for name in names}
-    apart = {}
-    if samples[ActionKind.FORWARD, True]:
-        alone = [sample.without(task_ms) for sample in samples[ActionKind.FORWARD, True]]
-        phases = [
-            _fitted(found, names)[0]
-            for found in (alone, samples[ActionKind.BACKWARD, True], samples[ActionKind.WEIGHTS, True])
-        ]
-        apart = {
-            name: ModuleFit(forward=phases[0][name], backward=phases[1][name], weights=phases[2][name])
-            for name in names
-        }
-    return FittedTimes(modules=modules, apart=apart, host=_host_times(steps, task_ms))
+            taken = min(one.time_ns[str(TaskName.of(task))] for one in step.measured)  # disturbance adds time
+            samples[task.kind].append(_Sample.of(task, taken / 1e6))
+    forward, task_ms = _fitted(samples[ActionKind.FORWARD], names, with_task=True)
+    backward = _both(_fitted(samples[ActionKind.BACKWARD], names)[0])
+    modules = {
+        name: ModuleFit(forward=forward[name], backward=backward[name], weights=backward[name]) for name in names
+    }
+    return FittedTimes(modules=modules, host=_host_times(steps, task_ms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +227,6 @@ class _Sample:
             taken_ms=taken_ms,
         )
 
-    def without(self, ms: float) -> _Sample:
-        return replace(self, taken_ms=max(0.0, self.taken_ms - ms))
-
     def row(self, names: Sequence[str], *, with_task: bool) -> list[float]:
         """Its equation: what grows with data comes first, and explains what others could, too."""
         own = [float(name == self.module) for name in names]
@@ -172,7 +245,7 @@ def _fitted(
     if not seen:
         return fits, 0.0
     rows = [one.row(seen, with_task=with_task) for one in own]
-    found = fit_above_zero(rows, [one.taken_ms for one in own])
+    found = fit_above_zero(np.array(rows), np.array([one.taken_ms for one in own]))
     for at, name in enumerate(seen):
         scale, layer_ms, first_ms, last_ms = found[at : 4 * len(seen) : len(seen)]
         fits[name] = PhaseFit(scale=scale, layer_ms=layer_ms, first_ms=first_ms, last_ms=last_ms)
@@ -207,3 +280,46 @@ def _host_times(steps: Sequence[FitStep], task_ms: float) -> HostTimes:
         post_ns=round(statistics.median(posts) / 2) if posts else 0,
         message_ns=max(0, round(statistics.fmean(middle))) if middle else 0,
     )
+
+
+def fit_above_zero(rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[float]:
+    """Returns coefficients of 0 or more for which the rows' sums come near values above 0.
+
+    An error counts in proportion to the root of its value, as spreads of measured times grow. Columns have one norm: of
+    equal ones the first is used.
+    """
+    from scipy.optimize import nnls  # half a second to import
+
+    weighted = rows / np.sqrt(values)[:, None]
+    norms = np.linalg.norm(weighted, axis=0)
+    norms[norms == 0] = 1.0
+    coefficients, _ = nnls(weighted / norms, np.sqrt(values))
+    return [float(each) for each in coefficients / norms]
+
+
+def share_exponents(graph: TaskGraph, partition: Partition, measured: Sequence[MeasuredTasks]) -> dict[str, float]:
+    """Returns for each module with a lane of its own the power of its share that its times grow with.
+
+    Args:
+        graph: A step's tasks, with times in proportion to shares.
+        partition: Its chunks on lanes.
+        measured: What they took, each time that the step ran.
+    """
+    whole: defaultdict[str, float] = defaultdict(float)
+    taken: defaultdict[str, float] = defaultdict(float)
+    share_of: dict[str, float] = {}
+    for task in graph.tasks:
+        chunk = partition.chunks[task.chunk]
+        module, *others = dict.fromkeys(part.module for part in chunk.parts)
+        if others or chunk.share == 1:
+            continue
+        name = str(TaskName.of(task))
+        whole[module] += task.time_ns * chunk.share
+        taken[module] += min(one.time_ns[name] for one in measured)
+        share_of[module] = chunk.share
+    found = {
+        module: math.log(taken[module] / whole[module]) / -math.log(share)
+        for module, share in share_of.items()
+        if whole[module] > 0 and taken[module] > 0
+    }
+    return {module: min(max(exponent, 0.0), MAX_EXPONENT) for module, exponent in found.items()}

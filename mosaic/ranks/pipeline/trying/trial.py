@@ -17,8 +17,7 @@ from mosaic.find.random_numbers import forked
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.ranks.pipeline.trying.candidates import Candidates
-from mosaic.ranks.pipeline.trying.fit_candidates import fit_candidates
-from mosaic.ranks.pipeline.trying.fit_lanes import fit_lanes
+from mosaic.ranks.pipeline.trying.fitting import fit_candidates, fit_lanes
 from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 from mosaic.take_turns import take_turns
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from pipeline_cases import images, two_encoders
 
@@ -16,9 +17,15 @@ from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule
 from mosaic.pipelining.workload.layers import Layer, PipelineModel, Strategy
 from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
-from mosaic.ranks.pipeline.trying.fit_lanes import MAX_EXPONENT, share_exponents
-from mosaic.ranks.pipeline.trying.fitting import FitStep, MeasuredTasks, fit_times, partition_to_fit
-from mosaic.ranks.pipeline.trying.least_squares import fit_above_zero
+from mosaic.ranks.pipeline.trying.fitting import (
+    MAX_EXPONENT,
+    FitStep,
+    MeasuredTasks,
+    fit_above_zero,
+    fit_times,
+    partition_to_fit,
+    share_exponents,
+)
 
 STEP = images(2, 3, 6)
 RIGHT = {
@@ -59,35 +66,34 @@ def measured(graph: TaskGraph) -> MeasuredTasks:
     return MeasuredTasks(start_ns=dict.fromkeys(times, 0), time_ns=times)
 
 
-def fit_step(sizes: dict[str, int], *, is_apart: bool) -> FitStep:
+def fit_step(sizes: dict[str, int]) -> FitStep:
     request = request_of()
-    partition = partition_to_fit(request, sizes, is_fine=True)
+    partition = partition_to_fit(request, sizes)
     real = replace(request.model, modules=tuple(Real(one, RIGHT[one.name]) for one in request.model.modules))
-    counted = task_graph(request.model, partition, STEP, weights_apart=is_apart)
-    taken = measured(task_graph(real, partition, STEP, weights_apart=is_apart, host=HOST))
-    return FitStep(graph=counted, measured=[taken] * 2, is_apart=is_apart)
+    counted = task_graph(request.model, partition, STEP)
+    taken = measured(task_graph(real, partition, STEP, host=HOST))
+    return FitStep(graph=counted, measured=[taken] * 2)
 
 
 def test_what_tasks_take_is_found_again_for_other_pieces_and_cuts():
     names = [module.name for module in request_of().model.modules]
-    steps = [fit_step({}, is_apart=False), fit_step({"vision": 1}, is_apart=False), fit_step({}, is_apart=True)]
+    steps = [fit_step({}), fit_step({"vision": 1})]
     fitted = fit_times(steps, names)
     assert fitted.host.task_ns == pytest.approx(HOST.task_ns, rel=0.02)
-    for is_apart, found in ((False, fitted.modules), (True, fitted.apart)):
-        model = request_of().model
-        own = replace(model, modules=tuple(Real(one, found[one.name]) for one in model.modules))
-        right = replace(model, modules=tuple(Real(one, RIGHT[one.name]) for one in model.modules))
-        partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2}, is_fine=False)
-        graphs = [
-            task_graph(one, partition, images(4, 5), weights_apart=is_apart, host=HostTimes(task_ns=task_ns))
-            for one, task_ns in ((own, fitted.host.task_ns), (right, HOST.task_ns))
-        ]
-        times = [[task.time_ns for task in graph.tasks] for graph in graphs]
-        assert times[0] == pytest.approx(times[1], rel=0.03)
+    model = request_of().model
+    own = replace(model, modules=tuple(Real(one, fitted.modules[one.name]) for one in model.modules))
+    right = replace(model, modules=tuple(Real(one, RIGHT[one.name]) for one in model.modules))
+    partition = partition_to_fit(replace(request_of(), num_ranks=3), {"vision": 2})
+    graphs = [
+        task_graph(one, partition, images(4, 5), host=HostTimes(task_ns=task_ns))
+        for one, task_ns in ((own, fitted.host.task_ns), (right, HOST.task_ns))
+    ]
+    times = [[task.time_ns for task in graph.tasks] for graph in graphs]
+    assert times[0] == pytest.approx(times[1], rel=0.03)
 
 
 def test_messages_say_what_posting_them_and_their_way_take():
-    step = fit_step({}, is_apart=False)
+    step = fit_step({})
     edge = next(wait for wait in step.graph.waits if step.graph.tasks[wait.source].row == 0)
     ends = (str(TaskName.of(step.graph.tasks[at])) for at in (edge.source, edge.target))
     name = ">".join(ends)
@@ -108,7 +114,7 @@ def replace_spans(one: MeasuredTasks, spans: dict[str, tuple[int, int]]) -> Meas
 
 
 def test_a_partition_to_fit_has_tasks_of_one_layer_and_of_many():
-    partition = partition_to_fit(request_of(), {}, is_fine=True)
+    partition = partition_to_fit(request_of(), {})
     partition.check_covers(request_of().model)
     assert all(len(chunk.parts) == 1 for chunk in partition.chunks)
     assert {chunk.rank for chunk in partition.chunks} == {0, 1}
@@ -116,7 +122,9 @@ def test_a_partition_to_fit_has_tasks_of_one_layer_and_of_many():
 
 def test_coefficients_are_never_below_zero_and_the_first_of_equal_columns_is_used():
     rows = [[one, one, 1.0] for one in (1.0, 2.0, 4.0)]
-    assert fit_above_zero(rows, [1.0, 3.0, 7.0]) == pytest.approx([7 / (1 + 4 / 3 + 16 / 7), 0.0, 0.0])
+    assert fit_above_zero(np.array(rows), np.array([1.0, 3.0, 7.0])) == pytest.approx(
+        [7 / (1 + 4 / 3 + 16 / 7), 0.0, 0.0]
+    )
 
 
 class OnLanes(Real):
