@@ -43,17 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Day:
-    """A day that is ready to train; every rank constructs its own.
-
-    Args:
-        program: The user's functions.
-        samples: The day's data; for an iterable data set, a function that opens it.
-        settings: Settings.
-        group: The ranks.
-
-    Raises:
-        MosaicError: Data, plan or checkpoints are invalid.
-    """
+    """A day that is ready to train; every rank constructs its own. An iterable data set is opened by ``samples``."""
 
     def __init__(
         self,
@@ -199,8 +189,8 @@ class Day:
         before = _read(settings.plan_before) if current is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
         plan = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
-        if group.rank == 0 and (group.size == 1 or settings.budget.pipeline):
-            save(plan, settings.plan)
+        if group.rank == 0 and (group.size == 1 or settings.budget.pipeline or plan.plan is not None):
+            save(plan, settings.plan)  # several ranks choose a new plan in _placed
         return plan, within_day and f"{within_day}, so it was planned anew"
 
     def _chosen(self, key: PlanKey, batches: list[Any], why: str) -> StoredPlan:
@@ -213,7 +203,7 @@ class Day:
         if not settings.budget.colocate and group.size == 1:
             return choice.stored(key, why, "the recipe asks for the plain loop")
         if group.size > 1:
-            return choice.stored(key, why, "")  # colocate() tries plans by itself; see _placed
+            return choice.stored(key, why, "")
         model = self._new_model()
         plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.budget.exclude)
         if profile is not None:

@@ -75,6 +75,4 @@ def test_the_same_seed_gives_the_same_plan(shape, num_modules):
     problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=num_modules, seed=1)))
     first, second = (_search.plan(problem, effort=60.0) for _ in range(2))
     assert first.status == second.status == "optimal"
-    assert [[(one.module, one.option, one.devices) for one in stage.placed] for stage in first.stages] == [
-        [(one.module, one.option, one.devices) for one in stage.placed] for stage in second.stages
-    ]
+    assert [stage.rows for stage in first.stages] == [stage.rows for stage in second.stages]
