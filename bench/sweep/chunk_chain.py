@@ -16,7 +16,7 @@ from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit
-from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.chunk_work import LateWeights
 
 Tensors = tuple[Tensor, ...]
 _CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from mosaic.checkpoint.saving import room_needed
 from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice
@@ -210,7 +210,7 @@ class Day:
             save(profile, settings.profile)
         return plan
 
-    def _pipelined(self, batches: list[Any], way: KeptWay | None) -> PipelinedModel:
+    def _pipelined(self, batches: list[Any], way: PipelinePlan | None) -> PipelinedModel:
         self.model.train()
         return PipelinedModel(
             self.model, self._program.loss, batches, way=way, memory_bytes=self._settings.budget.memory_bytes

@@ -82,7 +82,7 @@ def beside_others(rank: int, size: int, place: Path) -> None:
         pipe, other, _ = begun(llama, context=context, data=2 if context is None else None)
         pipe.load(place / "kept", optimizer=torch.optim.AdamW(other.parameters(), 0.01))
         check_equal(pipe, other, copy.deepcopy(plain), text())
-        way = pipe.kept_way
+        way = pipe.plan
         pipe.remove()
     pipe, other, _ = begun(llama, plan=way)
     check_equal(pipe, other, llama_of(1), text())
