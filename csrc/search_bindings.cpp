@@ -13,7 +13,23 @@ using namespace mosaic::search;
 
 namespace {
 
-Module make_module(const Options& options, const std::vector<int>& before) {
+using Row = std::tuple<int, int, Ns, Ns, std::int64_t>;
+using Bandwidths = std::vector<std::pair<double, double>>;
+using ShareRows = std::tuple<int, int, std::vector<std::vector<double>>>;
+
+Module make_module(const std::vector<Row>& rows, const std::vector<int>& before, const Bandwidths& bandwidths) {
+    if (!bandwidths.empty() && bandwidths.size() != rows.size()) {
+        throw std::invalid_argument(std::to_string(bandwidths.size()) + " bandwidths for " +
+                                    std::to_string(rows.size()) + " options; give a pair for each, or none");
+    }
+    std::vector<Option> options;
+    for (const auto& [degree, quota, forward, backward, memory] : rows) {
+        options.push_back({degree, quota, forward, backward, memory});
+        if (bandwidths.empty()) continue;
+        const auto& [drawn_forward, drawn_backward] = bandwidths[options.size() - 1];
+        options.back().forward_bandwidth = drawn_forward;
+        options.back().backward_bandwidth = drawn_backward;
+    }
     Module module{options, 0};
     for (const int other : before) {
         if (other < 0 || other >= kMaxModules) {
@@ -25,23 +41,6 @@ Module make_module(const Options& options, const std::vector<int>& before) {
     return module;
 }
 
-using Row = std::tuple<int, int, Ns, Ns, std::int64_t>;
-using ShareRows = std::tuple<int, int, std::vector<std::vector<double>>>;
-
-Module make_module_of(const std::vector<Row>& rows, const std::vector<int>& before) {
-    std::vector<Option> options;
-    for (const auto& [degree, quota, forward, backward, memory] : rows) {
-        Option option;
-        option.degree = degree;
-        option.quota = quota;
-        option.forward = forward;
-        option.backward = backward;
-        option.memory = memory;
-        options.push_back(option);
-    }
-    return make_module(options, before);
-}
-
 std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     std::vector<PairShares> shares;
     for (const auto& [module, beside, rows] : given) shares.push_back({module, beside, rows});
@@ -49,20 +48,8 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
 }
 
 void bind_problem(py::module_& module) {
-    py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
-        .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
-                         double backward_bandwidth) {
-                 return Option{degree, quota, forward, backward, memory, forward_bandwidth, backward_bandwidth};
-             }),
-             py::kw_only(), py::arg("degree"), py::arg("quota"), py::arg("forward_ns"), py::arg("backward_ns"),
-             py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0);
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
-        .def(py::init([](const std::vector<Option>& options, const std::vector<int>& before) {
-                 return make_module(options, before);
-             }),
-             py::arg("options"), py::arg("before"))
-        .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
-                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.");
+        .def(py::init(&make_module), py::arg("rows"), py::arg("before"), py::arg("bandwidths") = Bandwidths{});
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory) {
                  Problem problem{modules, {num_devices, num_slots, memory}, {}};
@@ -108,16 +95,10 @@ py::list rows_of(const Stage& stage) {
 }
 
 void bind_plan(py::module_& module) {
-    py::class_<Placed>(module, "Placed", "A module in a stage.")
-        .def_readonly("module", &Placed::module)
-        .def_readonly("option", &Placed::option)
-        .def_readonly("devices", &Placed::devices)
-        .def_readonly("starts", &Placed::starts);
     py::class_<Stage>(module, "Stage", "Modules side by side.")
         .def_readonly("forward_ns", &Stage::forward)
         .def_readonly("backward_ns", &Stage::backward)
         .def_readonly("latency_ns", &Stage::latency)
-        .def_readonly("placed", &Stage::placed)
         .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",

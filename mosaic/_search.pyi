@@ -11,28 +11,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-class Option:
-    """One way to deploy a module; times in nanoseconds."""
-
-    def __init__(
-        self,
-        *,
-        degree: int,
-        quota: int,
-        forward_ns: int,
-        backward_ns: int,
-        memory_bytes: int = 0,
-        forward_bandwidth: float = 0.0,
-        backward_bandwidth: float = 0.0,
-    ) -> None: ...
-
 class Module:
     """A module's options, and the modules that must be in an earlier stage."""
 
-    def __init__(self, options: Sequence[Option], before: Sequence[int]) -> None: ...
-    @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, int, int]], before: Sequence[int]) -> Module:
-        """From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once."""
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, int, int, int, int]],
+        before: Sequence[int],
+        bandwidths: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        """Takes options as (degree, quota, forward_ns, backward_ns, memory_bytes).
+
+        ``bandwidths`` are the shares of the device's memory bandwidth that each draws, forward and backward.
+        """
 
 class Problem:
     """What is to be planned."""
@@ -59,20 +50,6 @@ class Problem:
     ) -> None:
         """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
 
-class Placed:
-    """A module in a stage."""
-
-    @property
-    def module(self) -> int: ...
-    @property
-    def option(self) -> int:
-        """Index among the module's options."""
-    @property
-    def devices(self) -> list[int]: ...
-    @property
-    def starts(self) -> list[int]:
-        """First slot on each of the devices."""
-
 class Stage:
     """Modules side by side."""
 
@@ -82,8 +59,6 @@ class Stage:
     def backward_ns(self) -> int: ...
     @property
     def latency_ns(self) -> int: ...
-    @property
-    def placed(self) -> list[Placed]: ...
     @property
     def rows(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
         """(module, option, devices, starts) of each: many values at once."""
@@ -228,8 +203,6 @@ class MaskRuns:
     """A mask in runs of tokens with one word in one document."""
 
     def __init__(self, words: npt.NDArray[np.int64], documents: npt.NDArray[np.int32]) -> None: ...
-    @property
-    def num_runs(self) -> int: ...
     def work(self, block: int) -> npt.NDArray[np.int64]:
         """Visible pairs of each block of queries."""
     def tiles(

@@ -13,6 +13,7 @@ from bench.record import Figure, missing_figure
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute
 from mosaic.context.plan import MAX_TILED_BLOCKS, ContextPlan
 from mosaic.context.tiles import MaskBlocks, Work
+from mosaic.search_extension import load_search
 
 COMPARED = tuple(CONTEXT_METHODS)
 
@@ -28,7 +29,7 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
         pairs, tiles = blocks.work(), blocks.tile_pairs()
         ours = tiles if blocks.num_blocks <= MAX_TILED_BLOCKS else pairs
         shared = [distribute(pairs, ranks, name, seed=seed) for name in COMPARED if name != "lpt"]
-        shared += [distribute(ours, ranks, chunk=1), _ptrr(tiles // blocks.block**2, ranks)]
+        shared += [_as_printed(pairs, ranks), distribute(ours, ranks, chunk=1), _ptrr(tiles // blocks.block**2, ranks)]
         for one in shared:
             found.setdefault((one.method, "pairs"), []).append(one.imbalance(pairs))
             found.setdefault((one.method, "tiles"), []).append(one.imbalance(tiles))
@@ -44,7 +45,7 @@ def others() -> Iterator[Figure]:
     if importlib.util.find_spec("magi_attention") is None:
         yield missing_figure(
             "MagiAttention's dispatcher: most pairs over mean",
-            "it is not installed (needs Hopper to build); its rule, a heap with equal chunk counts, is lpt-equal",
+            "it is not installed (needs Hopper to build); its rule is a heap with equal chunk counts",
             source="predicted",
         )
     yield missing_figure(
@@ -52,6 +53,12 @@ def others() -> Iterator[Figure]:
         "it takes documents whose lengths divide by twice the ranks, which those of drawn masks do not",
         source="predicted",
     )
+
+
+def _as_printed(pairs: Work, ranks: int) -> Distribution:
+    """Cornstarch's Algorithm 2: the longest first to the rank with the least load, with any counts."""
+    rank_of = load_search().longest_first(pairs, ranks=ranks, cap=len(pairs))
+    return Distribution(rank_of=rank_of, ranks=ranks, chunk=1, method="lpt-paper")
 
 
 def _ptrr(tiles: Work, ranks: int) -> Distribution:
@@ -65,13 +72,13 @@ def _ptrr(tiles: Work, ranks: int) -> Distribution:
 
 
 def received(name: str, draw: Callable[[int], MaskBlocks], ranks: int, masks: int) -> Iterator[Figure]:
-    """Keys and values that a rank receives, as a share of gathering all, by chunk and for zigzag."""
+    """Keys and values that a rank receives, as a share of gathering all, by chunk and for headtail."""
     shares: dict[str, list[tuple[float, float]]] = {}
     for seed in range(masks):
         blocks = draw(seed)
         work = blocks.work()
         ways = {f"lpt, chunks of {chunk * blocks.block}": ("lpt", chunk) for chunk in (1, 4, 16)}
-        ways |= {"lpt, chunk chosen": ("lpt", None), "zigzag": ("zigzag", 1)}
+        ways |= {"lpt, chunk chosen": ("lpt", None), "headtail": ("headtail", 1)}
         for way, (method, chunk) in ways.items():
             shared = distribute(work, ranks, method, chunk=chunk)
             plan = ContextPlan(blocks=blocks, work=work, load=work, distribution=shared)

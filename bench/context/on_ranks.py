@@ -1,4 +1,4 @@
-"""Attention's time on two gloo ranks: zigzag and ours in turn, on the same masks.
+"""Attention's time on two gloo ranks: headtail and ours in turn, on the same masks.
 
 Beside the time of a step that of the slower rank's core is measured, which no other process lengthens.
 """
@@ -19,7 +19,7 @@ from mosaic.context.attention import Attend
 from mosaic.context.plan import plan_context
 
 WAYS = {
-    "zigzag, all gathered": ("zigzag", "gather"),
+    "headtail, all gathered": ("headtail", "gather"),
     "lpt, all gathered": ("lpt", "gather"),
     "lpt, needed blocks": ("lpt", "needed"),
 }
@@ -55,9 +55,9 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
         yield Figure(name=f"{of}: most tiles over mean", source="predicted", value=attend.plan.imbalance)
     for way in list(made)[1:]:
         for what, by in (("", times), (" in the slower rank's core", cores)):
-            ratios = [theirs / own for theirs, own in zip(by["zigzag, all gathered"], by[way], strict=True)]
+            ratios = [theirs / own for theirs, own in zip(by["headtail, all gathered"], by[way], strict=True)]
             yield median_figure(
-                f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: zigzag over {way}{what}, ratio", ratios
+                f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: headtail over {way}{what}, ratio", ratios
             )
 
 

@@ -24,14 +24,14 @@ QUERY_HEADS, WIDTH = 8, 128
 
 
 def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
-    """Compares with dense attention, then times every rank of zigzag, of Cornstarch's LPT, and of ours."""
+    """Compares with dense attention, then times every rank of headtail, of ring, and of ours."""
     tokens, block, kinds = 65536, 128, ("mp", "ee", "ep")
     if bench.dry_run:
         tokens, kinds, ranks = 512, ("mp",), 2
     yield from _against_dense(bench, block)
     for kind in kinds:
         mask = DRAWN[kind](tokens, 0)
-        for method in ("lpt", "lpt-paper", "zigzag", "ring"):
+        for method in ("lpt", "headtail", "ring"):
             if not bench.budget.allows(f"{kind}, {method}"):
                 continue
             plan = plan_context(mask, ranks, block=block, method=method)
@@ -107,7 +107,6 @@ class _Local:
         return self.q, both[..., :WIDTH].contiguous(), both[..., WIDTH:].contiguous()
 
     def step(self, *, backward: bool) -> tuple[torch.Tensor, ...]:
-        """Forward, and backward if asked."""
         scale = WIDTH**-0.5
         out, kept = self.kernel.forward(self.q, self.kv, scale)
         if not backward:

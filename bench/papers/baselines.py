@@ -30,9 +30,9 @@ from mosaic.pipelining.baselines import (
 )
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.backward import sources_of
+from mosaic.pipelining.partition.mixed import separate_by_time
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request, backbone_of
-from mosaic.pipelining.partition.separated import separate_by_time
 from mosaic.pipelining.tasks import Orders, TaskGraph
 
 MAX_CLUSTERS = 4

@@ -16,7 +16,7 @@ from mosaic.find.random_numbers import RandomState, random_state
 from mosaic.graph import Part
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.split import ModelSplit
-from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.chunk_work import LateWeights
 
 Tensors = tuple[Tensor, ...]
 _CPU = torch.device("cpu")
@@ -107,7 +107,6 @@ class ChunkChain:
         return found
 
     def drop_gradients(self) -> None:
-        """Leaves none for the next step."""
         for rank in self._ranks:
             rank.model.zero_grad()
 

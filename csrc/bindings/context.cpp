@@ -51,7 +51,6 @@ void bind_context(py::module_& module) {
                  return without_lock([&] { return find_runs(first, document, count); });
              }),
              py::arg("words").noconvert(), py::arg("documents").noconvert())
-        .def_property_readonly("num_runs", [](const Runs& runs) { return runs.runs.size(); })
         .def(
             "work",
             [](const Runs& runs, std::int64_t block) {

@@ -41,7 +41,7 @@ class ContextCommand:
     seed: int = 0
     """Seed of random masks."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Also draw the plan, beside zigzag, as .png or .svg."""
+    """Also draw the plan, beside headtail, as .png or .svg."""
     json: Json = None
 
     def execute(self) -> int:
@@ -56,7 +56,8 @@ class ContextCommand:
         ]
         write_json(json.dumps(rows, indent=2) + "\n", self.json)
         if self.picture is not None:
-            draw_context([next(plan for plan in plans if plan.distribution.method == "zigzag"), plans[0]], self.picture)
+            usual = next(plan for plan in plans if plan.distribution.method == "headtail")
+            draw_context([usual, plans[0]], self.picture)
         return 0
 
     def _plan(self, mask: MaskWords, method: str) -> ContextPlan:

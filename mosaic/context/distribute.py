@@ -94,24 +94,12 @@ def longest_first(pieces: Pieces) -> RankOf:
     return traded
 
 
-def longest_first_with_equal_counts(pieces: Pieces) -> RankOf:
-    """Assigns as ``longest_first``, without trades."""
-    rank_of: RankOf = load_search().longest_first(pieces.work, ranks=pieces.ranks, cap=pieces.cap)
-    return rank_of
-
-
-def longest_first_as_printed(pieces: Pieces) -> RankOf:
-    """Cornstarch's Algorithm 2: the largest piece first to the rank with the least load, with any counts."""
-    rank_of: RankOf = load_search().longest_first(pieces.work, ranks=pieces.ranks, cap=len(pieces.work))
-    return rank_of
-
-
 def ring(pieces: Pieces) -> RankOf:
     """Assigns each rank a contiguous range."""
     return _ranges(len(pieces.work), pieces.ranks)
 
 
-def zigzag(pieces: Pieces) -> RankOf:
+def headtail(pieces: Pieces) -> RankOf:
     """Assigns each rank a contiguous range from the front and its mirror from the back.
 
     With fewer blocks than ranges the last ranges are empty, and every rank still has a block.
@@ -121,16 +109,11 @@ def zigzag(pieces: Pieces) -> RankOf:
     return np.minimum(stretch, 2 * pieces.ranks - 1 - stretch).astype(np.int32)
 
 
-def striped(pieces: Pieces) -> RankOf:
-    """Assigns blocks in turn."""
-    return (np.arange(len(pieces.work)) % pieces.ranks).astype(np.int32)
-
-
 def random(pieces: Pieces) -> RankOf:
     """Assigns random blocks, as many to each rank (section 5.3)."""
     order = np.random.RandomState(pieces.seed).permutation(len(pieces.work))  # the same in every version of numpy
     rank_of = np.empty(len(order), np.int32)
-    rank_of[order] = striped(pieces)
+    rank_of[order] = np.arange(len(order)) % pieces.ranks
     return rank_of
 
 
@@ -141,19 +124,8 @@ _ALL = (
         share=longest_first,
         chooses_chunk=True,
     ),
-    ContextMethod(
-        name="lpt-equal",
-        description="longest first with equal counts, no trades",
-        share=longest_first_with_equal_counts,
-    ),
-    ContextMethod(
-        name="lpt-paper",
-        description="longest first as Cornstarch prints it, counts unequal",
-        share=longest_first_as_printed,
-    ),
-    ContextMethod(name="zigzag", description="a stretch from the front and its mirror from the back", share=zigzag),
+    ContextMethod(name="headtail", description="a stretch from the front and its mirror from the back", share=headtail),
     ContextMethod(name="ring", description="a stretch each", share=ring),
-    ContextMethod(name="striped", description="blocks in turn", share=striped),
     ContextMethod(name="random", description="blocks drawn, equal counts", share=random),
 )
 

@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import forked, python_state
-from mosaic.parts.doors import Forward, hidden_of
 from mosaic.parts.draws import Draw, DrawsSeen
-from mosaic.parts.hooked import HookedCall, recorded_hooked_calls, without_data
+from mosaic.parts.hooked import Forward, HookedCall, hidden_of, recorded_hooked_calls, without_data
 from mosaic.parts.split import copied
 from mosaic.parts.strategies import is_cache, without_cache
 

@@ -13,7 +13,31 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.parts.doors import Forward
+Forward = Callable[..., Any]
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Replaces the modules' ``forward``; hooks still run around it."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+
+
+def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Returns a layer's hidden input: the first tensor among its arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +17,136 @@ from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.chunk_plan import ChunkPlan, plan_chunk, plan_nothing
-from mosaic.parts.doors import Forward, replaced_forwards
 from mosaic.parts.finding.module_state import kept_state
-from mosaic.parts.hooked import HookedResults, watching
+from mosaic.parts.hooked import Forward, HookedResults, replaced_forwards, watching
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again
-from mosaic.parts.ways_seen import WaysSeen, is_alike
-from mosaic.parts.weights import StandIns, device_of, drop_weights, give_memory, load_weights, meta_buffer
-from mosaic.parts.weights_in_use import WeightsInUse
+from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, load_weights, meta_buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlan:
+    """The common plan of all microbatches that call the same modules."""
+
+    own: frozenset[int]
+    """Sites that run."""
+    layers: tuple[int, ...]
+    """Its layers, in the order of the chunk's parts."""
+    last: int | None
+    """Last site of the call; None: the model's end."""
+    last_shape: int | None
+    """Last site of a call for shapes alone, which also makes values that the chunk receives and passes on."""
+    entries: dict[str, tuple[Value, ...]]
+    """Received values, by the module whose part sends them."""
+    leaves: dict[str, tuple[Value, ...]]
+    """Sent values, by the module whose part sends them."""
+    sends: frozenset[Value]
+    """All sent values."""
+    present: frozenset[str]
+    """Modules that these microbatches call."""
+
+
+def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
+    """Plans a chunk for microbatches that call these modules.
+
+    Raises:
+        ValueError: They call none of the chunk's modules.
+    """
+    own = split.sites_of(chunk)
+    running = [index for index in own if split.sites[index].module in present]
+    if not running:
+        raise ValueError(
+            f"chunk {'+'.join(map(str, chunk))} has nothing to do with a microbatch that calls "
+            f"{', '.join(sorted(present))}; leave it out of the schedule"
+        )
+    order = {part.module: place for place, part in enumerate(chunk)}
+    layers = sorted(
+        (index for index in own if split.sites[index].is_layer), key=lambda i: (order[split.sites[i].module], i)
+    )
+    leaves = _present(split, split.leaves(chunk), present)
+    sends = frozenset(value for values in leaves.values() for value in values)
+    return ChunkPlan(
+        own=own,
+        layers=tuple(layers),
+        last=None if not split.sites[max(running)].path else max(running),
+        last_shape=max([*running, *(value.site for value in sends)]),
+        entries=_present(split, split.entries([part for part in chunk if part.module in present]), present),
+        leaves=leaves,
+        present=present,
+        sends=sends,
+    )
+
+
+def plan_nothing(present: frozenset[str]) -> ChunkPlan:
+    """Returns the plan of a whole call in which no site runs."""
+    return ChunkPlan(
+        own=frozenset(),
+        layers=(),
+        last=None,
+        last_shape=None,
+        entries={},
+        leaves={},
+        present=present,
+        sends=frozenset(),
+    )
+
+
+def _present(
+    split: ModelSplit, values: dict[str, tuple[Value, ...]], present: frozenset[str]
+) -> dict[str, tuple[Value, ...]]:
+    return {
+        module: tuple(value for value in own if split.sites[value.site].module in present)
+        for module, own in values.items()
+        if module in present
+    }
+
+
+MAX_KINDS = 16
+"""Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
+
+
+def kind_of(kwargs: Mapping[str, Any]) -> Hashable:
+    """Returns the properties of a microbatch that may choose a path: switches, names, tensors' axes, empty tensors."""
+    return tuple((name, _kind(value)) for name, value in sorted(kwargs.items(), key=lambda item: str(item[0])))
+
+
+class PathsSeen:
+    """Kinds of microbatches that each chunk has run.
+
+    Args:
+        known: The sample's kind.
+    """
+
+    def __init__(self, known: Hashable) -> None:
+        self._known, self._kinds = known, dict[int, set[Hashable]]()
+
+    def is_new(self, chunk: int, kwargs: Mapping[str, Any]) -> bool:
+        """Returns True for a new kind of a chunk, and records it."""
+        kind, known = kind_of(kwargs), self._kinds.setdefault(chunk, {self._known})
+        if kind in known or len(known) >= MAX_KINDS:
+            return False
+        known.add(kind)
+        return True
+
+
+def is_alike(first: Any, second: Any) -> bool:
+    """Returns True if two runs of a chunk gave equal tensors, up to rounding."""
+    pairs = zip(_tensors(first), _tensors(second), strict=True)
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-5, equal_nan=True) for a, b in pairs)
+
+
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and not leaf.is_sparse]
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, Mapping):
+        return kind_of(value)
+    if isinstance(value, torch.Tensor):
+        return value.ndim, value.numel() > 0
+    return value if isinstance(value, bool | str | None) else type(value).__qualname__
+
 
 Sent = dict[str, tuple[torch.Tensor, ...]]
 """Tensors between chunks, by the module whose part sends them."""
@@ -78,7 +199,7 @@ class PartedModel:
         self._lock = threading.Lock()
         self._num_calls = 0
         self._in_place = ExitStack()
-        self._ways = WaysSeen(split.kind)
+        self._ways = PathsSeen(split.kind)
         self._plans: dict[tuple[int, frozenset[str]], ChunkPlan] = {}
         self._likes: dict[Hashable, Sent] = {}
 

@@ -16,11 +16,10 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.doors import Forward
-from mosaic.parts.hooked import HookedResults, tensors_seen
+from mosaic.parts.hooked import Forward, HookedResults, tensors_seen
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import Again, repeatable, run_layer
-from mosaic.parts.weights_in_use import WeightsInUse
+from mosaic.parts.weights import WeightsInUse
 
 Draws = Literal["own", "all", "none"]
 """Sites that draw random numbers: the chunk's own, all as in the plain model, or none if the model is known to draw

@@ -7,28 +7,217 @@ is for the best one again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mosaic.errors import InfeasibleError
+from mosaic.graph import Part
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.compare import Contender, ContenderRun, contend
-from mosaic.pipelining.costs import Strategies
-from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits
-from mosaic.pipelining.order.simulate import roll_out
-from mosaic.pipelining.pair_layers import pair_layers
+from mosaic.pipelining.costs import PairKey, Strategies, on_lane
+from mosaic.pipelining.order.search import DEFAULT_METHOD, OrderLimits, Searched, search_orders
+from mosaic.pipelining.order.simulate import roll_out, simulate
+from mosaic.pipelining.partition.backward import Gradients, gradients_of
 from mosaic.pipelining.partition.methods import partition_by
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition.partition import Chunk, Partition
+from mosaic.pipelining.partition.request import Request, even_pieces
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import training_chunks
 from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
-from mosaic.pipelining.tuning import Candidates, Pair, pairs_of
-from mosaic.pipelining.within_memory import plan_within_memory
+from mosaic.pipelining.tuning import Candidates, MemoryShortage, Pair, Tuned, pairs_of, tune, with_candidates
+from mosaic.pipelining.workload.layers import Layer, LayeredModule, PipelineModel, Strategy
 from mosaic.pipelining.workload.microbatch import Microbatch
+
+_KEEPS_NOTHING = Strategy(name="keep", kept_bytes=0)
+_SKIPPED = Layer(forward_ms=0.0, backward_ms=0.0, weights_ms=0.0, strategies=(_KEEPS_NOTHING,))
+
+
+def pair_layers(
+    model: PipelineModel, partition: Partition, microbatches: Sequence[Microbatch]
+) -> Mapping[PairKey, tuple[Layer, ...]]:
+    """Returns the layers of each pair with a backward, in the order of ``Strategies``.
+
+    A layer without a backward keeps nothing, and a skipped one does nothing: both have one strategy. The added time of
+    strategies scales with a lane's share.
+    """
+    finder = _Finder(modules={module.name: module for module in model.modules})
+    gradients: dict[frozenset[str], Mapping[str, Gradients]] = {}
+    by_pair: dict[PairKey, tuple[Layer, ...]] = {}
+    for index, microbatch in enumerate(microbatches):
+        units = {name: count for name, module in finder.modules.items() if (count := module.units(microbatch))}
+        present = frozenset(units)
+        own = gradients.setdefault(present, gradients_of(model, present))
+        for place, chunk in enumerate(partition.chunks):
+            name = next((part.module for part in chunk.parts if part.module in own), None)
+            if name is None or not any(_has_backward(part, own) for part in chunk.parts):
+                continue
+            for piece, count in enumerate(even_pieces(units[name], partition.sizes.get(name, units[name]))):
+                counts = {**units, name: count}
+                by_pair[place, index, piece] = finder.layers(place, chunk, own, microbatch, counts)
+    return by_pair
+
+
+def _has_backward(part: Part, gradients: Mapping[str, Gradients]) -> bool:
+    own = gradients.get(part.module)
+    return own is not None and any(own.any_of(layer) for layer in range(part.first, part.end))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finder:
+    """Layers of chunks, those of equal pieces once."""
+
+    modules: Mapping[str, LayeredModule]
+    known: dict[object, tuple[Layer, ...]] = field(default_factory=dict)
+
+    def layers(
+        self,
+        place: int,
+        chunk: Chunk,
+        gradients: Mapping[str, Gradients],
+        microbatch: Microbatch,
+        units: Mapping[str, int],
+    ) -> tuple[Layer, ...]:
+        key = place, microbatch, *(units.get(part.module) for part in chunk.parts)
+        if key not in self.known:
+            self.known[key] = tuple(
+                layer for part in chunk.parts for layer in self._of_part(chunk, part, gradients, microbatch, units)
+            )
+        return self.known[key]
+
+    def _of_part(
+        self,
+        chunk: Chunk,
+        part: Part,
+        gradients: Mapping[str, Gradients],
+        microbatch: Microbatch,
+        units: Mapping[str, int],
+    ) -> list[Layer]:
+        if part.module not in gradients:
+            return [_SKIPPED] * part.count
+        own = gradients[part.module]
+        module, slower = on_lane(self.modules[part.module], chunk.share)
+        layers = module.layers(microbatch, units[part.module])[part.first : part.end]
+        return [
+            replace(layer, strategies=tuple(_slowed(strategy, slower) for strategy in layer.strategies))
+            if own.any_of(at)
+            else replace(layer, strategies=(_KEEPS_NOTHING,))
+            for at, layer in enumerate(layers, part.first)
+        ]
+
+
+def _slowed(strategy: Strategy, slower: float) -> Strategy:
+    return replace(
+        strategy,
+        extra_forward_ms=strategy.extra_forward_ms * slower,
+        extra_backward_ms=strategy.extra_backward_ms * slower,
+    )
+
+
+_FIRST_SHARE = 0.4
+"""Share of the effort for the order without limits; the rest is for orders that hold."""
+
+Fitting = tuple[Orders, TaskGraph, Timed, Strategies]
+"""Orders, tasks with the times and bytes of the strategies, their simulation, and the strategies."""
+
+
+def plan_within_memory(
+    graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], *, method: str, limits: OrderLimits
+) -> Fitting:
+    """Returns the shortest fitting orders and strategies.
+
+    Args:
+        graph: A step's tasks with everything kept, and memory limits.
+        pairs: Makes forwards with their backwards and candidates; called if memory is short.
+        method: A name of ``mosaic.pipelining.order.search.METHODS``.
+        limits: Limits of all searches together.
+
+    Raises:
+        InfeasibleError: No tried plan fits; the message has rank, time, shortage and remedies.
+    """
+    return _Planning(graph, pairs, method, limits).run()
+
+
+class _Planning:
+    """State of one step's planning."""
+
+    def __init__(
+        self, graph: TaskGraph, pairs: Callable[[], tuple[Pair, ...]], method: str, limits: OrderLimits
+    ) -> None:
+        self.graph, self.make_pairs, self.method, self.limits = graph, pairs, method, limits
+        self.free = replace(graph, limit_bytes=())
+        self.began, self.effort_left = time.monotonic(), limits.effort
+        self.fitting: list[Fitting] = []
+
+    def run(self) -> Fitting:
+        is_limited = any(self.graph.limit_bytes)
+        first = self._search(self.free, _FIRST_SHARE if is_limited else 1.0)
+        assert isinstance(first, Searched)  # without limits nothing waits for memory
+        if not is_limited or self._holds(first.timed):
+            return first.orders, self.graph, first.timed, "keep"
+        self._note(self.graph, self._search(self.graph, 0.3), "keep")
+        pairs = self.make_pairs()
+        shortage = self._tune(pairs, first.orders)
+        if shortage is not None or not self.fitting:  # leanest strategies first, then faster ones that fit in the order
+            leanest = with_candidates(self.graph, pairs, tuple(pair.leanest for pair in pairs))
+            lean = self._search(leanest, 0.5)
+            self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
+            if isinstance(lean, Searched):
+                self._tune(pairs, lean.orders)
+            elif not self.fitting:
+                reason = str(shortage or _stuck(lean))
+                raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
+        return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
+
+    def _tune(self, pairs: Sequence[Pair], orders: Orders) -> MemoryShortage | None:
+        """Chooses strategies in these orders, then searches for better orders with them."""
+        tuned = tune(self.graph, pairs, partial(simulate, orders=orders))
+        if isinstance(tuned, MemoryShortage):
+            return tuned
+        assert isinstance(tuned, Tuned)  # the orders have run before
+        strategies = strategies_of(self.graph, pairs, tuned.choice)
+        if self._holds(tuned.timed):  # tuning ignores the memory of tasks without time
+            self.fitting.append((orders, tuned.graph, tuned.timed, strategies))
+        self._note(tuned.graph, self._search(tuned.graph, 1.0), strategies)
+        return None
+
+    def _search(self, graph: TaskGraph, share: float) -> Searched | Deadlock:
+        """Searches with a share of the remaining effort."""
+        left_s = max(0.0, self.limits.seconds - (time.monotonic() - self.began))
+        limits = replace(self.limits, effort=self.effort_left, seconds=left_s).share(share)
+        searched = search_orders(graph, method=self.method, limits=limits)
+        spent = searched.effort / limits.threads if isinstance(searched, Searched) else limits.effort
+        self.effort_left = max(0.0, self.effort_left - spent)
+        return searched
+
+    def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
+        if isinstance(searched, Searched):
+            self.fitting.append((searched.orders, graph, searched.timed, strategies))
+
+    def _holds(self, timed: Timed) -> bool:
+        pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
+        return all(peak <= limit for peak, limit in pairs if limit)
+
+
+def _stuck(deadlock: Deadlock) -> str:
+    short = max(deadlock.short_bytes)
+    return (
+        f"rank {deadlock.short_bytes.index(short)} is short of {short} bytes {deadlock.at_ns / 1e6:.3f} ms into the "
+        "step; what would help: a higher limit, smaller microbatches, or more ranks"
+    )
+
+
+def strategies_of(graph: TaskGraph, pairs: Sequence[Pair], choice: Sequence[int]) -> dict[PairKey, tuple[int, ...]]:
+    """Returns the strategy index of each layer, by pair."""
+    strategies = {}
+    for pair, candidate in zip(pairs, choice, strict=True):
+        task = graph.tasks[pair.forward]
+        strategies[task.chunk, task.microbatch, task.piece] = pair.candidates[candidate].strategies
+    return strategies
+
 
 AUTO = "auto"
 TRIED = ("separated", "mixed-v", "mixed-time", "parallel")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from mosaic.hardware import Cluster, Link
 from mosaic.pipelining.costs import Strategies
-from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.pipelining.workload.microbatch import Microbatch

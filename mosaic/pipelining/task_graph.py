@@ -22,10 +22,10 @@ from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.link import Link, Message
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.costs import CostCounter, Costs, Strategies
-from mosaic.pipelining.fitted_times import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.partition.backward import Gradients, gradients_of, sources_of
 from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.sizes import even_pieces
+from mosaic.pipelining.partition.request import even_pieces
+from mosaic.pipelining.plan import NO_HOST_TIMES, HostTimes
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
 from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch

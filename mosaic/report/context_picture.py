@@ -2,7 +2,7 @@
 
 ::
 
-    zigzag: 1.94 x the mean        lpt: 1.00 x the mean
+    headtail: 1.94 x the mean        lpt: 1.00 x the mean
     |r0                            |r0
     |..r1                          |..r1            rows are queries, columns keys
     |....r1                        |....r0          a bar at the left: what each token is

@@ -50,7 +50,7 @@ def new_figure(heights: Sequence[float], *, title: str, subtitle: str = "", widt
     if subtitle:
         at = 1 - 0.36 / height
         figure.text(
-            0.02, at, shorten(subtitle, width), fontsize=9.5, color=FAINT, va="top", parse_math=False
+            0.02, at, shorten(subtitle, 1.1 * width), fontsize=9.5, color=FAINT, va="top", parse_math=False
         ).set_in_layout(False)
     panels = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [*heights]})
     for axes in panels[:, 0]:

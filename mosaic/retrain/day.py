@@ -293,7 +293,7 @@ class _Day:
         elif versions.is_overruled(folder, state.version):
             self._end("held", f"{result.reason} It was promoted, and a person has changed the champion since.")
         elif folder.hold.exists() and versions.linked(folder, "champion") != state.version:
-            self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
+            self._end("held", f"{result.reason} It was not promoted: promotions are on hold.")
         else:
             hooks.remember(folder, promote, state.version, state.day)
             versions.promote(folder, state.version, day=state.day, by="gate")

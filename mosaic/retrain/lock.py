@@ -89,12 +89,12 @@ def holder(folder: Path) -> str:
     """Describes the run that holds a folder, and if it lives; acquires the lock for an instant."""
     lease = _lease(folder / "lease.json")
     if lease is None:
-        return "no run has it"
+        return "no run holds it"
     if lease.host != socket.gethostname():
         return f"in use by {lease}, if that machine is up"
     try:
         with FileLock(folder / "lock", timeout=0):
-            return f"no run has it: {lease} has died, and the next run goes on"
+            return f"no run holds it: {lease} has died, and the next run continues"
     except Timeout:
         return f"in use by {lease}"
 

@@ -290,7 +290,7 @@ def _beside(report: DayReport) -> str:
     stays = f"version {report.champion[:16]} stays" if report.champion else "there is no champion yet"
     return {
         "promoted": f"{new} is the champion now",
-        "held": f"{stays}; a person said hold",
+        "held": f"{stays}; promotions are on hold",
         "refused": f"{stays}; the gate refused {new}",
         "quarantined": f"{stays}; today's data was set aside",
         "failed": stays,

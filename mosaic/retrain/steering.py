@@ -95,7 +95,7 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
     if opens is not None:
         yield f"the window opens at {utc_text(opens)}"
     for hook in hooks.pending(folder):
-        yield f"hook {hook.command!r} has still to hear of version {hook.version} ({hook.tries} tries)"
+        yield f"hook {hook.command!r} is pending for version {hook.version} ({hook.tries} tries)"
 
 
 def _rolled_back(folder: Folder, champion: str | None) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mosaic.artifact import load, save
+from mosaic.checkpoint.folder import flush_folder
 from mosaic.errors import MosaicError
 from mosaic.lines import lines_of
 from mosaic.retrain.folder import Folder
@@ -95,7 +96,7 @@ def point(folder: Folder, link: Link, version: str) -> None:
     aside = folder.path / f".{link}-{secrets.token_hex(4)}"
     aside.symlink_to(Path("versions") / target.name)
     aside.replace(folder.path / link)
-    _flush(folder.path)
+    flush_folder(folder.path)
     for temporary in folder.path.glob(f".{link}-????????"):  # of runs that were killed
         temporary.unlink()
 
@@ -156,11 +157,11 @@ def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
         aside.mkdir(parents=True)
         for path, name in ((weights, WEIGHTS), (program, program.name)):
             shutil.copyfile(path, aside / name)
-            _flush(aside / name)
+            flush_folder(aside / name)
         save(card, aside / "card.json")
-        _flush(aside)
+        flush_folder(aside)
         aside.rename(final)
-        _flush(folder.versions)
+        flush_folder(folder.versions)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise MosaicError(
@@ -192,11 +193,3 @@ def previous(folder: Folder) -> str | None:
             before = row.get("before")
             break
     return before if before in existing else None
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -32,7 +32,7 @@ from mosaic.train.signals import STOPPING
 
 WORKER = "mosaic.retrain.worker.main"
 """Module of a worker."""
-PARTS = ("look", "train", "score")
+PARTS = ("data", "train", "score")
 """Parts of a worker's task, in order: check the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
 _CRASHES = {OUT_OF_MEMORY: "out of memory", LOADER_DIED: "a process that loads data was killed"}
@@ -41,11 +41,11 @@ GRACE_S = 60.0
 """Seconds after the end of the window until hanging workers are killed."""
 ALONE_S = 20.0
 """Seconds after a rank's failure until the others are killed."""
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between polls of the ranks."""
-TELL_S = 5.0
+PRINT_S = 5.0
 """Least seconds between two lines about the step."""
-TELL_SHARE = 0.05
+PRINT_SHARE = 0.05
 """The same as a share of the time so far, which keeps long logs short."""
 PORTS = 20_000, 32_000
 """Ports for the rendezvous of ranks."""
@@ -117,9 +117,9 @@ class Workers:
 
     def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
-            words = Path(aside) / "words.json"
+            error_file = Path(aside) / "error.json"
             command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
-            command.append(f"--words={words}")
+            command.append(f"--error-file={error_file}")
             port = _free_port() if count > 1 else 0
             step = self._last_step()
             for rank in range(count):
@@ -127,7 +127,7 @@ class Workers:
                 if self._stopped:  # the signal came before the first child
                     self._children[-1].terminate()
             codes, overdue = self._wait(until + GRACE_S, step)
-            reason = load(WorkerError, words).reason if words.is_file() else ""
+            reason = load(WorkerError, error_file).reason if error_file.is_file() else ""
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
         return _ended(codes, reason, self._stopped)
@@ -146,13 +146,13 @@ class Workers:
         After a failure of one rank, the others notice within seconds, or are killed.
         """
         codes: list[int] = []
-        began = told_at = time.monotonic()
+        began = printed_at = time.monotonic()
         while self._children:
             with suppress(subprocess.TimeoutExpired):
-                self._children[0].wait(LOOK_S)
+                self._children[0].wait(POLL_S)
             now = time.monotonic()
-            if now - told_at >= max(TELL_S, TELL_SHARE * (now - began)) and (last := self._last_step()) != step:
-                step, told_at = last, now
+            if now - printed_at >= max(PRINT_S, PRINT_SHARE * (now - began)) and (last := self._last_step()) != step:
+                step, printed_at = last, now
                 self._say(step)
             for child in [child for child in self._children if child.poll() is not None]:
                 self._children.remove(child)
@@ -200,7 +200,7 @@ class Workers:
 
 def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
     if stopped:
-        return Ended(how=stopped, outcome="interrupted", reason=f"it was told to stop ({stopped}), and goes on later")
+        return Ended(how=stopped, outcome="interrupted", reason=f"stopped by {stopped}; the next run continues")
     killed = next((code for code in codes if code < 0), None)
     if killed is not None:
         return Ended(how=f"killed ({signal.Signals(-killed).name})", crashed=True, reason=reason)

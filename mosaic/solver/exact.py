@@ -10,10 +10,10 @@ import itertools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mosaic.cost import Cost, Eq8Interference
-from mosaic.cost.interference import PairShares
+from mosaic.cost.interference import Interference, PairShares
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -140,11 +140,8 @@ def build_problem(
         before[place[edge.target]].append(place[edge.source])
     modules = []
     for name, others in zip(names, before, strict=True):
-        if isinstance(cost.interference, Eq8Interference):
-            drawing = [_drawing_option(search, cost, name, option) for option in options[name]]
-            modules.append(search.Module(drawing, others))
-        else:
-            modules.append(search.Module.of([_ROW(option) for option in options[name]], others))
+        drawn = _bandwidths(cost.interference, name, options[name])
+        modules.append(search.Module([_ROW(option) for option in options[name]], others, drawn))
     problem: _search.Problem = search.Problem(
         modules,
         num_devices=machine.num_devices,
@@ -178,20 +175,12 @@ def _disturb(
         problem.disturb_by_shares(*pair_shares(names, options, form))
 
 
-def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
-    """Returns an option with what the forms over bandwidth need to know of it."""
-    form = cost.interference
-    assert isinstance(form, Eq8Interference)
-    forward, backward = (_share(form, name, phase, option.quota) for phase in Phase)
-    return search.Option(
-        degree=option.degree,
-        quota=option.quota,
-        forward_ns=option.forward_ns,
-        backward_ns=option.backward_ns,
-        memory_bytes=option.memory_bytes,
-        forward_bandwidth=forward,
-        backward_bandwidth=backward,
-    )
+def _bandwidths(form: Interference, name: str, options: Sequence[DeploymentOption]) -> list[tuple[float, float]]:
+    """Returns the shares of bandwidth that options draw, forward and backward, for Eq. 8; empty for other forms."""
+    if not isinstance(form, Eq8Interference):
+        return []
+    forward, backward = Phase
+    return [(_share(form, name, forward, o.quota), _share(form, name, backward, o.quota)) for o in options]
 
 
 def _share(form: Eq8Interference, name: str, phase: Phase, quota: int) -> float:

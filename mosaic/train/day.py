@@ -22,7 +22,7 @@ from mosaic.checkpoint.saving import room_needed
 from mosaic.checkpoint.weights import export
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.solver.runnable import DATA_PARALLEL
 from mosaic.train import choice
@@ -43,17 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Day:
-    """A day that is ready to train; every rank constructs its own.
-
-    Args:
-        program: The user's functions.
-        samples: The day's data; for an iterable data set, a function that opens it.
-        settings: Settings.
-        group: The ranks.
-
-    Raises:
-        MosaicError: Data, plan or checkpoints are invalid.
-    """
+    """A day that is ready to train; every rank constructs its own. An iterable data set is opened by ``samples``."""
 
     def __init__(
         self,
@@ -199,8 +189,8 @@ class Day:
         before = _read(settings.plan_before) if current is None else None
         why = within_day or choice.reason_to_plan(key, before, settings.drift)
         plan = replace(before, why="") if before is not None and not why else self._chosen(key, batches, why)
-        if group.rank == 0 and (group.size == 1 or settings.budget.pipeline):
-            save(plan, settings.plan)
+        if group.rank == 0 and (group.size == 1 or settings.budget.pipeline or plan.plan is not None):
+            save(plan, settings.plan)  # several ranks choose a new plan in _placed
         return plan, within_day and f"{within_day}, so it was planned anew"
 
     def _chosen(self, key: PlanKey, batches: list[Any], why: str) -> StoredPlan:
@@ -213,14 +203,14 @@ class Day:
         if not settings.budget.colocate and group.size == 1:
             return choice.stored(key, why, "the recipe asks for the plain loop")
         if group.size > 1:
-            return choice.stored(key, why, "")  # colocate() tries plans by itself; see _placed
+            return choice.stored(key, why, "")
         model = self._new_model()
         plan, profile = choice.choose_by_trial(model, batches[0], self._program.loss, key, why, settings.budget.exclude)
         if profile is not None:
             save(profile, settings.profile)
         return plan
 
-    def _pipelined(self, batches: list[Any], way: KeptWay | None) -> PipelinedModel:
+    def _pipelined(self, batches: list[Any], way: PipelinePlan | None) -> PipelinedModel:
         self.model.train()
         return PipelinedModel(
             self.model, self._program.loss, batches, way=way, memory_bytes=self._settings.budget.memory_bytes

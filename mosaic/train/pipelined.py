@@ -18,8 +18,8 @@ import mosaic
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
 from mosaic.find.random_numbers import forked, python_state
-from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.train.data.seeds import generators_of
 
@@ -81,7 +81,7 @@ class PipelinedModel(KeptModel):
         loss: Callable[[nn.Module, Any], Tensor],
         batches: Sequence[Any],
         *,
-        way: KeptWay | None,
+        way: PipelinePlan | None,
         memory_bytes: int,
     ) -> None:
         if generators_of(model):
@@ -102,8 +102,8 @@ class PipelinedModel(KeptModel):
         self.model = model
 
     @property
-    def way(self) -> KeptWay:
-        return self._pipe.kept_way
+    def way(self) -> PipelinePlan:
+        return self._pipe.plan
 
     def describe(self) -> str:
         return self._pipe.describe()

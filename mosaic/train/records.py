@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.plan import Plan
 
 WINDOW_OVER = "window over"
@@ -73,7 +73,7 @@ class StoredPlan:
     """Reason to plan; empty for the plan of the day before."""
     is_measured: bool
     """True if it rests on measurements or places nothing; False if the machine was too busy."""
-    pipeline: KeptWay | None = None
+    pipeline: PipelinePlan | None = None
     """The layers of each rank and the plan of steps; None for no pipeline."""
 
 

@@ -6,6 +6,7 @@ Each runs twice: modules are launched on their lanes, and as CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from stream_cases import colocated
 
 from bench.sweep.device import on
 from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.errors import MosaicError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,8 +62,11 @@ def test_a_loop_is_equal_to_the_plain_one(name: str, on_lanes: Callable[..., Any
     check(LOOPS[name], partial(engine_cases.run_both, colocated=on_lanes, compare=assert_near), LOOPS[name].cuda)
 
 
-def test_removing_between_forward_and_backward_is_equal(on_lanes: Callable[..., Any]):
-    check_removing_between_forward_and_backward(on_lanes)
+def test_removing_between_forward_and_backward_is_equal_and_refused_by_name_of_graphs(
+    on_lanes: Callable[..., Any], graphs: bool
+):
+    with pytest.raises(MosaicError, match="run backward before closing them") if graphs else nullcontext():
+        check_removing_between_forward_and_backward(on_lanes, assert_near)
 
 
 @pytest.mark.parametrize("in_sample", [False, True], ids=["only in the loop", "in the sample"])

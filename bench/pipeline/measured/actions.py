@@ -18,7 +18,7 @@ from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 
 CHUNKS, MICROBATCHES, ROUNDS = 4, 32, 15
@@ -56,8 +56,8 @@ def empty_action_cost() -> Iterator[Figure]:
         forward = [f"{chunk}F{microbatch}" for chunk in range(CHUNKS)]
         backward = [f"{chunk}B{microbatch}" for chunk in reversed(range(CHUNKS))]
         cells += forward + backward
-        for way in (forward, backward):
-            edges.update({f"{source}>{target}": 1 for source, target in pairwise(way)})
+        for planner in (forward, backward):
+            edges.update({f"{source}>{target}": 1 for source, target in pairwise(planner)})
     schedule = PipelineSchedule(
         plan="layers", num_microbatches=MICROBATCHES, rank_of=(0,), chunks=("layer",) * CHUNKS, rows=(tuple(cells),),
         edges=edges,

@@ -13,9 +13,9 @@ from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import Timed
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.runner import PipelineRunner, StepPlanner
 from mosaic.ranks.pipeline.trying.fitting import gather_tasks
-from mosaic.ranks.pipeline.ways import Way, WayRunner
+from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 
 
 @dataclass(kw_only=True)
@@ -34,26 +34,30 @@ class JudgedStep:
     """Of that from the first task's start to the last one's end, on all ranks."""
 
 
-def judge(own: Candidates, way: Way, step: Sequence[Microbatch], *, seconds: float | None = None) -> JudgedStep:
+def judge(
+    own: PipelineSetup, planner: StepPlanner, step: Sequence[Microbatch], *, seconds: float | None = None
+) -> JudgedStep:
     """Plans a step on rank 0 for all, and simulates it."""
     counted = [own.counted.microbatch(one) for one in step]
-    shared: SharedStep = own.world.broadcast(way.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None)
-    timed = simulated(way, counted, shared)
+    shared: SharedStep = own.world.broadcast(
+        planner.plan_shared(counted, seconds=seconds) if own.world.rank == 0 else None
+    )
+    timed = simulated(planner, counted, shared)
     return JudgedStep(shared=shared, simulated_ms=timed.makespan_ns / 1e6, peak_bytes=timed.peak_bytes)
 
 
-def simulated(way: Way, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
+def simulated(planner: StepPlanner, counted: Sequence[CountedMicrobatch], shared: SharedStep) -> Timed:
     """Plays a schedule of one replica with the way's times."""
     (schedule,) = shared.schedules
     assert schedule is not None
-    graph = replace(way.tasks(counted, schedule), limit_bytes=())
+    graph = replace(planner.tasks(counted, schedule), limit_bytes=())
     at = {str(TaskName.of(task)): index for index, task in enumerate(graph.tasks)}
     timed = simulate(graph, tuple(tuple(at[cell] for cell in row if cell in at) for row in schedule.rows))
     assert isinstance(timed, Timed)
     return timed
 
 
-def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
+def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: Sequence[Microbatch]) -> list[float]:
     """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
     own.world.all_gather("ready")
     began = time.perf_counter()
@@ -65,7 +69,7 @@ def take(own: Candidates, runner: WayRunner, judged: JudgedStep, step: Sequence[
     return ran.losses.tolist()
 
 
-def slowest_ms(own: Candidates, began: float) -> float:
+def slowest_ms(own: PipelineSetup, began: float) -> float:
     """Returns the time since ``began`` of the rank that has taken longest."""
     took = 1e3 * (time.perf_counter() - began)
     return max(float(text) for text in own.world.all_gather(json.dumps(took)))

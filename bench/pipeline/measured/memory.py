@@ -17,7 +17,7 @@ from bench.pipeline.measured.judged import judge
 from bench.pipeline.measured.models import MODELS
 from bench.pipeline.measured.steps import Sizes, begun, fitted
 from bench.record import Figure, missing_figure
-from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.pipeline.runner import PLANNED, StepPlanner
 
 MB = 1e6
 
@@ -27,13 +27,13 @@ def memory(rank: int, size: int, *, name: str, baseline: str, sizes: Sizes) -> I
     model, of = MODELS[name], f"{name}, {size} ranks: {baseline or PLANNED}"
     own = begun(model, sizes) if baseline else fitted(model, sizes)  # a baseline's layers are where they are
     world = own.world
-    way = own.make(baseline or PLANNED, baseline=baseline)
-    if not isinstance(way, Way):
-        yield missing_figure(f"{of}: memory of the fullest rank, MB", way)
+    planner = own.make(baseline or PLANNED, baseline=baseline)
+    if not isinstance(planner, StepPlanner):
+        yield missing_figure(f"{of}: memory of the fullest rank, MB", planner)
         return
-    runner = own.runner(way, keeps_all=False)
+    runner = own.runner(planner, keeps_all=False)
     step = model.step(1, sizes.microbatches)
-    judged = judge(own, way, step, seconds=sizes.plan_s)
+    judged = judge(own, planner, step, seconds=sizes.plan_s)
     trained = [one for one in own.model.parameters() if not one.is_meta and one.requires_grad]
     optimizer = torch.optim.AdamW(trained)
 

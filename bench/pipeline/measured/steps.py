@@ -18,11 +18,11 @@ from bench.pipeline.measured.judged import JudgedStep, judge, slowest_ms, take
 from bench.pipeline.measured.models import MODELS, MeasuredModel
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.engine.options import RankSettings
-from mosaic.ranks.pipeline.begin import make_candidates
-from mosaic.ranks.pipeline.given import Given
-from mosaic.ranks.pipeline.trying.candidates import Candidates
-from mosaic.ranks.pipeline.trying.fitting import fit_candidates
-from mosaic.ranks.pipeline.ways import PLANNED, Way
+from mosaic.ranks.pipeline.begin import make_setup
+from mosaic.ranks.pipeline.options import PipelineOptions
+from mosaic.ranks.pipeline.runner import PLANNED, StepPlanner
+from mosaic.ranks.pipeline.trying.fitting import fit_modules
+from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 from mosaic.ranks.world.world import World
 
 RIVALS = ("1f1b", "megatron", "gpipe")
@@ -47,19 +47,19 @@ class Sizes:
     """For each step."""
 
 
-def begun(model: MeasuredModel, sizes: Sizes) -> Candidates:
+def begun(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
     """Returns the model on these ranks, counted."""
     world = World.join(torch.device("cpu"), watch=RankSettings())
     whole = model.model(sizes.width, sizes.layers)
-    return make_candidates(whole, model.step(0, sizes.microbatches), world, Given(data=1))
+    return make_setup(whole, model.step(0, sizes.microbatches), world, PipelineOptions(data=1))
 
 
-def fitted(model: MeasuredModel, sizes: Sizes) -> Candidates:
+def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
     """Returns the same with times fitted to its first step."""
-    return fit_candidates(begun(model, sizes), model.step(0, sizes.microbatches))
+    return fit_modules(begun(model, sizes), model.step(0, sizes.microbatches))
 
 
-def ways_of(own: Candidates) -> dict[str, Way | str]:
+def ways_of(own: PipelineSetup) -> dict[str, StepPlanner | str]:
     """Returns each way, or why there is none."""
     return {PLANNED: own.make(PLANNED), **{name: own.make(name, baseline=name) for name in RIVALS}}
 
@@ -71,12 +71,12 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
     own = fitted(model, sizes)
     fit_s = slowest_ms(own, began) / 1e3
     made = ways_of(own)
-    ways = {way: found for way, found in made.items() if isinstance(found, Way)}
+    planners = {planner: found for planner, found in made.items() if isinstance(found, StepPlanner)}
     of = f"{name}, {size} ranks"
-    if PLANNED not in ways:
+    if PLANNED not in planners:
         yield missing_figure(f"{of}: all of it", made[PLANNED])
         return
-    turns = _Turns(own, model, sizes, ways)
+    turns = _Turns(own, model, sizes, planners)
     turns.take()
     yield Figure(name=f"{of}: counted and fitted, s", source="measured", value=fit_s)
     yield from _times(of, turns, made)
@@ -86,27 +86,31 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
 class _Turns:
     """Steps of all ways, one after the other in each round."""
 
-    def __init__(self, own: Candidates, model: MeasuredModel, sizes: Sizes, ways: dict[str, Way]) -> None:
-        self.own, self.model, self.sizes, self.ways = own, model, sizes, ways
-        self.judged: dict[str, list[JudgedStep]] = {way: [] for way in ways}
-        self._runners = {way: own.runner(found, keeps_all=True) for way, found in ways.items()}
+    def __init__(
+        self, own: PipelineSetup, model: MeasuredModel, sizes: Sizes, planners: dict[str, StepPlanner]
+    ) -> None:
+        self.own, self.model, self.sizes, self.planners = own, model, sizes, planners
+        self.judged: dict[str, list[JudgedStep]] = {planner: [] for planner in planners}
+        self._runners = {planner: own.runner(found, keeps_all=True) for planner, found in planners.items()}
 
     def take(self) -> None:
         """Takes all steps."""
         for seed in range(1, 1 + self.sizes.steps):
             step = self.model.step(seed, self.sizes.microbatches)
-            for way, found in self.ways.items():
-                self.judged[way].append(judge(self.own, found, step, seconds=self.sizes.plan_s))
+            for planner, found in self.planners.items():
+                self.judged[planner].append(judge(self.own, found, step, seconds=self.sizes.plan_s))
             for _ in range(1 + self.sizes.rounds):
                 losses = {
-                    way: torch.tensor(take(self.own, runner, self.judged[way][-1], step))
-                    for way, runner in self._runners.items()
+                    planner: torch.tensor(take(self.own, runner, self.judged[planner][-1], step))
+                    for planner, runner in self._runners.items()
                 }
-                for way, own in losses.items():
-                    torch.testing.assert_close(own, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{way}: other losses")
+                for planner, own in losses.items():
+                    torch.testing.assert_close(
+                        own, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{planner}: other losses"
+                    )
 
 
-def _times(of: str, turns: _Turns, made: dict[str, Way | str]) -> Iterator[Figure]:
+def _times(of: str, turns: _Turns, made: dict[str, StepPlanner | str]) -> Iterator[Figure]:
     ours = [judged.step_ms[1:] for judged in turns.judged[PLANNED]]
     yield _median(f"{of}: planned: step, ms", ours)
     beside = [
@@ -135,19 +139,19 @@ def _median(name: str, by_step: Sequence[Sequence[float]]) -> Figure:
 def _errors(of: str, by_way: dict[str, list[JudgedStep]]) -> Iterator[Figure]:
     """How far simulated steps are from measured ones; none of them was fitted to."""
     errors = []
-    for way, judged in by_way.items():
+    for planner, judged in by_way.items():
         measured = [statistics.median(one.tasks_ms[1:]) for one in judged]
         own = [100 * (one.simulated_ms / taken - 1) for one, taken in zip(judged, measured, strict=True)]
         errors += own
         yield Figure(
-            name=f"{of}: {way}: tasks of a step, ms",
+            name=f"{of}: {planner}: tasks of a step, ms",
             source="simulated",
             value=statistics.median(one.simulated_ms for one in judged),
             samples=tuple(one.simulated_ms for one in judged),
         )
-        yield _median(f"{of}: {way}: tasks of a step, ms", [one.tasks_ms[1:] for one in judged])
+        yield _median(f"{of}: {planner}: tasks of a step, ms", [one.tasks_ms[1:] for one in judged])
         yield Figure(
-            name=f"{of}: {way}: simulated over measured tasks of a step - 1, %",
+            name=f"{of}: {planner}: simulated over measured tasks of a step - 1, %",
             source="measured",
             value=statistics.median(own),
             samples=tuple(own),

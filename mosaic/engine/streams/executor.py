@@ -22,7 +22,14 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in, version_of
 from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import GraphCall, ModuleGraphs
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
-from mosaic.engine.streams.tensor import StreamTensor, join_tensor, make_dlpack_wait, on_user_stream, tagged
+from mosaic.engine.streams.tensor import (
+    StreamTensor,
+    count_foreach_writes,
+    join_tensor,
+    make_dlpack_wait,
+    on_user_stream,
+    tagged,
+)
 from mosaic.engine.streams.timeline import StreamTimeline
 from mosaic.errors import ModuleContractError
 
@@ -68,6 +75,7 @@ class StreamExecutor:
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
         self.orders = Orders(lanes)
         make_dlpack_wait()
+        count_foreach_writes()
         self._timeline = StreamTimeline(lanes.api, lanes.clock, self.orders.lend)
         self._num_launched = 0
         self._alone: StreamMark | None = None

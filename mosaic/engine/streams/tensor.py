@@ -14,7 +14,7 @@ past them (autograd functions, operators in C++) finds a tensor with the same me
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -304,6 +304,27 @@ def make_dlpack_wait() -> None:
 
     for home in (torch, torch.utils.dlpack):
         home.to_dlpack = joining  # type: ignore[attr-defined]
+
+
+@cache
+def count_foreach_writes() -> None:
+    """Makes ``torch._foreach_lerp_`` and ``torch._foreach_zero_`` count their writes on CUDA as all other operators do.
+
+    Torch's kernels of these two leave version counters as they are (seen in 2.11), so a lane would not wait for an
+    average of weights that the model takes in its own call, such as a momentum encoder's.
+    """
+    for name in ("_foreach_lerp_", "_foreach_zero_"):
+        setattr(torch, name, _counted(getattr(torch, name)))
+
+
+def _counted(write: Callable[..., None]) -> Callable[..., None]:
+    @wraps(write)
+    def counting(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        write(tensors, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+    return counting
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

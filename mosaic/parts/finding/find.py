@@ -1,8 +1,10 @@
-"""The split of a model, from one run of a sample."""
+"""The split of a model, from one run of a sample: each call assigned to a layer, and what crosses between layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from torch import nn
@@ -11,9 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.describe import describe
 from mosaic.parts.finding.follow import Followed, follow
-from mosaic.parts.finding.kept import check_hooked, kept_inside
 from mosaic.parts.finding.layer_lists import (
     LayerList,
     LayerListError,
@@ -24,8 +24,332 @@ from mosaic.parts.finding.layer_lists import (
     layer_name,
 )
 from mosaic.parts.finding.module_state import kept_state
-from mosaic.parts.split import ModelSplit, copied
+from mosaic.parts.finding.seen_call import SeenCall
+from mosaic.parts.parted_model import kind_of
+from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
+
+
+def describe(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    seen: Followed,
+    chains: Mapping[str, int],
+    names: Mapping[str, str],
+) -> ModelSplit:
+    """Returns the split of the model.
+
+    Args:
+        model: The user's model.
+        sample: Its keyword arguments.
+        seen: The followed run.
+        chains: Number of layers of each list, by its name in the model, in the order of calls.
+        names: Name of each list's parts.
+
+    Raises:
+        UnsplittableError: The model cannot be split.
+    """
+    owners = assign_owners(seen.calls, chains)
+    sites = list(zip(owners, seen.calls, strict=True))
+    output, output_leaves = _output(seen, owners, order_modules(sites, list(chains))[-1])
+    owned = [*sites, output]
+    order = order_modules(owned, list(chains))
+    check_random_numbers(owned)
+    check_rows(owned)
+    parameters = _parameters(model, owned)
+    needed = frozenset().union(*(call.values for _, call in owned))
+    hooked_sites = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
+    return ModelSplit(
+        kind=kind_of(sample),
+        modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
+        sites=tuple(
+            Site(
+                path=call.path,
+                call=call.call,
+                module=names[path],
+                layer=layer,
+                is_layer=call.path == layer_name(path, layer),
+                needs=frozenset(call.values),
+                parameters=used,
+                keeps_shape=call.keeps_shape,
+                has_effects=call.has_effects,
+                form=call.form,
+                hooked=call.hooked if index in hooked_sites else (),
+            )
+            for index, (((path, layer), call), used) in enumerate(zip(owned, parameters, strict=True))
+        ),
+        output_leaves=output_leaves,
+        written_inputs=tuple(sorted(seen.written_inputs)),
+        idle_parameters=_idle(model, frozenset().union(*parameters), chains, names),
+    )
+
+
+def _output(seen: Followed, owners: list[Owner], last: str) -> tuple[_Owned, tuple[str, ...]]:
+    """Returns the output as a call of the last module, and the names of its leaves.
+
+    These are the leaves that the loss reads, and others that exist at that module's end; without a loss all its leaves.
+    """
+    end = last, max(layer for path, layer in owners if path == last)
+    call = seen.loss or SeenCall(path="", call=0, line="")
+    names: list[str] = []
+    for name, leaf in seen.output.items():
+        makers = {owners[value.site] for value in leaf.values}
+        by_last = seen.loss is None and any(path == last for path, _ in makers)
+        if name in call.outputs or (not leaf.inside and (makers <= {end} or by_last)):
+            names.append(name)
+            call.read(leaf)
+    return (end, call), tuple(names)
+
+
+def _parameters(model: nn.Module, owned: Sequence[_Owned]) -> list[frozenset[str]]:
+    """Returns the first names of the parameters of each call."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    by_call = []
+    for _, call in owned:
+        inside = model.get_submodule(call.path).parameters() if call.path else ()
+        by_call.append(frozenset(call.parameters) | {names[id(parameter)] for parameter in inside})
+    return by_call
+
+
+def _modules(
+    chains: Mapping[str, int],
+    names: Mapping[str, str],
+    owned: Sequence[_Owned],
+    seen: Followed,
+    tensors: Sequence[str],
+) -> tuple[SplitModule, ...]:
+    read: dict[str, set[str]] = {path: set() for path in chains}
+    for (path, _), call in owned:
+        read[path] |= call.inputs
+    for scope, inputs in seen.scoped_inputs.items():
+        inside = [path for path in chains if not scope or path.startswith(f"{scope}.")]
+        if len(inside) == 1:
+            read[inside[0]] |= inputs
+    modules = []
+    for path, count in chains.items():
+        others = {name for other in chains if other != path for name in read[other]}
+        modules.append(
+            SplitModule(
+                name=names[path],
+                path=path,
+                count=count,
+                inputs=tuple(name for name in tensors if name in read[path]),
+                own_inputs=tuple(name for name in tensors if name in read[path] - others),
+            )
+        )
+    return tuple(modules)
+
+
+def _idle(
+    model: nn.Module, used: frozenset[str], chains: Mapping[str, int], names: Mapping[str, str]
+) -> dict[str, str]:
+    order = list(chains)
+    return {
+        name: names[max(order, key=lambda path: (count_common_words(name, path), order.index(path)))]
+        for name, _ in model.named_parameters()
+        if name not in used
+    }
+
+
+_Read = tuple[Collection[Value], Collection[SeenCall]]
+"""Values that were read, and calls whose inner tensors were read."""
+
+
+def check_hooked(seen: Followed, blank: Followed) -> Followed:
+    """Returns the run without data if its hooks kept the same tensors as the real run.
+
+    Args:
+        seen: A run in which a tensor made inside a site, and not returned, was read.
+        blank: The run without data: only hooks of modules inside sites were called there.
+
+    Raises:
+        UnsplittableError: A tensor is kept other than by such hooks.
+    """
+    assert seen.kept is not None
+    is_alike = [call.path for call in seen.calls] == [call.path for call in blank.calls] and blank.kept is None
+    if not is_alike or not all(map(_Alike(seen, blank), _reads(seen), _reads(blank))):
+        raise kept_inside(*seen.kept)
+    return blank
+
+
+def kept_inside(path: str, line: str) -> UnsplittableError:
+    """Returns the error of a tensor made inside a call and read at a line: other ranks do not have it."""
+    return UnsplittableError(
+        f"a tensor made inside of {path} is used outside of it at {line}, other than as its result (an attribute keeps "
+        "it, or a hook something else than what its module returns); on another rank it is not there: return it, or "
+        "switch off what uses it"
+    )
+
+
+def _reads(followed: Followed) -> Iterator[_Read]:
+    for call in (*followed.calls, *(() if followed.loss is None else (followed.loss,))):
+        yield call.values, call.kept
+    if followed.loss is None:
+        for leaf in followed.output.values():
+            yield leaf.values, leaf.inside
+
+
+class _Alike:
+    def __init__(self, seen: Followed, blank: Followed) -> None:
+        self._seen, self._blank = seen.calls, blank.calls
+
+    def __call__(self, read: _Read, blank_read: _Read) -> bool:
+        returned = {value for value in blank_read[0] if value.leaf < self._blank[value.site].num_leaves}
+        hooked_sites = {value.site for value in set(blank_read[0]) - returned}
+        return set(read[0]) == returned and hooked_sites == {self._seen.index(call) for call in read[1]}
+
+
+Owner = tuple[str, int]
+"""Name of a module's list, and index of the layer."""
+_Owned = tuple[Owner, SeenCall]
+
+
+def assign_owners(calls: Sequence[SeenCall], counts: Mapping[str, int]) -> list[Owner]:
+    """Returns each call's owner.
+
+    A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
+    only one that it depends on, and otherwise to the first that it reaches.
+
+    Args:
+        calls: In order.
+        counts: Number of layers of each list, by its name in the model, in the order of calls.
+    """
+    layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
+    reads = _behind(calls, layer_of)
+    reaches = _before(calls, layer_of)
+    order = list(counts)
+    owners: list[Owner] = []
+    for index, call in enumerate(calls):
+        if call.path in layer_of:
+            owners.append(layer_of[call.path])
+            continue
+        path = _list_of(call.path, order, [p for p, _ in reads[index]], [p for p, _ in reaches[index]])
+        behind = [layer for p, layer in reads[index] if p == path]
+        ahead = [layer for p, layer in reaches[index] if p == path]
+        owners.append((path, max(behind) if behind else min(ahead, default=0)))
+        if behind and not ahead:
+            owners[-1] = (path, _last_called(calls[:index], layer_of, path, counts))
+    return owners
+
+
+def _list_of(path: str, order: list[str], behind: list[str], ahead: list[str]) -> str:
+    common = {name: count_common_words(path, name) for name in order}
+    near = [name for name in order if common[name] == max(common.values())]
+    if len(near) == 1:
+        return near[0]
+    if len(set(behind)) == 1 and behind[0] in near:
+        return behind[0]
+    reached = [name for name in order if name in ahead and name in near]
+    if reached:
+        return reached[0]
+    return max(set(behind) & set(near), key=order.index, default=near[-1])
+
+
+def _last_called(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner], path: str, counts: Mapping[str, int]) -> int:
+    called = [layer_of[call.path][1] for call in calls if call.path in layer_of and layer_of[call.path][0] == path]
+    return max(called, default=counts[path] - 1)
+
+
+def _behind(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+    """Returns the layers that each call depends on."""
+    layers: list[set[Owner]] = []
+    for call in calls:
+        own: set[Owner] = set()
+        for value in call.values:
+            own |= layers[value.site]
+            source = calls[value.site].path
+            if source in layer_of:
+                own.add(layer_of[source])
+        layers.append(own)
+    return layers
+
+
+def _before(calls: Sequence[SeenCall], layer_of: Mapping[str, Owner]) -> list[set[Owner]]:
+    """The layers that depend on each call."""
+    layers: list[set[Owner]] = [set() for _ in calls]
+    for index in range(len(calls) - 1, -1, -1):
+        call = calls[index]
+        own = {layer_of[call.path]} if call.path in layer_of else set()
+        for value in call.values:
+            layers[value.site] |= own | layers[index]
+    return layers
+
+
+def order_modules(sites: Sequence[tuple[Owner, SeenCall]], paths: Sequence[str]) -> list[str]:
+    """Returns the lists in topological order, otherwise in the order of calls.
+
+    The list of the last site is last, if it feeds no other.
+
+    Args:
+        sites: Calls with their owners, in order.
+        paths: Names of the lists, in the order of calls.
+
+    Raises:
+        UnsplittableError: A module feeds itself through another, or an earlier layer.
+    """
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(paths, ()))
+    feeding: set[str] = set()
+    for (path, layer), call in sites:
+        for value in call.values:
+            source, at = sites[value.site][0]
+            if source != path:
+                sorter.add(path, source)
+                feeding.add(source)
+            elif at > layer:
+                raise UnsplittableError(
+                    f"{call.path or 'the output'} runs with layer {layer} of {path!r} and needs "
+                    f"{sites[value.site][1].path} of layer {at} ({call.line}): where a loop takes elements of several "
+                    "lists in turn, as zip() does, make one list whose layers hold and call an element of each; "
+                    "otherwise name other lists by modules="
+                )
+    try:
+        sorter.prepare()
+    except CycleError as problem:
+        circle = " -> ".join(reversed(problem.args[1]))
+        raise LayerListError(
+            f"modules feed each other in a circle: {circle}; name fewer lists by modules=, so that the rest runs as "
+            "one",
+            lists=frozenset(problem.args[1]),
+        ) from None
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=paths.index)
+        order += ready
+        sorter.done(*ready)
+    last = sites[-1][0][0]
+    return order if last in feeding else [*(path for path in order if path != last), last]
+
+
+def check_random_numbers(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Raises UnsplittableError if several layers use one draw between modules, because each rank draws again."""
+    users: dict[str, set[Owner]] = {}
+    for owner, call in sites:
+        for line in call.random:
+            users.setdefault(line, set()).add(owner)
+    for line, owners in users.items():
+        if len(owners) > 1:
+            raise UnsplittableError(
+                f"random numbers drawn at {line} reach {len(owners)} layers, such as {max(owners)[1]} of "
+                f"{max(owners)[0]!r}; ranks would each draw others: draw them in a module, such as "
+                "nn.Dropout, or set the rate to 0"
+            )
+
+
+def check_rows(sites: Sequence[tuple[Owner, SeenCall]]) -> None:
+    """Raises UnsplittableError if the shape of a layer's input depends on values of others, unknown to the receiver."""
+    for (path, layer), call in sites:
+        if call.rows and call.path == layer_name(path, layer):
+            raise UnsplittableError(
+                f"how many rows layer {layer} of {path!r} reads follows from values of other modules "
+                f"({min(call.rows)}); the rank that receives them has to know it before: choose rows by inputs, or "
+                "give those that are not chosen no weight"
+            )
+
+
+def count_common_words(path: str, other: str) -> int:
+    """Returns the number of words in the common prefix of two names."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def find_split(

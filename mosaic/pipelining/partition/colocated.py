@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mosaic.pipelining.order.simulate import roll_out
+from mosaic.pipelining.partition.mixed import balanced_ends
 from mosaic.pipelining.partition.parallel import MAX_LANES
 from mosaic.pipelining.partition.partition import Chunk, Partition, parts_of
-from mosaic.pipelining.partition.ranges import balanced_ends
 from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Timed

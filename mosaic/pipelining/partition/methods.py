@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mosaic.errors import unknown
-from mosaic.pipelining.partition import colocated, mixed, parallel, separated
+from mosaic.pipelining.partition import colocated, mixed, parallel
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
 
@@ -26,12 +26,12 @@ _ALL = (
     PartitionMethod(
         name="separated",
         phrase="each module over all ranks, in segments whose longest chunk is as short as it can be",
-        cut=separated.separate_by_time,
+        cut=mixed.separate_by_time,
     ),
     PartitionMethod(
         name="separated-even",
         phrase="each module over all ranks, in segments of equally many layers (PipeWeaver)",
-        cut=separated.separate_evenly,
+        cut=mixed.separate_evenly,
     ),
     PartitionMethod(
         name="mixed-parameters", phrase="one chain of all layers, balanced by parameters", cut=mixed.by_parameters

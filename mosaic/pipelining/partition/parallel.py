@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mosaic.pipelining.partition.backward import sources_of
+from mosaic.pipelining.partition.mixed import balanced_ends
 from mosaic.pipelining.partition.partition import Chunk, Partition, parts_of
-from mosaic.pipelining.partition.ranges import balanced_ends
 from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
 
 MAX_LANES = 4

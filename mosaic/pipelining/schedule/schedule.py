@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, fingerprint
@@ -130,3 +130,27 @@ def wrong_cell(schedule: PipelineSchedule, row: int, place: int, problem: str) -
     if schedule.rank_of.count(schedule.rank_of[row]) > 1:
         where += f", lane {schedule.rank_of[:row].count(schedule.rank_of[row])}"
     return InvalidScheduleError(f"{where}, action {place} ({cell}): {problem}", grid=schedule.text, cell=(row, place))
+
+
+def forward_only(schedule: PipelineSchedule) -> PipelineSchedule:
+    """Returns a schedule's forwards and the messages between them, in the same order.
+
+    Both ends of each remaining message keep their order, so no new deadlock arises.
+    """
+    return replace(
+        schedule,
+        plan=f"forwards of {schedule.plan}",
+        rows=tuple(tuple(filter(_is_forward, row)) for row in schedule.rows),
+        edges={edge: size for edge, size in schedule.edges.items() if _is_forward(edge)},
+        kept={},
+        strategy="keep",
+        strategies={},
+        hash="",
+    )
+
+
+def _is_forward(cell: str) -> bool:
+    """Returns True for a cell or an edge of forwards alone: ``2F0``, ``SEND(2F0>3F0)``, ``2F0>3F0``."""
+    verb, parenthesis, inner = cell.rstrip(")").partition("(")
+    names = (inner if parenthesis else cell).split(">")
+    return verb not in ("FREE", "REDUCE") and all("F" in name for name in names)

@@ -140,6 +140,7 @@ class Ranked:
     on_backward: Callable[[], None] = field(init=False, default=lambda: None)
     """Called when its backward is reached, in the thread that runs it."""
     _attributes: Attributes = field(init=False)
+    _parts: tuple[nn.Module, ...] = field(init=False)
     _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
     _sample: list[Any] = field(init=False)
 
@@ -156,6 +157,7 @@ class Ranked:
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
         self._attributes = Attributes(self.module)
+        self._parts = tuple(self.module.modules())  # asked for their modes at each call
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
@@ -180,7 +182,7 @@ class Ranked:
         self._known.add(mode)
 
     def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *(part.training for part in self.module.modules()))
+        return (torch.is_grad_enabled(), *(part.training for part in self._parts))
 
     def set_since(self) -> str:
         """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""

@@ -15,16 +15,18 @@ from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.given import (
-    Given,
+from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
+from mosaic.ranks.pipeline.handle import Pipeline
+from mosaic.ranks.pipeline.options import (
+    PipelineOptions,
     Plan,
     check_kept,
     check_same_split,
@@ -33,17 +35,15 @@ from mosaic.ranks.pipeline.given import (
     partition_of,
     unchanged_buffers,
 )
-from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
-from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.rank_lanes import backend_of
 from mosaic.ranks.pipeline.tensor.share import share_layers
-from mosaic.ranks.pipeline.tensor.styles import TensorPlan
-from mosaic.ranks.pipeline.trying.candidates import Candidates
-from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_ways
+from mosaic.ranks.pipeline.tensor.slices import TensorPlan
+from mosaic.ranks.pipeline.trying.setup import PipelineSetup
+from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_plans
 from mosaic.ranks.world.devices import device_of, gpu_bytes
 from mosaic.ranks.world.world import World
 
-DEFAULTS = Given()
+DEFAULTS = PipelineOptions()
 
 
 def pipeline(
@@ -76,7 +76,7 @@ def pipeline(
         modules: Names for lists of layers; found by default.
         plan: Where layers are: a partition, a schedule, or the file of one, as ``mosaic plan --pipeline`` writes it.
             Or a function that makes a partition for a request, as ``mosaic.glue.parallelize`` returns one. Planned by
-            default. Steps are planned as they come in any case. Or what ``Pipeline.kept_way`` gave in an
+            default. Steps are planned as they come in any case. Or what ``Pipeline.plan`` gave in an
             earlier start: then steps are run as in that one, if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
@@ -101,7 +101,7 @@ def pipeline(
         ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    given = Given(
+    given = PipelineOptions(
         loss=loss,
         modules=modules,
         plan=plan,
@@ -118,24 +118,24 @@ def pipeline(
     with world.opening():
         steps = [sample] if isinstance(sample, Mapping) else list(sample)
         step = list(steps) * -(-2 * world.size // len(steps))
-        candidates = make_candidates(model, step, world, given)
+        candidates = make_setup(model, step, world, given)
         with nullcontext() if candidates.sequences is None else candidates.sequences.removed_on_error():
             return Pipeline(candidates, _found(candidates, step, plan, trial=trial))
 
 
 def _found(
-    candidates: Candidates, step: Sequence[Mapping[str, Any]], plan: Plan | None, *, trial: bool
+    candidates: PipelineSetup, step: Sequence[Mapping[str, Any]], plan: Plan | None, *, trial: bool
 ) -> PipelineTrial:
-    if isinstance(plan, KeptWay):
+    if isinstance(plan, PipelinePlan):
         return PipelineTrial(best=candidates.kept(plan))
     if candidates.partition is not None:
         return PipelineTrial(best=candidates.given(candidates.partition))
-    return try_ways(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
+    return try_plans(candidates, candidates.cut(step)) if trial else PipelineTrial(best=candidates.planned())
 
 
-def make_candidates(
-    model: nn.Module, step: Sequence[Mapping[str, Any]], world: World, given: Given = DEFAULTS
-) -> Candidates:
+def make_setup(
+    model: nn.Module, step: Sequence[Mapping[str, Any]], world: World, given: PipelineOptions = DEFAULTS
+) -> PipelineSetup:
     """Finds a model's lists of layers, counts what they cost and lays the ranks out; every rank calls it.
 
     ``step`` stands for the steps to come. Errors are those of ``pipeline``.
@@ -165,7 +165,7 @@ def make_candidates(
         sequences = share_sequences(model, counted.split, given.context, group, device=world.device, sample=step[0])
         step = [sequences.cut(one) for one in step]
         counted, options = _sharing_units(counted, options, degrees)
-    return Candidates(
+    return PipelineSetup(
         model=model,
         counted=counted,
         request=_request(counted, step, degrees.pipeline, slots),

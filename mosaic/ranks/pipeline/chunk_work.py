@@ -7,26 +7,176 @@ with each other and with backwards that make activations again: those set the ge
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
-from mosaic.find.random_numbers import RandomState
+from mosaic.engine.calls.thread_state import is_transformed, saved_tensor_hooks
+from mosaic.errors import UnsplittableError
+from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import join_pieces
 from mosaic.parts.strategies import Again
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.schedule.action import TaskName
-from mosaic.ranks.pipeline.checked_loss import Loss, checked_loss
-from mosaic.ranks.pipeline.executing.work import Edge
-from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.step_data import StepData
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
+
+Loss = Callable[[Any, Mapping[str, Any]], Tensor]
+"""From the model's output and the microbatch to one number."""
+
+
+def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: PartedModel) -> Tensor:
+    """Computes a loss.
+
+    Raises:
+        UnsplittableError: It draws random numbers, or trains something that is no parameter of the model.
+    """
+    before, found = torch_state(model.device), loss(output, kwargs)
+    if not before.is_same(torch_state(model.device)):
+        raise UnsplittableError(
+            "the loss draws random numbers, which ranks without the last layer do not; draw them in the model, or in "
+            "the loop, and give them with the microbatch"
+        )
+    trained = list(_trained(found, until=output))
+    known = {id(one) for one in model.model.parameters()} if trained else ()
+    other = next((one for one in trained if id(one) not in known), None)
+    if other is not None:
+        raise UnsplittableError(
+            f"the loss trains a tensor of shape {tuple(other.shape)} that is no parameter of the model; ranks without "
+            "the last layer would not see its gradient: make the model compute with it"
+        )
+    return found
+
+
+def _trained(loss: Tensor, *, until: Any) -> Iterator[Tensor]:
+    """Gives the leaves that get a gradient of a loss otherwise than through the model's output."""
+    seen = {one.grad_fn for one in pytree.tree_leaves(until) if isinstance(one, Tensor)}
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        left += [before for before, _ in node.next_functions]
+
+
+Product = tuple[Tensor, Tensor, Tensor]
+"""A matrix whose gradient is due, what was multiplied by it, and the gradient of the result."""
+
+
+class LateWeights:
+    """Products of one forward whose matrices get their gradients when ``run`` is called."""
+
+    def __init__(self) -> None:
+        self._due: list[Product] = []
+        self._task = -1  # torch's number of the backward that leaves gradients for later
+
+    def backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> None:
+        """Runs autograd from what left a chunk; gradients of its matrices wait for ``run``."""
+
+        def begin(_: Tensor) -> None:
+            self._task = torch._C._current_graph_task_id()
+
+        for one in tensors:
+            one.register_hook(begin)
+        torch.autograd.backward(tensors, gradients)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Adds the gradients that are due to those of the matrices."""
+        due, self._due = self._due, []
+        for weight, given, gradient in due:
+            found = (gradient.t() @ given).to(weight.dtype)
+            weight.grad = found if weight.grad is None else weight.grad.add_(found)
+
+    def note(self, product: Product) -> bool:
+        """Keeps a product until ``run``; returns whether it did, which it does in ``backward`` alone."""
+        is_own = torch._C._current_graph_task_id() == self._task
+        if is_own:
+            self._due.append(product)
+        return is_own
+
+    def collecting(self) -> TorchFunctionMode:
+        """Returns a context; products of trained matrices that are called in it are noted in ``backward``.
+
+        Those under hooks on saved tensors that are entered in it, such as a checkpoint's, are not: they may be called
+        a second time outside of it.
+        """
+        return _Collecting(self)
+
+
+class _Collecting(TorchFunctionMode):
+    def __init__(self, late: LateWeights) -> None:
+        super().__init__()
+        self._late = late
+        self._hooks: object = None
+
+    def __enter__(self) -> Self:
+        self._hooks = saved_tensor_hooks()
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is functional.linear and not kwargs and torch.is_grad_enabled():
+            given, weight, *bias = args
+            if _may_wait(weight) and not given.is_nested and not self._steps_aside():
+                if torch.is_autocast_enabled(given.device.type) and given.dtype is not torch.float64:
+                    given = given.to(torch.get_autocast_dtype(given.device.type))
+                flat = given.reshape(given.shape[:-1].numel(), given.shape[-1])
+                made = _Linear.apply(flat, weight, bias[0] if bias else None, self._late)
+                return made.view(*given.shape[:-1], made.shape[-1])  # no view made in a Function may be written into
+        return func(*args, **(kwargs or {}))
+
+    def _steps_aside(self) -> bool:
+        """Whether a layer differentiates, or runs what may run again, by itself."""
+        return is_transformed() or forward_ad._current_level >= 0 or saved_tensor_hooks() != self._hooks
+
+
+def _may_wait(weight: Tensor) -> bool:
+    """Whether a matrix trains, and no hook waits for its gradient, which backward then has to compute."""
+    is_hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    return weight.is_leaf and weight.requires_grad and weight.ndim == 2 and not is_hooked
+
+
+class _Linear(torch.autograd.Function):
+    """``x W^T`` whose backward leaves the gradient of W to ``LateWeights``."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, late: LateWeights) -> Tensor:
+        ctx.save_for_backward(given)
+        ctx.weight, ctx.late = weight, late  # what a checkpoint saves is a copy, whose gradient nobody would see
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return functional.linear(given, weight.to(given.dtype), None if bias is None else bias.to(given.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (given,), weight = ctx.saved_tensors, ctx.weight
+        waits = ctx.late.note((weight, given, gradient))
+        needs_given, _, needs_bias, _ = ctx.needs_input_grad
+        for_given = gradient @ weight.to(gradient.dtype) if needs_given else None
+        for_weight = None if waits else (gradient.t() @ given).to(weight.dtype)
+        for_bias = gradient.sum(0).to(ctx.bias_dtype) if needs_bias else None
+        return for_given, for_weight, for_bias, None
+
 
 Scale = Callable[[Tensor], Tensor]
 """Of a loss before its backward, as ``GradScaler.scale``."""

@@ -16,16 +16,15 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.checkpoint.state import SavedState
 from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.beside.alike import check_alike, trained_in
+from mosaic.ranks.pipeline.beside.alike import PlainCalls, check_alike, trained_in
 from mosaic.ranks.pipeline.beside.gathering import gather_model, stand_for_others
-from mosaic.ranks.pipeline.beside.plain_calls import PlainCalls
 from mosaic.ranks.pipeline.beside.played_steps import OwnStep, PlayedStep, PlayedSteps
 from mosaic.ranks.pipeline.beside.step_schedules import StepSchedules
 from mosaic.ranks.pipeline.rank_lanes import describe_lanes
 from mosaic.ranks.pipeline.transports.transport import TensorSpec
-from mosaic.ranks.pipeline.trying.candidates import Candidates
+from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 from mosaic.ranks.pipeline.trying.trial import COLOCATED, PipelineTrial
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
@@ -47,7 +46,7 @@ class Pipeline(KeepsCheckpoints):
 
     _draws_alike = True
 
-    def __init__(self, candidates: Candidates, trial: PipelineTrial) -> None:
+    def __init__(self, candidates: PipelineSetup, trial: PipelineTrial) -> None:
         self.world = candidates.world
         self.degrees = trial.best.degrees
         self.partition = trial.best.partition
@@ -55,7 +54,7 @@ class Pipeline(KeepsCheckpoints):
         self._model = candidates.model
         self._ranks = candidates.world
         self._grids = candidates.grids
-        self._way, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
+        self._planner, self._slices, self._sequences = trial.best, candidates.slices, candidates.sequences
         self._runner = candidates.runner(trial.best, keeps_all=False)
         self._counted = replace(candidates.counted, numbers=self._runner.numbers)
         self._lacks_weights = bool(self._runner.parted.give_memory())
@@ -148,9 +147,9 @@ class Pipeline(KeepsCheckpoints):
             yield now
 
     @property
-    def kept_way(self) -> KeptWay:
+    def plan(self) -> PipelinePlan:
         """What runs, as plain data to be kept; ``mosaic.pipeline(..., plan=)`` takes it in a later start."""
-        return self._way.kept()
+        return self._planner.saved
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Returns the parameters that are on this rank."""
@@ -180,17 +179,17 @@ class Pipeline(KeepsCheckpoints):
         replicas = "" if self.degrees.data == 1 else f", {self.degrees.data} replicas of {self.degrees.pipeline}"
         replicas += "" if self.degrees.tensor == 1 else f", {self.degrees.tensor} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
-        lines = [f"{self._way.name} on {self.world.size} ranks{replicas}"]
+        lines = [f"{self._planner.name} on {self.world.size} ranks{replicas}"]
         lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):
             chunks = describe_lanes(self.partition, place)
             ranks = self._runner.grid.holders([place])
             lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {chunks}")
-        seen = self._way.request.microbatches
+        seen = self._planner.request.microbatches
         if self._counted.split.encoders and any(isinstance(one, CountedMicrobatch) and one.draws for one in seen):
             lines.append("encoders take whole microbatches, since these draw random numbers: pieces would draw others")
-        if self._way.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
+        if self._planner.request.slots_per_rank == 1 and COLOCATED not in self.trial.reasons:
             lines.append("no lanes: each rank has one slot")
         return "\n".join(lines)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from mosaic.find.random_numbers import RandomState, forked, random_state
 from mosaic.parts.modes import Modes
-from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.ways_seen import kind_of
+from mosaic.parts.parted_model import PartedModel, kind_of
 
 MAX_KINDS = 1024
 """Of microbatches of which it is known whether they draw any."""

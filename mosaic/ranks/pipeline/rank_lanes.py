@@ -15,7 +15,7 @@ from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay, OnStreams, OnThreads
+from mosaic.ranks.pipeline.executing.executor import InTurn, LaunchMode, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transports.transport import LanePair
 from mosaic.ranks.running.prepare import cores_of_rank
 from mosaic.ranks.world.devices import own_gpu
@@ -42,7 +42,7 @@ def backend_of(world: World) -> Backend | None:
     return HostBackend(cores=cores_of_rank(beside.index(world.rank), len(beside)))
 
 
-def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaneWay:
+def open_lanes(backend: Backend, partition: Partition, rank: int) -> LaunchMode:
     """Opens a lane for each row of a rank; where it has one row, that runs on all slots, on the calling thread.
 
     Raises:

@@ -13,12 +13,12 @@ from mosaic.parts.pieces import count_units, slice_piece
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.sizes import even_pieces
+from mosaic.pipelining.partition.request import even_pieces
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.workload.layers import Layer
-from mosaic.ranks.pipeline.context.items import SharedItems
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.context.sequences import SharedItems
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors
 
 

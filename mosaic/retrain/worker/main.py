@@ -1,6 +1,6 @@
 """The worker process, which needs torch: checks a day's data, trains, and scores versions for the gate.
 
-Run by the launcher as ``python -m mosaic.retrain.worker.main FOLDER DAY look train score``. Each part ends with
+Run by the launcher as ``python -m mosaic.retrain.worker.main FOLDER DAY data train score``. Each part ends with
 atomically written files, and is skipped if they exist.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
     parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
-    parser.add_argument("--words", type=Path, required=True)
+    parser.add_argument("--error-file", type=Path, required=True)
     parser.add_argument("--train-until", type=float)  # of time.monotonic()
     parser.add_argument("--total-until", type=float)
     parser.add_argument("--steps", type=int, default=50)
@@ -80,7 +80,7 @@ def main() -> None:
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
         with suppress(MosaicError):  # a full disk; the code says enough
-            save(WorkerError(reason=reason), arguments.words)
+            save(WorkerError(reason=reason), arguments.error_file)
     sys.stdout.flush()
     sys.exit(code)
 
@@ -105,7 +105,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
         over = arguments.total_until is not None and time.monotonic() >= arguments.total_until
         stopped, over = group.any_of(bool(stop.received), over)
         if stopped:
-            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({stop.received or 'another rank'})")
+            raise _StopError(exits.INTERRUPTED, f"stopped by {stop.received or 'another rank'}")
         if over:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
@@ -119,7 +119,7 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
     if "verify" in arguments.parts:
         result = verify(work, group, stop, arguments.steps)
         print(result if group.rank == 0 else "", end="\n" if group.rank == 0 else "")
-    if "look" in arguments.parts:
+    if "data" in arguments.parts:
         check_time()
         if not is_there(work.day.sources):
             group.first_does(lambda: freeze(work))
@@ -139,7 +139,7 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
     day = Day(work.program, work.samples(), work.settings(group, until), group)
     trained = day.train(stop)
     if trained.ended not in ("done", WINDOW_OVER):
-        raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
+        raise _StopError(exits.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     if trained.step == 0:
         raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
     model = day.export(work.day.model, work.recipe.export)

@@ -48,8 +48,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every mask by every way of sharing it out."""
-    ways = (("lpt", "gather", 1), ("lpt", "needed", 2), ("zigzag", "gather", 2))
-    more = (("lpt-paper", "needed", 1), ("random", "gather", 1), ("ring", "needed", 1), ("striped", "gather", 1))
+    ways = (("lpt", "gather", 1), ("lpt", "needed", 2), ("headtail", "gather", 2))
+    more = (("random", "gather", 1), ("ring", "needed", 1))
     for mask in MASKS:
         for way in ways if mask != "odd" else (*ways, *more):
             yield Case(mask, *way)

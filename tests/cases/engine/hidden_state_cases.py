@@ -234,7 +234,7 @@ def teacher(update: Any, when: str) -> Glued:
     model.is_on = False
 
     def copied_with_a_list_of_its_own(_: Any) -> Glued:
-        twin = teacher(update, when)
+        twin = teacher(update, when).to(device())
         twin.is_on = model.is_on
         return twin
 

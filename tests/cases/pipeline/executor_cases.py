@@ -22,8 +22,8 @@ from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.ranks.pipeline.executing.lane_ways import LaneWay, OnThreads
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.executing.executor import LaunchMode, OnThreads
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec, Transport
 
 METHODS = ("separated", "separated-even", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
@@ -125,7 +125,7 @@ def step(seed: int, *, num_ranks: int | None = None, max_microbatches: int = 4) 
     return Step(schedule=lower(partition, graph, order(graph, chance), training=training), graph=graph)
 
 
-def on_lanes(transport: Transport, schedule: PipelineSchedule) -> LaneWay:
+def on_lanes(transport: Transport, schedule: PipelineSchedule) -> LaunchMode:
     """A thread for each lane of a rank, on slots that need not be cores."""
     slots = [(slot,) for slot in range(schedule.rank_of.count(transport.rank))]
     lanes = HostBackend(len(slots), num_threads=1).open_lanes(slots)

@@ -28,8 +28,7 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn
+from mosaic.ranks.pipeline.executing.executor import Executor, InTurn
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_lanes import check_lanes, open_lanes
 from mosaic.ranks.pipeline.step_data import StepData

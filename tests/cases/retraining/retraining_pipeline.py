@@ -70,7 +70,6 @@ def strike(process: Fork, ready: Callable[[], bool], choose: Callable[[tuple[int
 
 
 def main(top: Path) -> None:
-    tell(**{"check of BatchNorm": aside(written(top / "batch norm", {}), "check", "check")})
     quiet = written(top / "quiet", LAYERS)
     tell(check=aside(quiet, "check", "check"))
     process = start(quiet)

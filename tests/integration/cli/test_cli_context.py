@@ -15,7 +15,7 @@ def test_a_causal_mask_is_shared_out_beside_other_methods_and_drawn(tmp_path: Pa
     said = capsys.readouterr().out
     assert picture.stat().st_size > 10_000
     assert "4096 tokens over 4 ranks" in said
-    for word in ("lpt-paper", "zigzag", "striped", "counted, not measured"):
+    for word in ("headtail", "ring", "random", "counted, not measured"):
         assert word in said
 
 

@@ -43,16 +43,6 @@ def test_ranks_with_other_microbatches_end_with_an_error_that_says_so(tmp_path: 
         assert "give all ranks the same microbatches" in one.said
 
 
-def test_the_example_trains_as_the_plain_loop_does(tmp_path: Path):
-    ended = run_program(f"{PROGRAMS}:example", 2, tmp_path / "ranks", seconds=BOUND_S)
-    assert [one.code for one in ended] == [0, 0]
-    first = ended[0].said
-    assert "tried at the start: planned" in first
-    differ = [float(found) for found in re.findall(r"gradients differ by (\S+) on rank 0", first)]
-    assert len(differ) == 3
-    assert max(differ) < 1e-5
-
-
 def test_the_example_is_killed_restarted_and_ends_with_the_plain_loops_weights(tmp_path: Path):
     (ended,) = run_program("ranks.programs.pipeline.restarted:restarted", 1, tmp_path / "ranks", seconds=BOUND_S)
     assert ended.code == 0, ended.said

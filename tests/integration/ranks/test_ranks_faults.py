@@ -57,14 +57,15 @@ def test_a_rank_that_waits_for_one_that_was_killed_names_it_and_where_each_was(o
     assert (other.code, killed.code) == (1, -signal.SIGKILL)
     assert names(other.said, 1), other.said
     assert "is not heard of after a connection was closed: it was killed" in other.said
-    assert re.search(r"Last seen: rank 0: .*; rank 1: step \d, ", other.said), other.said
+    # Its last heartbeat may be of before its first step.
+    assert re.search(r"Last seen: rank 0: .*; rank 1: (step \d, |before its first step)", other.said), other.said
 
 
 def test_the_others_are_told_the_error_of_a_rank_that_fails(outcomes: dict[str, list[Ended]]):
     other, failed = outcomes["an_error_on_one"]
     assert (other.code, failed.code) == (1, 1)
     assert names(other.said, 1)
-    text = r"failed: ValueError: no such caption. Last seen: rank 0: step \d, .* rank 1: step 2, "
+    text = r"failed: ValueError: no such caption. Last seen: rank 0: (step \d,|before its) .* rank 1: step 2, "
     assert re.search(text, other.said)
     assert re.search(r"mosaic: rank 1 \(.*" + text, failed.said)
 
@@ -130,5 +131,5 @@ def test_the_doctor_names_the_slow_rank_of_a_run(outcomes: dict[str, list[Ended]
     found = compare_ranks(traces)
     slowest = found.slow[0]  # other processes of the machine may hold the other rank up, but not by as much
     assert (slowest.rank, slowest.slow[0].module) == (1, "audio"), found
-    assert slowest.slow[0].ratio > 5, found
+    assert slowest.slow[0].here_ms > 5 * slowest.slow[0].elsewhere_ms, found
     assert found.ranks[0].wait_ms > found.ranks[1].wait_ms, "the other rank waits for it"

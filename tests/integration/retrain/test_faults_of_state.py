@@ -40,7 +40,7 @@ def stopped(make_node: Make, **changed: object) -> Node:
     """A node whose day was told to stop in its twelfth step."""
     node = make_node(**changed)
     assert node.run(at_step=12, fault=node.stop) == 75
-    assert "told to stop (SIGTERM) at step 12" in node.report.reason
+    assert "stopped by SIGTERM at step 12" in node.report.reason
     assert len(checkpoints_in(day_of(node).checkpoints)) == 2
     return node
 

@@ -27,8 +27,8 @@ from mosaic.solver import StageEvaluator
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
-BOUNDED = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-MANY = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=100, deadline=None, derandomize=True)
 ROUNDING = 1 + 1e-9
 NUM_SLOTS = 4
 

@@ -136,19 +136,19 @@ def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
     assert exact.search.bound_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
 
 
-@bounded(200)
+@bounded(100)
 @given(made=disturbed("measured"))
 def test_exact_agrees_with_brute_force_beside_measured_pairs_that_get_milder_with_slots(made):
     agrees_with_brute_force(*made)
 
 
-@bounded(120)
+@bounded(60)
 @given(made=disturbed("eq8") | disturbed("pairwise"))
 def test_exact_agrees_with_brute_force_under_forms_over_bandwidth(made):
     agrees_with_brute_force(*made)
 
 
-@bounded(60)
+@bounded(30)
 @given(made=disturbed("eq8"), data=st.data())
 def test_a_search_is_only_asked_where_no_module_draws_less_with_more_slots(made, data):
     instance, cost = made

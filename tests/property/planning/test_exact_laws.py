@@ -13,7 +13,7 @@ from mosaic import _search
 from mosaic.solver.instance import Instance, TableCost
 
 
-@bounded(300)
+@bounded(150)
 @given(instance=instances())
 def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
     exact, _ = solve_instance(instance, time_limit=60)
@@ -24,7 +24,7 @@ def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
     assert exact.objective_ms <= in_turn.objective_ms + ROUNDING_MS
 
 
-@bounded(40)
+@bounded(30)
 @given(
     shape=st.sampled_from(SHAPES),
     num_modules=st.integers(3, 16),
@@ -59,17 +59,17 @@ def problem_of(instance: Instance) -> _search.Problem:
     names = [module.name for module in instance.modules]
     made = []
     for module in instance.modules:
-        options = [
-            _search.Option(
-                degree=option.degree,
-                quota=option.quota,
-                forward_ns=round(option.forward_ms * 1e6),
-                backward_ns=round(option.backward_ms * 1e6),
-                memory_bytes=cost.memory_bytes(module.name, option.degree),
+        rows = [
+            (
+                option.degree,
+                option.quota,
+                round(option.forward_ms * 1e6),
+                round(option.backward_ms * 1e6),
+                cost.memory_bytes(module.name, option.degree),
             )
             for option in module.allowed
         ]
-        made.append(_search.Module(options, sorted(names.index(other) for other in module.after)))
+        made.append(_search.Module(rows, sorted(names.index(other) for other in module.after)))
     return _search.Problem(
         made,
         num_devices=instance.num_devices,

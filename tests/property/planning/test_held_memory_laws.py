@@ -67,7 +67,7 @@ def instances(draw: st.DrawFn) -> Instance:
     )
 
 
-@bounded(60)
+@bounded(40)
 @given(instance=instances())
 def test_exact_agrees_with_brute_force_where_devices_hold_what_modules_keep(instance):
     truth, _ = solve_instance(instance, method="brute_force")
@@ -82,7 +82,7 @@ def test_exact_agrees_with_brute_force_where_devices_hold_what_modules_keep(inst
         assert check_plan(instance, exact.plan).problems == ()
 
 
-@bounded(60)
+@bounded(40)
 @given(instance=instances(), seconds=st.sampled_from([0.0, 0.01]))
 def test_every_method_answers_within_memory_or_says_that_there_is_no_plan(instance, seconds):
     exact, _ = solve_instance(instance, time_limit=60)
@@ -103,7 +103,7 @@ OPTIONS = st.builds(
 )
 
 
-@bounded(200)
+@bounded(100)
 @given(
     tables=st.lists(st.tuples(st.integers(0, 2), st.lists(OPTIONS, min_size=1, max_size=2)), min_size=1, max_size=4),
     memory_bytes=st.integers(3, 16),

@@ -20,7 +20,7 @@ from mosaic.cost import (
 from mosaic.cost.interference import AssumedSharing
 from mosaic.profile import Phase
 
-BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=80, deadline=None, derandomize=True)
 F = Phase.FORWARD
 NAMES = "abcdefgh"
 SHARES = st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES))

@@ -19,7 +19,7 @@ from mosaic.solver.exact import search_exactly
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
-BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+BOUNDED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
 
 
@@ -89,7 +89,7 @@ def test_no_slot_is_held_twice_and_nothing_starts_before_its_inputs(profile: Pro
 
 
 @given(profiles(max_modules=4))
-@settings(BOUNDED, max_examples=30)
+@settings(BOUNDED, max_examples=20)
 def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(profile: Profile) -> None:
     cost, device = CostModel.from_profile(profile), profile.device
     options = all_options(profile.graph, cost=cost, device=device, num_devices=2)

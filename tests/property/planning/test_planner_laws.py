@@ -26,7 +26,7 @@ from mosaic.solver.planners.spindle import MetaOp, continuous_optimum, rounded, 
 from mosaic.solver.solve import solve
 from mosaic.solver.task import PlannerSettings, SearchOptions
 
-BOUNDED = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+BOUNDED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 CLOSE = 1 + 1e-9
 PLANNERS = ("sequential", "megatron", "data-parallel", "distmm", "spindle")
 PHASES = ("forward_ms", "backward_ms")
@@ -129,7 +129,7 @@ def test_every_layer_runs_once_in_order_on_devices_of_its_own_in_the_cost_models
 
 @pytest.mark.parametrize("name", PLANNERS)
 @given(instance=instances())
-@settings(BOUNDED, max_examples=30)
+@settings(BOUNDED, max_examples=20)
 def test_what_modules_keep_fits_on_every_device_or_there_is_a_reason(name: str, instance: Instance) -> None:
     free = instance.plan(name)
     cost = CostModel.from_profile(instance.profile)

@@ -19,7 +19,7 @@ from mosaic.solver import SearchOptions, StageEvaluator, solve
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+BOUNDED = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
 
 

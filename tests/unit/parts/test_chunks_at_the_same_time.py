@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.weights_in_use import WeightsInUse
+from mosaic.parts.weights import WeightsInUse
 
 
 class Watched(nn.Module):

@@ -107,14 +107,6 @@ def test_dynapipes_order_is_no_worse_than_the_order_given():
     assert best_ms(reordered) <= best_ms(given_order)
 
 
-def test_a_partition_made_for_one_step_runs_another():
-    model = vision_and_text(8, 8)
-    request = Request(model=model, num_ranks=2, microbatches=images(4, 4))
-    static = draw_baseline(PAPER_BASELINES["nnscaler*"], request, images(0, 5, 2))
-    assert simulated(static.graph, static.candidates[0]) is not None
-    assert static.partition.chunks == drawn("nnscaler*", model, images(4, 4)).partition.chunks
-
-
 def test_names_and_rules_are_told():
     with pytest.raises(ValueError, match="use a multiple of 2"):
         drawn("megatron", chain(4), images(1, 1, 1))

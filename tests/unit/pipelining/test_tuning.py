@@ -87,7 +87,7 @@ def test_candidates_are_the_fastest_the_leanest_and_some_between_that_none_beats
 
 
 @given(st.lists(layers(), min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_candidate_is_what_its_strategies_add_up_to_and_works_in_no_more_than_everything(chunk: list[Layer]) -> None:
     for one in Candidates(count=5).of(chunk):
         ways = [own.strategies[index] for own, index in zip(chunk, one.strategies, strict=True)]
@@ -157,7 +157,7 @@ def makespan(graph: TaskGraph, pairs: list[Pair], orders: Orders, choice: list[i
     st.floats(0.0, 1.1),
     st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_than_the_leanest(
     num_ranks: int, sizes: list[float], share: float, seed: int
 ) -> None:

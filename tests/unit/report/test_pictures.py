@@ -245,9 +245,9 @@ def test_each_visible_pair_has_a_colour_of_its_querys_rank() -> None:
 
 def test_long_sequences_are_drawn_by_tiles_and_every_work_bar_is_a_ranks(tmp_path: Path) -> None:
     plan = plan_context(causal(4096), 3)
-    figure = context_figure([plan, plan_context(causal(4096), 3, method="zigzag")], title="Two ways")
+    figure = context_figure([plan, plan_context(causal(4096), 3, method="headtail")], title="Two ways")
     assert "lighter: tiles seen in part" in texts(figure)
-    assert "zigzag: rank with most has" in texts(figure)
+    assert "headtail: rank with most has" in texts(figure)
     bars = context_figure([plan_context(packed([causal(300)], num_tokens=330), 40, block=8)])
     assert [label.get_text() for label in bars.axes[2].get_yticklabels()] == [str(rank) for rank in range(0, 40, 3)]
     for words in ("text", "images", "padding", "ranks' colours repeat"):

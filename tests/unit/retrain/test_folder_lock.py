@@ -42,7 +42,7 @@ def test_the_second_run_says_who_has_the_folder_and_leaves_and_a_killed_one_free
         assert stands(tmp_path).startswith(f"in use by {who}")
         holder.kill()
         holder.wait()
-        assert re.fullmatch(f"no run has it: {who}.* has died, .*", stands(tmp_path))
+        assert re.fullmatch(f"no run holds it: {who}.* has died, .*", stands(tmp_path))
         with held(tmp_path, NOW, wait_s=0.0):  # though its child lives on, and its lease lies there
             assert load(Lease, tmp_path / "lease.json").pid == os.getpid()
     finally:
@@ -59,7 +59,7 @@ def test_a_lease_names_this_process_grows_and_goes(tmp_path: Path):
         lease = load(Lease, tmp_path / "lease.json")
         assert lease == Lease(host=socket.gethostname(), pid=os.getpid(), since=NOW, beat=lease.beat)
     assert not (tmp_path / "lease.json").exists()
-    assert stands(tmp_path) == "no run has it"
+    assert stands(tmp_path) == "no run holds it"
 
 
 def test_a_lease_of_another_machine_counts_while_it_beats(tmp_path: Path):

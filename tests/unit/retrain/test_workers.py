@@ -50,7 +50,7 @@ class Scripted(Workers):
         self.started: list[subprocess.Popen[bytes]] = []
 
     def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        words = next(each.removeprefix("--words=") for each in command if each.startswith("--words="))
+        words = next(each.removeprefix("--error-file=") for each in command if each.startswith("--error-file="))
         rank = int(more.get("RANK", "0"))
         child = super()._start([sys.executable, "-c", self.programs[rank], words], more)
         self.started.append(child)
@@ -65,8 +65,8 @@ def run(folder: Path, *programs: str, total_s: float | None = None) -> tuple[End
 
 
 def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "TELL_S", 0.0)
-    monkeypatch.setattr(workers, "LOOK_S", 0.05)
+    monkeypatch.setattr(workers, "PRINT_S", 0.0)
+    monkeypatch.setattr(workers, "POLL_S", 0.05)
     said: list[str] = []
     made = Scripted(tmp_path, "")
     made._say = said.append

@@ -86,6 +86,6 @@ def test_of_a_table_of_thousands_the_best_option_is_found():
     rows = [(degree, quota, 10**9 // (degree * quota), 0, 0) for degree in range(1, 61) for quota in range(1, 101)]
     assert len(rows) > 2 * 2048
     late = [(60, 100, rows[0][2], 0, 0)]  # as slow as the first
-    problem = _search.Problem([_search.Module.of(rows + late, [])] * 2, num_devices=60, num_slots=100)
+    problem = _search.Problem([_search.Module(rows + late, [])] * 2, num_devices=60, num_slots=100)
     plan = _search.plan(problem)
     assert (plan.status, plan.cost_ns) == ("optimal", 2 * (10**9 // 6000))

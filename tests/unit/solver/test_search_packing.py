@@ -19,7 +19,7 @@ Places = Sequence[tuple[int, int, Sequence[int], Sequence[int]]]
 
 def problem_of(rows: Rows, *, num_devices: int = NUM_DEVICES, num_slots: int, memory: int = 0) -> _search.Problem:
     """Modules that wait for nothing, and take as long side by side as alone."""
-    modules = [_search.Module.of(options, []) for options in rows]
+    modules = [_search.Module(options, []) for options in rows]
     return _search.Problem(modules, num_devices=num_devices, num_slots=num_slots, memory_bytes=memory)
 
 
@@ -87,7 +87,7 @@ def test_modules_share_a_stage_just_where_some_placement_does(memory):
             check(rows, stage.rows, num_slots=num_slots, memory=memory)
         answers.add(possible)
         if possible:
-            assert sorted(one.module for one in found.stages[0].placed) == list(range(len(rows)))
+            assert sorted(module for module, *_ in found.stages[0].rows) == list(range(len(rows)))
     assert answers == {True, False}
 
 

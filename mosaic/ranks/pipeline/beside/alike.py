@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint
-from mosaic.errors import InvalidScheduleError
+from mosaic.errors import InvalidScheduleError, ModuleContractError
+from mosaic.parts.pass_through import Door
 from mosaic.ranks.pipeline.context.sequences import masks_of
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 
@@ -58,3 +60,23 @@ def _value(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return torch.hash_tensor(leaf).view(torch.int64).item() if leaf.device.type == "cpu" else None
     return leaf if isinstance(leaf, str | int | float | None) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCalls:
+    """A hook before a model's forward; copies of the model have it, too."""
+
+    layer: str
+    """Name of a module that chunks stand in for while they run."""
+
+    def __call__(self, model: nn.Module, args: Any) -> None:
+        """Raises ModuleContractError, unless a chunk calls the model, or all weights are here."""
+        if isinstance(model.get_submodule(self.layer).__dict__.get("forward"), Door):
+            return
+        away = [name for name, one in model.named_parameters() if one.is_meta]
+        if away:
+            raise ModuleContractError(
+                f"{away[0]} and {len(away) - 1} more weights are on other ranks, so that {type(model).__name__} cannot "
+                "be called here; pipe.step() trains, pipe.evaluate() gives losses without gradients, and "
+                "pipe.remove(), on every rank, gives the whole model back"
+            )

@@ -12,10 +12,9 @@ from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph, Timed
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.rank_trace import RankSpan
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.runner import StepPlanner
 from mosaic.ranks.pipeline.trying.fitting import gather_tasks
-from mosaic.ranks.pipeline.ways import Way
 
 MAX_STEPS = 100
 """Steps that a trace has."""
@@ -61,17 +60,17 @@ class OwnStep:
     def _spans(self) -> zip[tuple[str, int, int]]:
         return zip(self.times.cells, self.times.start_ns, self.times.end_ns, strict=True)
 
-    def computed(self, way: Way) -> list[RankSpan]:
+    def computed(self, planner: StepPlanner) -> list[RankSpan]:
         """Returns what this rank computed, with the times that the plan has, on its own clock."""
         if self.schedule is None:
             return []
-        graph = way.tasks(self.step, self.schedule)
+        graph = planner.tasks(self.step, self.schedule)
         expected = {str(TaskName.of(task)): task.time_ns / 1e6 for task in graph.tasks}
         modules = {str(TaskName.of(task)): "+".join(sorted({p.module for p in task.parts})) for task in graph.tasks}
         return [
             RankSpan(
                 kind="compute",
-                module=ANY_LAYERS if way.is_fitted else modules[cell],
+                module=ANY_LAYERS if planner.is_fitted else modules[cell],
                 phase="forward" if TaskName.parse(cell).kind is ActionKind.FORWARD else "backward",
                 step=self.number,
                 start_us=start / 1e3,
@@ -91,8 +90,8 @@ class PlayedSteps:
         executor: Of the rank's replica.
     """
 
-    def __init__(self, way: Way, executor: Executor) -> None:
-        self._way, self._executor = way, executor
+    def __init__(self, planner: StepPlanner, executor: Executor) -> None:
+        self._planner, self._executor = planner, executor
         self._steps: deque[OwnStep] = deque(maxlen=MAX_STEPS)
 
     def note(self, step: OwnStep) -> None:
@@ -116,12 +115,12 @@ class PlayedSteps:
         if last.schedule is None:
             raise ValueError("this rank's replica had no microbatches in the last step; ask another rank")
         measured = gather_tasks(last.times, self._executor)
-        graph = self._way.tasks(last.step, last.schedule)
+        graph = self._planner.tasks(last.step, last.schedule)
         return PlayedStep(measured=measured.of(graph), simulated=(graph, _starts(graph, last.schedule)))
 
     def computed(self) -> list[RankSpan]:
         """Returns what this rank computed in the last steps, on its own clock."""
-        return [span for step in self._steps for span in step.computed(self._way)]
+        return [span for step in self._steps for span in step.computed(self._planner)]
 
 
 def _starts(graph: TaskGraph, schedule: PipelineSchedule) -> tuple[int, ...]:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
 from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.schedule.schedule import forward_only
 from mosaic.pipelining.workload.counted import CountedMicrobatch
-from mosaic.ranks.pipeline.beside.evaluating import forwards_of
-from mosaic.ranks.pipeline.ways import Way
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.ranks.pipeline.runner import StepPlanner
 from mosaic.ranks.world.world import World
+
+
+def forwards_of(planner: StepPlanner, step: Sequence[Microbatch]) -> SharedStep:
+    """Plans the forwards of microbatches: at once, and whatever memory their backwards would take."""
+    free = replace(planner, space=replace(planner.space, limit_bytes=0))
+    shared = free.plan_shared(step, seconds=0.0)
+    return replace(shared, schedules=tuple(None if one is None else forward_only(one) for one in shared.schedules))
+
 
 _LOG = logging.getLogger("mosaic")
 
@@ -36,8 +46,8 @@ class StepSchedules:
         failed_ahead: Steps whose planning ahead failed, on rank 0.
     """
 
-    def __init__(self, way: Way, world: World) -> None:
-        self._way, self._world = way, world
+    def __init__(self, planner: StepPlanner, world: World) -> None:
+        self._planner, self._world = planner, world
         self._known: _Known = {}
         self._forwards: _Known = {}
         self._ahead: NextStepPlanner | None = None
@@ -80,20 +90,20 @@ class StepSchedules:
             count: Counts its microbatches; called on rank 0.
             last_s: What the step before took; of the first step 0.
         """
-        if self._way.baseline:
+        if self._planner.baseline:
             return
         self._announced = number
         if self._world.rank:
             return
         if self._ahead is None:
-            way = self._way
+            planner = self._planner
             self._ahead = NextStepPlanner(
                 StepPlanning(
-                    request=way.request,
-                    partition=way.partition,
-                    space=way.space,
-                    options=way.options,
-                    num_replicas=way.degrees.data,
+                    request=planner.request,
+                    partition=planner.partition,
+                    space=planner.space,
+                    options=planner.options,
+                    num_replicas=planner.degrees.data,
                 )
             )
         counted = count()
@@ -105,7 +115,7 @@ class StepSchedules:
         key = _key(counted)
         if key in self._forwards:
             return self._forwards[key]
-        found = self._world.broadcast(forwards_of(self._way, counted) if self._world.rank == 0 else None)
+        found = self._world.broadcast(forwards_of(self._planner, counted) if self._world.rank == 0 else None)
         assert found is not None
         return _kept(self._forwards, key, found)
 
@@ -118,8 +128,8 @@ class StepSchedules:
         """Plans a step in a share of the last step's time; in all the time that is allowed, if it does not fit so."""
         if last_s:
             with suppress(InfeasibleError):
-                return self._way.plan_shared(counted, seconds=PLANNING_SHARE * last_s)
-        return self._way.plan_shared(counted)
+                return self._planner.plan_shared(counted, seconds=PLANNING_SHARE * last_s)
+        return self._planner.plan_shared(counted)
 
     def _note(self, number: int, error: str) -> None:
         """Says once that planning ahead fails, and counts how often; such steps are planned when their turn comes."""

@@ -8,17 +8,293 @@ and the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
+from typing import Any, Protocol
 
-from mosaic.errors import InvalidScheduleError, RankFailedError
+from mosaic.backends.base import Lane, Lanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes, StreamTicket
+from mosaic.engine.calls.thread_state import ThreadState, forget_cast_weights, interception
+from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
-from mosaic.ranks.pipeline.executing.program import Program, program_of
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes, StepRun
-from mosaic.ranks.pipeline.executing.work import Work
-from mosaic.ranks.pipeline.transports.transport import Transport
+from mosaic.ranks.pipeline.executing.program import (
+    BACKWARD,
+    FORWARD,
+    FREE,
+    GOT,
+    RECEIVE,
+    REDUCE,
+    SEND,
+    SENT,
+    WEIGHTS,
+    Exit,
+    Program,
+    Work,
+    program_of,
+)
+from mosaic.ranks.pipeline.transports.transport import Handle, Tensors, Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTimes:
+    """When the actions of one lane ran in a step, on ``time.monotonic_ns``; on a GPU, when they were launched."""
+
+    cells: tuple[str, ...]
+    """The actions, in order."""
+    start_ns: array[int] = field(default_factory=lambda: array("q"))
+    """Of each."""
+    end_ns: array[int] = field(default_factory=lambda: array("q"))
+    """Of each that has ended."""
+
+
+class StepRun:
+    """The actions of a rank in one step. Each lane does its own in order, on whichever thread.
+
+    Args:
+        program: What is done.
+        work: What its tasks compute.
+        transport: How it reaches the others.
+        times: For each lane where to record when its actions ran; None: nowhere.
+    """
+
+    def __init__(
+        self, program: Program, work: Work, transport: Transport, times: tuple[ActionTimes, ...] | None
+    ) -> None:
+        self.program = program
+        self.failure: BaseException | None = None
+        """What ended the step on this rank first."""
+        self._work, self._transport, self._times = work, transport, times
+        self._inbox: list[dict[Any, Any]] = [dict.fromkeys(names) for names in program.inputs]
+        self._leaving: list[Tensors] = [()] * len(program.messages)
+        self._handles: list[Handle | None] = [None] * len(program.messages)
+        self._made = {place: threading.Event() for places in program.after.values() for place in places}
+        self._failing = threading.Lock()
+
+    def do(self, lane: int, at: int) -> None:
+        """Does an action of a lane.
+
+        Raises:
+            BaseException: Whatever it raised; the other ranks, and lanes that wait, end then.
+        """
+        times = None if self._times is None else self._times[lane]
+        if times is not None:
+            times.start_ns.append(time.monotonic_ns())
+        cell = self.program.cells[lane][at]
+        try:
+            self._act(cell, *self.program.rows[lane][at])
+        except BaseException as error:
+            self.fail(cell, error)
+            raise
+        if times is not None:
+            times.end_ns.append(time.monotonic_ns())
+
+    def await_others(self, place: int) -> None:
+        """Waits until other lanes have made what a task takes of them.
+
+        Raises:
+            RankFailedError: A lane has failed meanwhile.
+        """
+        for source in self.program.after.get(place, ()):
+            self._made[source].wait()
+            if self.failure is not None:
+                raise RankFailedError(f"another lane of rank {self._transport.rank} has failed", ranks=())
+
+    def given(self, place: int) -> Tensors:
+        """Returns what a task has been given so far; for a place of -1 nothing."""
+        found = self._inbox[place].values() if place >= 0 else ()
+        return tuple(tensor for tensors in found if tensors is not None for tensor in tensors)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Ends the waits of the other lanes, and those of the other ranks unless one of them has failed."""
+        with self._failing:
+            is_first, self.failure = self.failure is None, self.failure or error
+        if not is_first:
+            return
+        for event in self._made.values():
+            event.set()
+        if not isinstance(error, RankFailedError):
+            self._transport.abort(f"failed in {where}: {type(error).__name__}: {error}")
+
+    def _act(self, cell: str, code: int, place: int, what: Any, exits: tuple[Exit, ...]) -> None:
+        work, progress = self._work, self._transport.progress
+        if code == FORWARD:
+            with progress.computing(cell, "forward"):
+                made = work.forward(what, self._taken(place))
+            self._hand_out(what, made if isinstance(made, Mapping) else None, made, exits)
+            self._note_made(place)
+        elif code == BACKWARD:
+            with progress.computing(cell, "backward"):
+                made = work.backward(what, self._taken(place))
+            self._hand_out(what, made, (), exits)
+            self._note_made(place)
+        elif code == SEND:
+            self._handles[place] = self._transport.post_send(self.program.messages[place], self._leaving[place])
+        elif code == SENT:
+            self._awaited(place)
+            self._leaving[place] = ()
+        elif code == RECEIVE:
+            self._handles[place] = self._transport.post_receive(self.program.messages[place])
+        elif code == GOT:
+            self._inbox[exits[0][1]][exits[0][0]] = self._awaited(place)
+        elif code == WEIGHTS:
+            with progress.computing(cell, "backward"):
+                work.weights(what)
+            self._note_made(place)
+        elif code == FREE:
+            work.free(what)
+        else:
+            with progress.computing(cell, "reduce"):
+                work.reduce(what)
+
+    def _note_made(self, place: int) -> None:
+        event = self._made.get(place)
+        if event is not None:
+            event.set()
+
+    def _taken(self, place: int) -> dict[Any, Any]:
+        """Takes what a task is given out of its inbox."""
+        given, self._inbox[place] = self._inbox[place], {}
+        return given
+
+    def _awaited(self, place: int) -> Tensors:
+        """Waits for one end of a message, and lets go of it."""
+        handle, self._handles[place] = self._handles[place], None
+        assert handle is not None
+        return handle.wait()
+
+    def _hand_out(
+        self, task: Any, by_target: Mapping[Any, Tensors] | None, for_all: Any, exits: tuple[Exit, ...]
+    ) -> None:
+        """Hands what a task made to tasks of this rank, and keeps what messages take."""
+        for target, place, message in exits:
+            tensors = for_all if by_target is None else by_target.get(target)
+            if tensors is None:
+                raise ModuleContractError(f"{task} made nothing for {target}; hand out something for every edge")
+            if place >= 0:
+                self._inbox[place][task] = tensors
+            else:
+                self._leaving[message] = tensors
+
+
+_COMPUTES = (FORWARD, BACKWARD, WEIGHTS, REDUCE)
+
+
+class LaunchMode(Protocol):
+    """A way for the lanes of a rank to do their actions."""
+
+    def go(self, run: StepRun) -> None:
+        """Does all actions of a step.
+
+        Raises:
+            BaseException: The first thing that an action raised.
+        """
+
+
+class InTurn:
+    """One thread does what all lanes do, in an order that suits them all."""
+
+    def go(self, run: StepRun) -> None:
+        """Does all actions; see ``LaunchMode``."""
+        at = [0] * len(run.program.rows)
+        for lane in run.program.order:
+            run.do(lane, at[lane])
+            at[lane] += 1
+
+
+class OnThreads:
+    """Each lane on a thread of its own, pinned to its cores: one that waits does not hold the others up.
+
+    A step in which one lane alone has something to do, such as one without images, runs on the calling thread, with all
+    cores. So does one that torch modes of that thread watch, such as a counter of operators: they do not see others.
+
+    Args:
+        lanes: Open lanes.
+        of_row: For each row of the rank its lane.
+    """
+
+    def __init__(self, lanes: Lanes, of_row: Sequence[Lane]) -> None:
+        self._lanes, self._of_row = lanes, tuple(of_row)
+
+    def go(self, run: StepRun) -> None:
+        """Does all actions; see ``LaunchMode``."""
+        if _has_one_lane(run) or interception() is not None:
+            InTurn().go(run)
+            return
+        state = ThreadState.capture()
+        for number, lane in enumerate(self._of_row):
+            lane.submit(partial(_walk, run, number, state))
+        try:
+            self._lanes.drain()
+        except BaseException as error:  # such as KeyboardInterrupt: lanes must not go on without their caller
+            run.fail("the wait for its lanes", error)
+            self._lanes.drain()
+        forget_cast_weights()
+        if run.failure is not None:
+            raise run.failure
+
+
+def _has_one_lane(run: StepRun) -> bool:
+    return sum(map(bool, run.program.rows)) < 2
+
+
+def _walk(run: StepRun, lane: int, state: ThreadState) -> None:
+    """Does what one lane does, on the present thread."""
+    with state.applied():
+        for at, (code, place, _, _) in enumerate(run.program.rows[lane]):
+            if code in _COMPUTES and place in run.program.after:
+                run.await_others(place)
+            run.do(lane, at)
+
+
+class OnStreams:
+    """One thread launches all lanes' actions, each on the stream of its lane; streams wait for each other by events.
+
+    Autograd runs a backward on the streams of its forward, so each task stays on its lane's SMs. A step in which one
+    lane alone has something to do runs on the caller's stream, with all SMs. Not tried on GPUs.
+
+    Args:
+        lanes: Open lanes.
+        of_row: For each row of the rank its lane.
+    """
+
+    def __init__(self, lanes: StreamLanes, of_row: Sequence[StreamLane]) -> None:
+        self._lanes, self._of_row = lanes, tuple(of_row)
+
+    def go(self, run: StepRun) -> None:
+        """Launches all actions; see ``LaunchMode``. The caller's stream then waits for them, and no thread does."""
+        if _has_one_lane(run):
+            InTurn().go(run)
+            return
+        for lane in self._of_row:
+            lane.order_after_caller()
+        at = [0] * len(self._of_row)
+        made: dict[int, StreamTicket[None]] = {}
+        try:
+            for number in run.program.order:
+                self._launch(run, number, at[number], made)
+                at[number] += 1
+        finally:
+            self._lanes.join()
+
+    def _launch(self, run: StepRun, number: int, at: int, made: dict[int, StreamTicket[None]]) -> None:
+        lane, (code, place, _, _) = self._of_row[number], run.program.rows[number][at]
+        if code not in _COMPUTES:
+            with lane.api.use_stream(lane.stream):
+                run.do(number, at)
+            return
+        after = [made[one] for one in run.program.after.get(place, ())]
+        for tensor in run.given(place) if after else ():
+            lane.api.record_use(tensor, lane.stream)
+        ticket = lane.launch(partial(run.do, number, at), after=after, behind_caller=False, timed=False)
+        if place >= 0:
+            made[place] = ticket
+
 
 MAX_PROGRAMS = 64
 """Schedules that an executor keeps ready."""
@@ -47,7 +323,7 @@ class Executor:
         *,
         shapes: str = "",
         is_timed: bool = False,
-        lanes: LaneWay | None = None,
+        lanes: LaunchMode | None = None,
     ) -> ActionTimes | None:
         """Executes this rank's actions; all ranks call it with the same schedule.
 

@@ -2,18 +2,155 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.schedule.action import TaskName, Verb
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.executing.lanes import order_of, rows_of_rank
-from mosaic.ranks.pipeline.executing.work import Edge, Work
-from mosaic.ranks.pipeline.transports.transport import Message
+from mosaic.ranks.pipeline.transports.transport import Message, Tensors, TensorSpec
+
+
+class Edge(NamedTuple):
+    """What one task hands to another; ``str`` gives ``2F0>5F0``."""
+
+    source: TaskName
+    """Who makes it."""
+    target: TaskName
+    """Whom it is for."""
+
+    def __str__(self) -> str:
+        return f"{self.source}>{self.target}"
+
+
+class Work(Protocol):
+    """The chunks of one rank in one step. Mappings are by the task at the other end of an edge.
+
+    Tensors that leave take no part in any graph, and nobody writes to them until the executor has let go of them.
+    """
+
+    def forward(self, task: TaskName, inputs: Mapping[TaskName, Tensors]) -> Tensors | Mapping[TaskName, Tensors]:
+        """Computes a forward.
+
+        Args:
+            task: Which.
+            inputs: From each forward that feeds it, in the order of its arguments.
+
+        Returns:
+            What every forward that it feeds is given, or for each of them what it is given.
+        """
+
+    def backward(self, task: TaskName, gradients: Mapping[TaskName, Tensors]) -> Mapping[TaskName, Tensors]:
+        """Computes a backward.
+
+        Args:
+            task: Which; ``2B0.1`` is the backward of ``2F0.1``.
+            gradients: Of what its forward handed out, from each backward that has some; empty where the loss is its
+                own.
+
+        Returns:
+            For each backward that waits for it the gradients of what that one's forward handed to this one's.
+        """
+
+    def weights(self, task: TaskName) -> None:
+        """Computes a backward for weights that is a task of its own."""
+
+    def free(self, task: TaskName) -> None:
+        """Lets go of what a forward kept."""
+
+    def reduce(self, chunk: int) -> None:
+        """Sums the gradients of a chunk over its data-parallel ranks."""
+
+    def specs(self, edge: Edge) -> tuple[TensorSpec, ...]:
+        """Returns shapes and types of what crosses an edge between ranks; both of them have to return the same."""
+
+
+_POSTS = (f"{Verb.SEND}(", f"{Verb.RECEIVE}(")
+
+
+def rows_of_rank(schedule: PipelineSchedule, rank: int) -> tuple[tuple[str, ...], ...]:
+    """Returns what each lane of a rank does, in order."""
+    return tuple(row for row, other in zip(schedule.rows, schedule.rank_of, strict=True) if other == rank)
+
+
+def order_of(schedule: PipelineSchedule, rank: int) -> tuple[int, ...]:
+    """Returns the order in which one thread does what a rank's lanes do: for each action its lane.
+
+    Raises:
+        InvalidScheduleError: No order suits both the lanes and the other ranks.
+    """
+    rows = rows_of_rank(schedule, rank)
+    return _Walk(schedule, rank).run() if len(rows) > 1 else (0,) * sum(map(len, rows))
+
+
+class _Walk:
+    """All rows under way."""
+
+    def __init__(self, schedule: PipelineSchedule, rank: int) -> None:
+        self.schedule, self.rank = schedule, rank
+        self.at = [0] * len(schedule.rows)
+        self.done: set[str] = set()
+        self.posting: dict[str, int] = {}
+        """For each message of which one end is due the row that stands there."""
+        self.merged: list[int] = []
+        ranks = schedule.rank_of
+        self.lane = [ranks[:row].count(ranks[row]) for row in range(len(ranks))]
+        home = {
+            cell: other
+            for other, row in zip(schedule.rank_of, schedule.rows, strict=True)
+            for cell in row
+            if cell[-1] != ")"
+        }
+        self.needs: defaultdict[str, list[str]] = defaultdict(list)
+        for edge in schedule.edges:
+            source, _, target = edge.partition(">")
+            if home.get(source) == home.get(target):
+                self.needs[target].append(source)
+
+    def run(self) -> tuple[int, ...]:
+        has_moved = True
+        while has_moved:
+            has_moved = False
+            for row in range(len(self.at)):
+                has_moved |= self._go_on(row)
+        rows = self.schedule.rows
+        stuck = next((row for row in range(len(rows)) if self.at[row] < len(rows[row])), None)
+        if stuck is not None:
+            raise InvalidScheduleError(
+                f"rank {self.rank} has lanes that cannot come to their end: row {stuck} would wait for ever at "
+                f"{rows[stuck][self.at[stuck]]}; post both ends of each message at one point, as lower does",
+                grid=self.schedule.text,
+            )
+        return tuple(self.merged)
+
+    def _go_on(self, row: int) -> bool:
+        """Takes actions of a row until it has computed a task or cannot go on; returns whether it took any."""
+        cells, has_moved = self.schedule.rows[row], False
+        while self.at[row] < len(cells):
+            cell = cells[self.at[row]]
+            if cell.startswith(_POSTS):
+                other = self.posting.setdefault(cell.partition("(")[2], row)
+                if other == row:
+                    return has_moved
+                self._take(other)
+            elif not all(source in self.done for source in self.needs.get(cell, ())):
+                return has_moved
+            self._take(row)
+            has_moved = True
+            if cell[-1] != ")":
+                return True
+        return has_moved
+
+    def _take(self, row: int) -> None:
+        cell = self.schedule.rows[row][self.at[row]]
+        self.at[row] += 1
+        self.done.add(cell)
+        if self.schedule.rank_of[row] == self.rank:
+            self.merged.append(self.lane[row])
+
 
 FORWARD, BACKWARD, WEIGHTS, SEND, SENT, RECEIVE, GOT, FREE, REDUCE = range(9)
 """What an action does."""

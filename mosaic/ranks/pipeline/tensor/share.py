@@ -16,8 +16,7 @@ from mosaic.graph import Part
 from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
-from mosaic.ranks.pipeline.tensor.slices import WeightSlices
-from mosaic.ranks.pipeline.tensor.styles import TensorPlan, check_draws, styles_of
+from mosaic.ranks.pipeline.tensor.slices import TensorPlan, WeightSlices, check_draws, styles_of
 
 MAX_ROUNDINGS = 1e4
 """By how many roundings outputs of the split and the whole model may differ."""

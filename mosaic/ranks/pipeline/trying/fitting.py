@@ -23,18 +23,17 @@ import numpy as np
 
 from mosaic.graph import Part
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.partition import Chunk, Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import FittedTimes, HostTimes
 from mosaic.pipelining.replicas import SharedStep
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.tasks import Task, TaskGraph
-from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
-from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
-from mosaic.ranks.pipeline.trying.candidates import Candidates
-from mosaic.ranks.pipeline.ways import Way, WayRunner
+from mosaic.pipelining.workload.counted import ModuleFit, PhaseFit
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, Executor
+from mosaic.ranks.pipeline.runner import PipelineRunner, StepPlanner
+from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 
 WARM_STEPS = 1
 """Steps before the measured ones."""
@@ -81,7 +80,7 @@ def gather_tasks(times: ActionTimes, executor: Executor) -> MeasuredTasks:
     )
 
 
-def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_modules(own: PipelineSetup, step: Sequence[Mapping[str, Any]]) -> PipelineSetup:
     """Runs modules cut apart, so that each task is one module's; returns the candidates with measured times.
 
     Where that does not fit in memory, or there are fewer layers than ranks, times stay as they were counted.
@@ -99,7 +98,7 @@ def fit_candidates(own: Candidates, step: Sequence[Mapping[str, Any]]) -> Candid
     return own.with_times(own.world.broadcast(fit_times(steps, names) if own.world.rank == 0 else None))
 
 
-def fit_lanes(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]]) -> Candidates:
+def fit_lanes(own: PipelineSetup, planner: StepPlanner, step: Sequence[Mapping[str, Any]]) -> PipelineSetup:
     """Runs a step of a plan with lanes; returns the candidates with the speeds of modules on them.
 
     Args:
@@ -107,40 +106,40 @@ def fit_lanes(own: Candidates, way: Way, step: Sequence[Mapping[str, Any]]) -> C
         way: A plan with lanes, made with speeds in proportion to shares.
         step: The sample's.
     """
-    shared = own.plan_sample(way)
+    shared = own.plan_sample(planner)
     if not isinstance(shared, SharedStep) or shared.schedules[0] is None:
         return own
-    (fit_step,) = _measured(own, [_fit_run(own, way, shared)], step)
+    (fit_step,) = _measured(own, [_fit_run(own, planner, shared)], step)
     fitted = FittedTimes.of(own.request.model.modules, own.space.host)
     if own.world.rank == 0:
-        exponents = share_exponents(fit_step.graph, way.partition, fit_step.measured)
+        exponents = share_exponents(fit_step.graph, planner.partition, fit_step.measured)
         fitted = replace(fitted, share_exponents=exponents)
     return own.with_times(own.world.broadcast(fitted))
 
 
-_Run = tuple[TaskGraph, SharedStep, WayRunner]
+_Run = tuple[TaskGraph, SharedStep, PipelineRunner]
 """Tasks of the first replica, whose times count, since rank 0 fits; the step, and its runner."""
 
 
-def _planned_apart(own: Candidates, sizes: Mapping[str, int]) -> _Run | None:
+def _planned_apart(own: PipelineSetup, sizes: Mapping[str, int]) -> _Run | None:
     """Plans the step with modules cut apart; None if it cannot run."""
     partition = partition_to_fit(own.request, sizes)
     if {chunk.rank for chunk in partition.chunks} != set(range(partition.num_ranks)):
         return None
     options = replace(own.options, weights="with", limits=OrderLimits(effort=0.0))
-    way = replace(own, options=options).given(partition)
-    shared = own.plan_sample(way, seconds=0.0)
-    return None if isinstance(shared, str) else _fit_run(own, way, shared)
+    planner = replace(own, options=options).given(partition)
+    shared = own.plan_sample(planner, seconds=0.0)
+    return None if isinstance(shared, str) else _fit_run(own, planner, shared)
 
 
-def _fit_run(own: Candidates, way: Way, shared: SharedStep) -> _Run:
+def _fit_run(own: PipelineSetup, planner: StepPlanner, shared: SharedStep) -> _Run:
     schedule = shared.schedules[0]
     assert schedule is not None
-    graph = way.tasks([way.request.microbatches[at] for at in shared.shares[0]], schedule)
-    return graph, shared, own.runner(way, keeps_all=True)
+    graph = planner.tasks([planner.request.microbatches[at] for at in shared.shares[0]], schedule)
+    return graph, shared, own.runner(planner, keeps_all=True)
 
 
-def _measured(own: Candidates, runs: Sequence[_Run], step: Sequence[Mapping[str, Any]]) -> list[FitStep]:
+def _measured(own: PipelineSetup, runs: Sequence[_Run], step: Sequence[Mapping[str, Any]]) -> list[FitStep]:
     """Runs steps in turn, so that a drift hits all."""
     shapes = own.shapes(step)
     measured: list[list[MeasuredTasks]] = [[] for _ in runs]

@@ -76,10 +76,6 @@ def an_error_in_a_backward(rank: int, size: int, place: Path) -> None:
     fails_in("1B2", no_caption, rank, size, place)
 
 
-def an_error_in_a_reduction(rank: int, size: int, place: Path) -> None:
-    fails_in("REDUCE(1)", no_caption, rank, size, place)
-
-
 def an_error_on_a_lane(rank: int, size: int, place: Path) -> None:
     """The other lane waits for rank 1, which waits for the lane that fails."""
     transport = joined(rank, size, place)
@@ -103,10 +99,6 @@ def an_error_on_a_lane(rank: int, size: int, place: Path) -> None:
 
 def killed_in_a_backward(rank: int, size: int, place: Path) -> None:
     fails_in("1B2", kill_this_process, rank, size, place)
-
-
-def killed_in_a_reduction(rank: int, size: int, place: Path) -> None:
-    fails_in("REDUCE(1)", kill_this_process, rank, size, place)
 
 
 def killed_in_a_send(rank: int, size: int, place: Path) -> None:

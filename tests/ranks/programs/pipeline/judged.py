@@ -25,7 +25,7 @@ from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.ranks.pipeline.executing.executor import Executor
-from mosaic.ranks.pipeline.executing.work import Edge
+from mosaic.ranks.pipeline.executing.program import Edge
 from mosaic.ranks.pipeline.transports.distributed import DistributedTransport
 from mosaic.ranks.pipeline.transports.transport import Tensors, TensorSpec
 from mosaic.ranks.world.world import World

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
-from mosaic.pipelining.kept_way import KeptWay
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.train.pipelined import PipelinedModel, PipelinedScores
 from ranks.begun import join
 
@@ -95,16 +95,16 @@ def again(rank: int, size: int, place: Path) -> None:
     torch.manual_seed(3)
     steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
 
-    def begun(way: KeptWay | None) -> PipelinedModel:
+    def begun(way: PipelinePlan | None) -> PipelinedModel:
         return PipelinedModel(Layered(), loss, steps[0], way=way, memory_bytes=TOO_LITTLE)
 
     tried = begun(None)
     first, way = gradients_of(tried, steps), tried.way
     path = place / f"kept{rank}.json"
     save(way, path)
-    assert load(KeptWay, path) == way
+    assert load(PipelinePlan, path) == way
     assert way.degrees.pipeline == size
-    check_equal(first, gradients_of(begun(load(KeptWay, path)), steps))
+    check_equal(first, gradients_of(begun(load(PipelinePlan, path)), steps))
     rival = replace(way, baseline="" if way.baseline else "1f1b")
     check_equal(*(gradients_of(begun(rival), steps) for _ in range(2)))
     print("equal")

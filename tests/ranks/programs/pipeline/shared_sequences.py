@@ -48,7 +48,7 @@ def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Modu
 def of_two(rank: int, size: int, place: Path) -> None:
     """Two ranks share the sequences of LLaVA, and images where there are two or more; both exchanges, and a trial."""
     join(rank, size, place)
-    for settings, trial in ((shared(), False), (shared(exchange="needed", method="zigzag"), True)):
+    for settings, trial in ((shared(), False), (shared(exchange="needed", method="headtail"), True)):
         pipe, model, plain = begun(context=settings, trial=trial)
         assert "2 ranks a sequence" in pipe.describe()
         encoded: list[int] = []
@@ -82,7 +82,7 @@ def beside_others(rank: int, size: int, place: Path) -> None:
         pipe, other, _ = begun(llama, context=context, data=2 if context is None else None)
         pipe.load(place / "kept", optimizer=torch.optim.AdamW(other.parameters(), 0.01))
         check_equal(pipe, other, copy.deepcopy(plain), text())
-        way = pipe.kept_way
+        way = pipe.plan
         pipe.remove()
     pipe, other, _ = begun(llama, plan=way)
     check_equal(pipe, other, llama_of(1), text())

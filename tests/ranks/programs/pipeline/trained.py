@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import runpy
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,7 +165,7 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     tried = mosaic.pipeline(llava(), ragged()[0], options=options(), backend=HostBackend(2), data=1)
     assert "planned, on lanes" in tried.trial.step_ms
     if tried.trial.best.name == "planned, on lanes":
-        assert tried.kept_way.fitted.share_exponents
+        assert tried.plan.fitted.share_exponents
     tried.remove()
     print("equal")
 
@@ -294,14 +291,6 @@ def with_other_microbatches(rank: int, size: int, place: Path) -> None:
     """One rank has a microbatch more."""
     pipe, _, _ = begin(rank, size, place, llama, options=options(), trial=False)
     pipe.step(words(0)[: 3 - rank])
-
-
-def example(rank: int, size: int, place: Path) -> None:
-    """The example as it stands, small."""
-    join(rank, size, place)
-    os.environ["RANK"] = str(rank)
-    sys.argv = ["pipeline.py", *["--check", "--steps", "3", "--layers", "3", "--width", "32", "--microbatches", "4"]]
-    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "pipeline.py"), run_name="__main__")
 
 
 def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mosaic.engine.streams.tensor import StreamTensor
+from mosaic.engine.streams.tensor import StreamTensor, count_foreach_writes
 
 
 def results(model: TwoTowers) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,6 +57,21 @@ def test_a_capsule_of_a_lane_s_tensor_joins_the_lane(home: Any):
         torch.from_dlpack(home.to_dlpack(left)) + 1
         assert backend.api.launches[-1].stream == 0
         assert backend.api.launches[-1].is_after(backend.launches_of(handle, "left")[-1])
+
+
+def test_foreach_writes_that_torch_does_not_count_are_counted(monkeypatch: pytest.MonkeyPatch):
+    def uncounted(tensors: list[torch.Tensor], *_: Any) -> None:
+        for tensor in tensors:
+            tensor.data.zero_()
+
+    weight = torch.ones(3)
+    for name in ("_foreach_lerp_", "_foreach_zero_"):
+        monkeypatch.setattr(torch, name, uncounted)
+    count_foreach_writes.__wrapped__()
+    torch._foreach_lerp_([weight], [weight], 0.5)
+    torch._foreach_zero_([weight])
+    assert weight._version == 2
+    assert not weight.any()
 
 
 def test_metadata_costs_no_wait_and_no_launch():

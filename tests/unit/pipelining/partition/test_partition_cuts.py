@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +12,10 @@ from pipeline_cases import chain, images, models, plain, steps, two_encoders, vi
 
 from mosaic.graph import Part
 from mosaic.pipelining.partition.methods import PARTITION_METHODS, partition_by
+from mosaic.pipelining.partition.mixed import balanced_ends, segments_of
 from mosaic.pipelining.partition.parallel import encoders_colocated, on_given_ranks, step_ms
 from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.ranges import balanced_ends, even_ends
-from mosaic.pipelining.partition.request import Request, backbone_of, layer_times
-from mosaic.pipelining.partition.separated import segments_of
-from mosaic.pipelining.partition.sizes import even_pieces, smallest_efficient
+from mosaic.pipelining.partition.request import Request, backbone_of, even_pieces, layer_times, smallest_efficient
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 
@@ -71,21 +68,6 @@ def test_a_chunk_refuses_what_it_cannot_be(parts: tuple[Part, ...], values: dict
         Chunk(**{"parts": parts, "rank": 0, **values})
 
 
-def test_a_mixed_module_is_not_cut_into_pieces():
-    chunk = Chunk(parts=(of("a", 0, 4), of("b", 0, 4)), rank=0)
-    with pytest.raises(ValueError, match="shares the chunk"):
-        Partition(num_ranks=1, chunks=(chunk,), sizes={"a": 2})
-    with pytest.raises(ValueError, match="in no chunk"):
-        Partition(num_ranks=1, chunks=(chunk,), sizes={"c": 2})
-
-
-def test_partitions_go_to_other_processes():
-    for name in ("separated", "mixed-time"):
-        request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
-        partition = partition_by(name, request)
-        assert pickle.loads(pickle.dumps(partition)) == partition
-
-
 def test_a_partition_of_another_model_or_against_the_data_is_refused():
     model = vision_and_text(4, 4)
     vision, text = Chunk(parts=(of("vision", 0, 4),), rank=0), Chunk(parts=(of("text", 0, 4),), rank=0)
@@ -106,13 +88,6 @@ def test_no_cut_has_a_shorter_longest_range(times: list[float], data: st.DataObj
     assert len(ends) == count
     assert all(before < after for before, after in itertools.pairwise((0, *ends)))
     assert max(sums(times, ends)) == min(max(sums(times, one)) for one in cuts)
-
-
-def test_ranges_are_never_empty():
-    for cut in (even_ends, lambda layers, count: balanced_ends([1.0] * layers, count)):
-        with pytest.raises(ValueError, match="3 layers for 4 chunks"):
-            cut(3, 4)
-    assert even_ends(10, 4) == (3, 6, 8, 10)
 
 
 @given(st.integers(0, 40), st.integers(1, 12))
@@ -144,15 +119,6 @@ def test_separated_chunks_hold_one_module_each_and_pass_over_all_ranks():
     assert dict(partition.sizes) == {"vision": 1}
 
 
-def test_mixed_chunks_balance_parameters_or_time():
-    request = Request(model=vision_and_text(), num_ranks=2, chunks_per_rank=2, microbatches=images(1))
-    by_parameters = partition_by("mixed-parameters", request)
-    assert [sum(part.count for part in chunk.parts) for chunk in by_parameters.chunks] == [4, 4, 4, 4]
-    by_time = partition_by("mixed-time", request)  # vision takes 8 x 1, text 8 x 4 of forward
-    assert str(by_time.chunks[0]) == "vision[0:8/8]+text[0:1/8]"
-    assert [chunk.rank for chunk in partition_by("mixed-v", request).chunks] == [0, 1, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("layers", "feeds", "backbone"),
     [
@@ -173,12 +139,6 @@ def test_the_backbone_is_where_all_data_pass(layers: dict[str, int], feeds: list
     assert backbone_of(model) == backbone
 
 
-def test_encoders_first_puts_them_whole_into_the_first_chunk():
-    partition = partition_by("encoders-first", Request(model=two_encoders(), num_ranks=4, microbatches=images(1)))
-    assert str(partition.chunks[0]) == "vision[0:6/6]+audio[0:4/4]+text[0:2/8]"
-    assert [str(chunk) for chunk in partition.chunks[1:]] == ["text[2:4/8]", "text[4:6/8]", "text[6:8/8]"]
-
-
 def test_frozen_layers_count_by_what_they_compute():
     vision = plain("vision", 2, trains=False)
     projector = plain("projector", 1)
@@ -195,19 +155,6 @@ def test_frozen_layers_count_by_what_they_compute():
     assert set(itertools.chain.from_iterable(unaware.values())) == {3.0}
     skipped = layer_times(Request(model=model, num_ranks=1, microbatches=images(0)))
     assert skipped["text"] == (1.0, 1.0)  # nothing before it trains in a microbatch of text alone
-
-
-def test_frozen_encoders_get_fewer_ranks_when_that_counts():
-    model = PipelineModel(
-        modules=(plain("vision", 12, 2.0, trains=False), plain("text", 12, 2.0, counts="all")),
-        feeds=(Feed(source="vision", target="text"),),
-    )
-    counts = {}
-    for aware in (True, False):
-        request = Request(model=model, num_ranks=6, microbatches=images(*[1] * 8), frozen_aware=aware)
-        partition = partition_by("parallel", request)
-        counts[aware] = sum(chunk.parts[0].module == "vision" for chunk in partition.chunks)
-    assert counts == {True: 2, False: 3}
 
 
 def test_parallel_modules_have_ranks_of_their_own_and_lanes_share_them():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.pipelining.schedule.forward_only import forward_only
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule.schedule import PipelineSchedule, forward_only
 
 
 def test_forwards_and_their_messages_stay_in_order():

@@ -20,7 +20,6 @@ from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.schedule import schedule as schedules
 from mosaic.pipelining.schedule.action import PipelineAction, TaskName, Verb
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.schedule.lower import lower
@@ -206,15 +205,6 @@ def test_a_seeded_fault_is_refused_and_its_cell_named(fault: str):
     assert caught.value.cell is not None
 
 
-def test_sizes_that_are_not_the_steps_are_refused():
-    partition, graph = case()
-    made = lowered(partition, graph)
-    for field, name in (("edges", "0F0>1F0"), ("kept", "0F0")):
-        wrong = dataclasses.replace(made, **{field: {**getattr(made, field), name: 7}}, hash="")
-        with pytest.raises(InvalidScheduleError, match=f"{field}: {name} has 7 bytes"):
-            check_pipeline_schedule(wrong, graph)
-
-
 def test_rows_that_wait_for_each_other_are_refused_before_and_after_lowering():
     partition, graph = case()
     index = {str(TaskName.of(task)): at for at, task in enumerate(graph.tasks)}
@@ -266,10 +256,3 @@ def test_orders_that_leave_out_or_repeat_a_task_are_refused():
         lowered(partition, graph, (orders[0][:-1], orders[1]))
     with pytest.raises(InvalidScheduleError, match="run each task once"):
         lowered(partition, graph, (orders[0], orders[1] + orders[1][:1]))
-
-
-def test_too_many_actions_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schedules, "MAX_ACTIONS", 10)
-    partition, graph = case()
-    with pytest.raises(InvalidScheduleError, match="at most 10: use larger sub-microbatches"):
-        lowered(partition, graph)

@@ -10,7 +10,7 @@ from mosaic.errors import UnsplittableError
 from mosaic.graph import Part
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.ranks.pipeline.checked_loss import checked_loss
+from mosaic.ranks.pipeline.chunk_work import checked_loss
 
 
 def test_losses_that_draw_numbers_or_train_beside_the_model_are_refused():

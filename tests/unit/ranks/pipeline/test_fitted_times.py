@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.fitted_times import FittedTimes, HostTimes
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import FittedTimes, HostTimes
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule
+from mosaic.pipelining.workload.counted import CountedLayers, CountedMicrobatch, CountedModule, ModuleFit, PhaseFit
 from mosaic.pipelining.workload.layers import Layer, PipelineModel, Strategy
-from mosaic.pipelining.workload.phase_fit import ModuleFit, PhaseFit
 from mosaic.ranks.pipeline.trying.fitting import (
     MAX_EXPONENT,
     FitStep,

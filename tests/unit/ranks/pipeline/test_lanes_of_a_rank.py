@@ -26,16 +26,14 @@ from mosaic.ranks.pipeline.transports.transport import Tensors, Transport
 RAGGED = ((2, 1), (0, 0), (3, 0), (0, 2), (1, 1))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("own_lanes", [False, True])
+@pytest.mark.parametrize(("num_ranks", "own_lanes"), [(1, True), (2, False)])
 def test_lanes_make_the_plain_loops_gradients(num_ranks: int, own_lanes: bool):
     torch.manual_seed(1)
     made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=num_ranks, own_lanes=own_lanes)
     check_equal(
         made,
-        *map(made.drawn, range(2)),
-        made.drawn(2, strategy="recompute"),
-        made.drawn(3, weights_apart=True),
+        made.drawn(0, strategy="recompute"),
+        made.drawn(1, weights_apart=True),
     )
 
 
@@ -43,7 +41,7 @@ def test_encoders_in_pieces_run_on_lanes():
     torch.manual_seed(1)
     made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=2, sizes={"vision": 1, "audio": 1})
     assert any(cell.endswith(".2") for row in made.drawn(0).rows for cell in row)
-    check_equal(made, *map(made.drawn, range(2)))
+    check_equal(made, made.drawn(0))
 
 
 def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
@@ -51,7 +49,7 @@ def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     sizes = {"vision": 1, "audio": 1}  # which would draw other numbers: encoders take all images of a microbatch
     made = laned(Seen(dropout=0.3).double(), seen_step(*RAGGED), own_lanes=True, sizes=sizes)
     assert not any("." in cell for row in made.drawn(0).rows for cell in row)
-    check_equal(made, *map(made.drawn, range(3)), *(made.drawn(seed, strategy="recompute") for seed in range(3)))
+    check_equal(made, made.drawn(0), made.drawn(1, strategy="recompute"))
     made.model.eval()
     assert any("." in cell for row in made.drawn(0).rows for cell in row)
 
@@ -60,7 +58,7 @@ def test_a_model_of_the_users_runs_on_two_lanes_of_two_ranks():
     torch.manual_seed(1)
     made = laned(llava(), ragged()[0], num_ranks=2, loss=lambda output, _: output.loss)
     assert len(made.drawn(0).rows) == 4
-    check_equal(made, made.drawn(0), made.drawn(1, weights_apart=True))
+    check_equal(made, made.drawn(0, weights_apart=True))
 
 
 def test_under_autocast_lanes_compute_in_the_lower_precision():
@@ -98,7 +96,7 @@ def test_a_mode_that_counts_operators_sees_all_lanes():
 
 def test_random_schedules_on_lanes_make_what_one_thread_makes():
     num_tried = 0
-    for seed in range(150):
+    for seed in range(60):
         drawn = step(seed)
         if len(drawn.schedule.rows) == drawn.num_ranks:
             continue
@@ -111,7 +109,7 @@ def test_random_schedules_on_lanes_make_what_one_thread_makes():
 
         works = InProcess(drawn.num_ranks).run(program)
         assert {name: value for work in works for name, value in work.made.items()} == evaluated(drawn.graph)
-    assert num_tried > 20
+    assert num_tried > 5
 
 
 def two_lanes(*rows: str, edges: Sequence[str] = ()) -> PipelineSchedule:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.parts.strategies import STRATEGIES, run_layer
-from mosaic.ranks.pipeline.late_weights import LateWeights
+from mosaic.ranks.pipeline.chunk_work import LateWeights
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,4 +1,4 @@
-"""Given for a pipeline, and made sure of: equal weights on all ranks, plans, numbers of replicas."""
+"""The arguments of ``mosaic.pipeline``, and checks of them: equal weights on all ranks, plans, numbers of replicas."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mosaic.context.settings import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule.partition import partition_of_schedule
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.ranks.pipeline.checked_loss import Loss
-from mosaic.ranks.pipeline.tensor.styles import TensorPlan
+from mosaic.ranks.pipeline.chunk_work import Loss
+from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.world.world import World
 
-Plan = Partition | PipelineSchedule | KeptWay | str | Path | Callable[[Request], Partition]
+Plan = Partition | PipelineSchedule | PipelinePlan | str | Path | Callable[[Request], Partition]
 DEFAULT_RANKS = RankSettings()
 DEFAULT_OPTIONS = PlannerOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class PipelineOptions:
     """The arguments of ``mosaic.pipeline`` beside model and sample; it says what they are."""
 
     loss: Loss | None = None
@@ -69,7 +69,7 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     """
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
-    plan = plan.partition if isinstance(plan, KeptWay) else plan(request) if callable(plan) else plan
+    plan = plan.partition if isinstance(plan, PipelinePlan) else plan(request) if callable(plan) else plan
     partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
     try:
         partition.check_covers(request.model)
@@ -102,7 +102,10 @@ def degrees_of(
 
 def check_kept(plan: Plan | None, degrees: Degrees) -> None:
     """Raises ValueError if a way that was kept shares layers or sequences with other numbers of ranks."""
-    if isinstance(plan, KeptWay) and (plan.degrees.tensor, plan.degrees.context) != (degrees.tensor, degrees.context):
+    if isinstance(plan, PipelinePlan) and (plan.degrees.tensor, plan.degrees.context) != (
+        degrees.tensor,
+        degrees.context,
+    ):
         raise ValueError(
             f"the way that was kept has {plan.degrees.tensor} ranks a layer and {plan.degrees.context} a sequence, and "
             f"tensor= and context= ask for {degrees.tensor} and {degrees.context}; give them as they were then"

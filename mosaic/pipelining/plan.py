@@ -1,13 +1,14 @@
-"""Corrections of counted times by measured steps, for modules and for the host."""
+"""Corrections of counted times by measured steps, and the plan that a trial ends with, as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mosaic.pipelining.workload.counted import IN_PROPORTION, CountedModule
+from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.rank_hardware import Degrees
+from mosaic.pipelining.workload.counted import AS_COUNTED, IN_PROPORTION, CountedModule, ModuleFit
 from mosaic.pipelining.workload.layers import LayeredModule, PipelineModel
-from mosaic.pipelining.workload.phase_fit import AS_COUNTED, ModuleFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +65,19 @@ class FittedTimes:
             exponent = self.share_exponents.get(module.name, IN_PROPORTION)
             modules.append(replace(module, fit=fit, share_exponent=exponent))
         return replace(model, modules=tuple(modules))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """Value of ``Pipeline.plan``, for ``mosaic.pipeline(plan=)`` with the same model and sample."""
+
+    name: str
+    """Readable name."""
+    baseline: str
+    """One of ``BASELINES``; empty: each step is planned."""
+    degrees: Degrees
+    """The grid."""
+    partition: Partition
+    """Layers of each rank of a pipeline."""
+    fitted: FittedTimes
+    """Measured corrections of the trial."""

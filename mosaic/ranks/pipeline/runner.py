@@ -1,4 +1,4 @@
-"""Ways to run a model's steps in a pipeline: planned for each step, or as a baseline does; all on one executor."""
+"""Plans and runs a model's steps in a pipeline: each step by a search, or as a baseline does; all on one executor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from mosaic.backends.base import Backend
 from mosaic.errors import RankFailedError
 from mosaic.hardware import Cluster, Link
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.fitted_times import FittedTimes
-from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import FittedTimes, PipelinePlan
 from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.rank_space import RankSpace
@@ -26,14 +25,12 @@ from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
 from mosaic.pipelining.schedule.action import TaskName
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 from mosaic.pipelining.tasks import TaskGraph
+from mosaic.pipelining.workload.counted import AS_COUNTED
 from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.phase_fit import AS_COUNTED
-from mosaic.ranks.pipeline.checked_loss import Loss
-from mosaic.ranks.pipeline.chunk_work import ChunkWork, Scale
-from mosaic.ranks.pipeline.context.items import SharedItems
+from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale
+from mosaic.ranks.pipeline.context.sequences import SharedItems
 from mosaic.ranks.pipeline.counting import CountedModel
-from mosaic.ranks.pipeline.executing.lane_ways import InTurn, LaneWay
-from mosaic.ranks.pipeline.executing.step_run import ActionTimes
+from mosaic.ranks.pipeline.executing.executor import ActionTimes, InTurn, LaunchMode
 from mosaic.ranks.pipeline.grid.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrid
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
@@ -48,8 +45,8 @@ GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How steps are planned, on which grid of ranks."""
+class StepPlanner:
+    """Plans the steps of a pipeline on a grid of ranks."""
 
     name: str
     """As people read it."""
@@ -78,7 +75,7 @@ class Way:
         space: RankSpace,
         options: PlannerOptions,
         baseline: str = "",
-    ) -> Way:
+    ) -> StepPlanner:
         """Plans where layers are, for the first replica's share of a step of the request's microbatches.
 
         Raises:
@@ -103,9 +100,10 @@ class Way:
             predicted_ms=planned.makespan_ns / 1e6 + sum_ms,
         )
 
-    def kept(self) -> KeptWay:
-        """Returns what is kept for a later start."""
-        return KeptWay(
+    @property
+    def saved(self) -> PipelinePlan:
+        """The plan of a pipeline as plain data, for a later start."""
+        return PipelinePlan(
             name=self.name,
             baseline=self.baseline,
             degrees=self.degrees,
@@ -116,7 +114,7 @@ class Way:
     @property
     def is_fitted(self) -> bool:
         """Whether counted times were fitted to measured ones."""
-        return any(fit != AS_COUNTED for fit in self.kept().fitted.modules.values())
+        return any(fit != AS_COUNTED for fit in self.saved.fitted.modules.values())
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
@@ -177,13 +175,13 @@ def lacks_weights(model: nn.Module) -> bool:
     return any(one.is_meta for one in model.parameters())
 
 
-class WayRunner:
-    """Runs steps of one way on this rank."""
+class PipelineRunner:
+    """Runs steps of one plan on this rank."""
 
     def __init__(
         self,
         model: nn.Module,
-        way: Way,
+        planner: StepPlanner,
         counted: CountedModel,
         loss: Loss,
         *,
@@ -208,9 +206,9 @@ class WayRunner:
         Raises:
             InvalidPlanError: The partition's lanes cannot do their work at the same time.
         """
-        check_lanes(model, counted.split, way.partition, way.degrees)
-        self.way, self.grid, self._slices = way, grid, slices
-        chunks = way.partition.chunks
+        check_lanes(model, counted.split, planner.partition, planner.degrees)
+        self.planner, self.grid, self._slices = planner, grid, slices
+        chunks = planner.partition.chunks
         own = (
             None
             if keeps_all and not lacks_weights(model)
@@ -220,13 +218,13 @@ class WayRunner:
         if slices is not None:
             slices.forget_dropped()
         with self.parted.lent_memory():
-            self.sums = GradientSums(model, counted.split, way.partition, grid, slices)
+            self.sums = GradientSums(model, counted.split, planner.partition, grid, slices)
         self._counted, self._loss = counted, loss
         group = grid.context_group
         self._items = None if group is None else SharedItems(self.parted, group)
         self.numbers = DrawnNumbers(self.parted)
-        self._lanes: LaneWay = InTurn() if backend is None else open_lanes(backend, way.partition, grid.place)
-        grid.transport.open_lanes(lane_pairs(way.partition, counted.split.feeds))
+        self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, planner.partition, grid.place)
+        grid.transport.open_lanes(lane_pairs(planner.partition, counted.split.feeds))
 
     def run(
         self,
@@ -255,7 +253,7 @@ class WayRunner:
         if schedule is not None:
             data = StepData(
                 split=self._counted.split,
-                partition=self.way.partition,
+                partition=self.planner.partition,
                 schedule=schedule,
                 microbatches=[microbatches[at] for at in share],
                 layers=self._counted.layers,

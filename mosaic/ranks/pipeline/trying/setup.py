@@ -11,28 +11,27 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.errors import InfeasibleError, InvalidPlanError
-from mosaic.pipelining.fitted_times import FittedTimes
-from mosaic.pipelining.kept_way import KeptWay
 from mosaic.pipelining.partition.partition import Partition
 from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.plan import FittedTimes, PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.replicas import SharedStep
-from mosaic.ranks.pipeline.checked_loss import Loss
+from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import Sequences
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.grid.rank_grid import RankGrids
 from mosaic.ranks.pipeline.rank_lanes import check_lanes
+from mosaic.ranks.pipeline.runner import PLANNED, PipelineRunner, StepPlanner
 from mosaic.ranks.pipeline.tensor.slices import WeightSlices
-from mosaic.ranks.pipeline.ways import PLANNED, Way, WayRunner
 from mosaic.ranks.world.world import World
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class PipelineSetup:
     """What a trial needs, on every rank."""
 
     model: nn.Module
@@ -74,11 +73,11 @@ class Candidates:
         degrees: Degrees | None = None,
         baseline: str = "",
         options: PlannerOptions | None = None,
-    ) -> Way | str:
+    ) -> StepPlanner | str:
         """Plans a way on rank 0 for all; returns why it cannot be where it cannot."""
 
-        def plan() -> Way:
-            way = Way.make(
+        def plan() -> StepPlanner:
+            planner = StepPlanner.make(
                 name,
                 degrees or self.degrees,
                 self.request,
@@ -86,34 +85,34 @@ class Candidates:
                 options=options or self.options,
                 baseline=baseline,
             )
-            check_lanes(self.model, self.counted.split, way.partition, way.degrees)
-            return way
+            check_lanes(self.model, self.counted.split, planner.partition, planner.degrees)
+            return planner
 
         return self._planned(plan)
 
-    def plan_sample(self, way: Way, *, seconds: float = math.inf) -> SharedStep | str:
+    def plan_sample(self, planner: StepPlanner, *, seconds: float = math.inf) -> SharedStep | str:
         """Plans the sample's step on rank 0 for all; returns why it cannot be where it cannot."""
-        return self._planned(lambda: way.plan_shared(way.request.microbatches, seconds=seconds))
+        return self._planned(lambda: planner.plan_shared(planner.request.microbatches, seconds=seconds))
 
     def with_replicas(self, count: int) -> Degrees:
         """Returns the grid of so many replicas."""
         places = self.degrees.data * self.degrees.pipeline
         return replace(self.degrees, data=count, pipeline=places // count)
 
-    def planned(self) -> Way:
+    def planned(self) -> StepPlanner:
         """Plans each step.
 
         Raises:
             InfeasibleError: Nothing fits, on all ranks.
         """
-        way = self.make(PLANNED)
-        if isinstance(way, str):
-            raise InfeasibleError("the model cannot be planned on these ranks", reasons=[way])
-        return way
+        planner = self.make(PLANNED)
+        if isinstance(planner, str):
+            raise InfeasibleError("the model cannot be planned on these ranks", reasons=[planner])
+        return planner
 
-    def given(self, partition: Partition) -> Way:
+    def given(self, partition: Partition) -> StepPlanner:
         """Plans each step of a partition that was given."""
-        return Way(
+        return StepPlanner(
             name=PLANNED,
             degrees=self.degrees,
             request=self.request,
@@ -122,10 +121,10 @@ class Candidates:
             partition=partition,
         )
 
-    def kept(self, kept: KeptWay) -> Way:
+    def kept(self, kept: PipelinePlan) -> StepPlanner:
         """Returns the way of an earlier start, planned with the times that were measured then."""
         then = self.with_times(kept.fitted)
-        return Way(
+        return StepPlanner(
             name=kept.name,
             baseline=kept.baseline,
             degrees=kept.degrees,
@@ -135,17 +134,17 @@ class Candidates:
             partition=kept.partition,
         )
 
-    def with_times(self, fitted: FittedTimes) -> Candidates:
+    def with_times(self, fitted: FittedTimes) -> PipelineSetup:
         """Returns what is planned with what was measured."""
         request = replace(self.request, model=fitted.model(self.counted.model))
         return replace(self, request=request, space=replace(self.space, host=fitted.host))
 
-    def runner(self, way: Way, *, keeps_all: bool) -> WayRunner:
+    def runner(self, planner: StepPlanner, *, keeps_all: bool) -> PipelineRunner:
         """Returns what runs a way."""
-        grid = self.grids.of(way.degrees)
-        return WayRunner(
+        grid = self.grids.of(planner.degrees)
+        return PipelineRunner(
             self.model,
-            way,
+            planner,
             self.counted,
             self.loss,
             grid=grid,
