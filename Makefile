@@ -49,7 +49,7 @@ tables: $(STAMP)
 docs: $(STAMP)
 	$(INSTALL) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	rm -rf build/pages && mkdir -p build/pages
-	git ls-files -z README.md CHANGELOG.md LICENSE .github docs bench/README.md 'bench/results/*.png' csrc/README.md examples \
+	git ls-files -z README.md CHANGELOG.md LICENSE .github docs bench/README.md 'bench/results/*.png' 'bench/results/*.svg' csrc/README.md examples \
 		| xargs -0 cp --parents -t build/pages
 	$(BIN)/python -m mkdocs build --strict --config-file docs/mkdocs.yml
 

@@ -91,9 +91,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.bundle", description=__doc__)
     parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
     parser.add_argument("more", nargs="*", metavar="NAME", help="further packages that the machine lacks")
-    given = parser.parse_args()
+    asked = parser.parse_args()
     try:
-        wheels = pack(given.python, given.more)
+        wheels = pack(asked.python, asked.more)
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

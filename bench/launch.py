@@ -67,7 +67,6 @@ def stepper(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Callable[[], t
 
 
 def measure(num_layers: int, steps: int, *, cuda_graphs: bool) -> list[Figure]:
-    """Measures towers of one depth."""
     backend = CudaBackend()
     device, slots = backend.torch_device, backend.device.num_slots
     torch.manual_seed(0)

@@ -38,7 +38,6 @@ class Loop:
         self._optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 
     def step_ms(self) -> float:
-        """Takes one training step."""
         start = time.perf_counter_ns()
         self._work.loss(self._model(**self._work.batch)).backward()
         self._optimizer.step()

@@ -85,7 +85,6 @@ def source_of(study: Study) -> str:
 
 
 def methods_table() -> str:
-    """Returns the methods of planning."""
     rows = [
         (f"`{one.name}`", one.description, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
         for one in METHODS.values()
@@ -129,6 +128,5 @@ def _row(figure: Figure, sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table of a page."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

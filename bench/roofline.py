@@ -28,7 +28,6 @@ class Count:
     moved_bytes: float
     """Least traffic with memory: weights and gradients of both passes, the optimizer, and kept activations."""
     parameters: int
-    """Parameters that train."""
 
     def bound_ms(self, tflops: float, gb_per_s: float) -> float:
         """Returns the roofline's time: the greater of arithmetic at its ceiling and traffic at its ceiling."""

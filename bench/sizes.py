@@ -48,7 +48,7 @@ def sizes() -> list[Row]:
 
 
 def is_part_of(name: str, part: dict[str, list[str]]) -> bool:
-    """Tells whether a file lies in a part's folders; ``"mosaic/*/"`` in ``without`` leaves out all subfolders."""
+    """Returns whether a file lies in a part's folders; ``"mosaic/*/"`` in ``without`` leaves out all subfolders."""
     inside = any(name.startswith(f"{folder}/") for folder in part["folders"])
     left_out = any(
         name.count("/") > 1 if folder.endswith("*/") else name.startswith(f"{folder}/")

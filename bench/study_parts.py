@@ -21,14 +21,9 @@ Bounded = Callable[[float], Iterator[Figure]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPart:
-    """One part of a study."""
-
     name: str
-    """What it is about."""
     make: Bounded
-    """Makes its figures."""
     seconds: float
-    """When it is ended."""
 
     @classmethod
     def alone(cls, name: str, seconds: float, make: Make) -> StudyPart:
@@ -41,30 +36,26 @@ class PartedStudy:
     """A study of parts, of which there are few and small ones, or all."""
 
     name: str
-    """Of its module and its result files."""
     quick: Callable[[], Sequence[StudyPart]]
     """Makes the parts of the quick form, what matters most first."""
     quick_seconds: float
     """After this a quick study ends whatever runs and starts nothing."""
     full: Callable[[], Sequence[StudyPart]]
-    """Makes all parts."""
     full_seconds: float = math.inf
-    """The same for the full form."""
     known: Sequence[Figure] = ()
     """Figures that no part makes, with their reasons."""
     complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
     """Adds what is missing once all parts have run."""
 
     def main(self, description: str | None, quick_help: str) -> Study:
-        """Runs what the command line asks for."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--quick", action="store_true", help=quick_help)
         parser.add_argument("--json", type=Path, help="write the result here")
-        given = parser.parse_args()
-        parts = self.quick() if given.quick else self.full()
-        longest = min(sum(part.seconds for part in parts), self.quick_seconds if given.quick else self.full_seconds)
+        asked = parser.parse_args()
+        parts = self.quick() if asked.quick else self.full()
+        longest = min(sum(part.seconds for part in parts), self.quick_seconds if asked.quick else self.full_seconds)
         print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
-        return self.run(parts, path=given.json, seconds=longest)
+        return self.run(parts, path=asked.json, seconds=longest)
 
     def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
         """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.

@@ -44,12 +44,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
-    given = parser.parse_args()
-    if given.keep is not None:
-        print(f"kept {keep(given.keep)}")
+    asked = parser.parse_args()
+    if asked.keep is not None:
+        print(f"kept {keep(asked.keep)}")
     made = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
     made[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
-    if given.check:
+    if asked.check:
         sys.exit(any(before != after for before, after in made.values()))
     write_text(sm_targets(), SM_TARGETS)
     for page in PAGES:

@@ -20,8 +20,7 @@ from bench.gpu import preflight
 
 
 def main() -> int:
-    """Checks what is there, then runs."""
-    given = _arguments()
+    asked = _arguments()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
     os.environ.setdefault(
         "CUDA_DEVICE_MAX_CONNECTIONS", "32"
@@ -31,11 +30,11 @@ def main() -> int:
     missing = preflight.missing_packages()
     if missing:
         print(preflight.how_to_bring(missing), flush=True)
-    wrong = list(preflight.missing_tools(to_build=not given.no_build))
+    wrong = list(preflight.missing_tools(to_build=not asked.no_build))
     wrong += [
         f"{package.name} is missing, and nothing can run without it" for package in missing if not package.without
     ]
-    if not given.dry_run and not given.list:
+    if not asked.dry_run and not asked.list:
         why = preflight.why_no_gpu()
         wrong += [] if why is None else [f"no GPU: {why}; to rehearse without one, add --dry-run"]
     if wrong:
@@ -43,22 +42,22 @@ def main() -> int:
         return 3
     from bench.gpu.run import Options, list_parts, run, unknown_names
 
-    if given.list:
+    if asked.list:
         list_parts()
         return 0
-    if strange := unknown_names(given.only):
+    if strange := unknown_names(asked.only):
         print(f"--only {strange[0]}: there is no such part or group; see --list", file=sys.stderr)
         return 2
     return run(
         Options(
-            out=given.out,
-            minutes=given.minutes,
-            small=given.small,
-            dry_run=given.dry_run,
-            only=tuple(given.only),
-            build=not given.no_build,
-            commit=given.commit,
-            ordinal=given.device,
+            out=asked.out,
+            minutes=asked.minutes,
+            small=asked.small,
+            dry_run=asked.dry_run,
+            only=tuple(asked.only),
+            build=not asked.no_build,
+            commit=asked.commit,
+            ordinal=asked.device,
         )
     )
 
@@ -79,12 +78,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--commit", default="", help="the code's commit, where this is no clone")
     parser.add_argument("--no-build", action="store_true", help="take the package that is installed")
-    given = parser.parse_args()
-    if given.out is None and not given.list:
+    asked = parser.parse_args()
+    if asked.out is None and not asked.list:
         parser.error("--out DIR is needed")
-    if not given.minutes > 0:
-        parser.error(f"--minutes {given.minutes}: a run needs some time")
-    return given
+    if not asked.minutes > 0:
+        parser.error(f"--minutes {asked.minutes}: a run needs some time")
+    return asked
 
 
 if __name__ == "__main__":

@@ -16,38 +16,29 @@ from mosaic.microbench import BenchSettings, Budget
 
 @dataclass
 class Bench:
-    """One measurement's surroundings."""
-
     backend: Backend
-    """Where to measure."""
     budget: Budget
     """Bound on time; looked at before each piece."""
     dry_run: bool
-    """Whether to use the smallest sizes."""
     known: tuple[Figure, ...] = ()
-    """Figures of measurements before this one."""
     notes: list[str] = field(default_factory=list)
     """What to know about the figures; may be added to."""
     driver_version: str = ""
     """To be set by the measurement that asks for it."""
     cudnn: bool = True
-    """Whether lanes use cuDNN."""
     verdict: str = ""
     """What came of it, in plain words, where a measurement says so."""
 
     @property
     def device(self) -> Device:
-        """What is measured."""
         return self.backend.device
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors live."""
         return self.backend.torch_device
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is CUDA."""
         return self.torch_device.type == "cuda"
 
     def settings(self, *, grid: int = 8, repeats: int = 15, rounds: int = 6) -> BenchSettings:
@@ -60,7 +51,6 @@ class Bench:
         )
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
         if self.on_gpu:
             torch.cuda.synchronize(self.torch_device)
 

@@ -31,8 +31,6 @@ TRACE_BEFORE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a process is asked to measure."""
-
     measurement: Measurement
     file: str
     """Where its findings go, one JSON object a line."""
@@ -42,25 +40,19 @@ class Order:
     hard_seconds: float
     """It is killed after this."""
     dry_run: bool
-    """Whether to run at the smallest sizes."""
     on_host: bool = False
     ordinal: int = 0
     cudnn: bool = True
-    """Whether lanes use cuDNN."""
     known: tuple[Figure, ...] = ()
-    """Figures that were measured before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A part with what it found."""
-
     part: Part
     figures: tuple[Figure, ...]
     device: Device | None
     """What it ran on; None where it did not come so far."""
     driver_version: str
-    """Where the measurement asked for it."""
 
 
 class Server:

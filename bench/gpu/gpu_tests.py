@@ -33,8 +33,6 @@ def run_tests(bench: Bench, *, file: str) -> Iterator[Figure]:
 
 
 class _Seen:
-    """What became of each test."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.counts: dict[str, int] = {}

@@ -107,7 +107,6 @@ class _Local:
         return self.q, both[..., :WIDTH].contiguous(), both[..., WIDTH:].contiguous()
 
     def step(self, *, backward: bool) -> tuple[torch.Tensor, ...]:
-        """Forward, and backward if asked."""
         scale = WIDTH**-0.5
         out, kept = self.kernel.forward(self.q, self.kv, scale)
         if not backward:

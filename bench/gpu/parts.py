@@ -28,16 +28,12 @@ MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measurement."""
-
     name: str
     """Key; slashes make groups."""
     asks: str
-    """The question it answers."""
     function: str
     """What measures, as ``module:function``: takes a ``Bench``, yields figures as they are found."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Keywords for the function."""
     seconds: float
     """Its share of a run of nine minutes."""
     environment: dict[str, str] = field(default_factory=dict)

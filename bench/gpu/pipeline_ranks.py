@@ -96,8 +96,6 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What a rank saw."""
-
     step_ms: dict[str, list[float]]
     """By way, of the rounds that count, where this is the first rank."""
     gradients: dict[str, dict[str, Tensor]]
@@ -105,8 +103,6 @@ class _Seen:
 
 
 class _Rank:
-    """One rank's thread."""
-
     def __init__(self, bench: Bench, job: _Job, model: nn.Module, transport: InProcessTransport) -> None:
         self._bench, self._job, self._model, self._transport = bench, job, model, transport
         split = job.counted.split

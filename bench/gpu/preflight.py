@@ -23,8 +23,6 @@ BUILT = TOP / "build" / "gpu"
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution that may be missing."""
-
     name: str
     """As pip knows it."""
     imported: str
@@ -32,7 +30,6 @@ class Package:
     without: str
     """What cannot be done without it; empty where nothing can."""
     at_least: tuple[int, ...] = ()
-    """Oldest version that will do."""
 
 
 PACKAGES = (
@@ -131,7 +128,7 @@ def missing_tools(*, to_build: bool) -> tuple[str, ...]:
 
 
 def has_cuda_header() -> bool:
-    """Tells whether a ``cuda.h`` can be found where ``setup.py`` looks; it checks the version."""
+    """Returns whether a ``cuda.h`` can be found where ``setup.py`` looks; it checks the version."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     if any(next(folder.glob("*/include/cuda.h"), None) for folder in folders):

@@ -38,12 +38,8 @@ RUNG_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line."""
-
     out: Path
-    """Folder for everything that is left."""
     minutes: float = 9.0
-    """For all of it."""
     small: bool = False
     """Whether to rehearse on the GPU at the smallest sizes."""
     dry_run: bool = False
@@ -55,7 +51,6 @@ class Options:
     commit: str = ""
     """Commit to record where this is no clone."""
     ordinal: int = 0
-    """Number of the GPU."""
 
     @property
     def is_rehearsal(self) -> bool:
@@ -63,7 +58,6 @@ class Options:
         return self.small or self.dry_run
 
     def chooses(self, name: str) -> bool:
-        """Tells whether a part was asked for."""
         return not self.only or any(_is_below(name, wanted) for wanted in self.only)
 
 
@@ -111,13 +105,11 @@ class Record:
         return part.status in ("done", "cut short")
 
     def add_outcome(self, outcome: Outcome) -> bool:
-        """Adds what a measurement found."""
         machine = self.study.machine or outcome.device
         driver = self.study.driver_version or outcome.driver_version
         return self.add(outcome.part, outcome.figures, machine=machine, driver_version=driver)
 
     def write(self) -> None:
-        """Writes the file and its table, whole."""
         save(self.study, self.path)
         write_text(text_table(self.study), self.path.with_suffix(".txt"))
 
@@ -150,7 +142,6 @@ def unknown_names(only: Sequence[str]) -> list[str]:
 
 
 def run(options: Options) -> int:
-    """Runs everything; returns the exit code."""
     deadline = time.monotonic() + 60 * options.minutes
     record = Record(options)
     print(f"writing {record.path}", flush=True)
@@ -218,7 +209,7 @@ def _measure(record: Record, server: Server, options: Options, deadline: float) 
 
 
 def cudnn_runs(study: Study) -> bool:
-    """Tells whether lanes may use cuDNN: unless the ladder saw it fail on them, and convolutions run without it."""
+    """Returns whether lanes may use cuDNN: unless the ladder saw it fail on them, and convolutions run without it."""
     runs = {
         name: all(figure.value is not None and figure.value <= CLOSE for figure in study.of(f"first/{name}"))
         for name in ("conv-warm", "conv-native")
@@ -241,7 +232,7 @@ def _order(record: Record, options: Options, measurement: Measurement, *, second
 
 
 def _is_chosen(name: str, options: Options) -> bool:
-    """Tells whether to take a measurement; models need the ceilings for their bounds."""
+    """Returns whether to take a measurement; models need the ceilings for their bounds."""
     wanted_too = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
     return wanted_too or options.chooses(name)
 

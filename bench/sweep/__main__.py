@@ -54,31 +54,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
-    given = parser.parse_args()
+    asked = parser.parse_args()
     cases = [
         case
-        for case in (pipeline_cases() if given.pipeline else all_cases())
-        if given.only is None or fnmatchcase(case.name, given.only) or case.kind == given.only
+        for case in (pipeline_cases() if asked.pipeline else all_cases())
+        if asked.only is None or fnmatchcase(case.name, asked.only) or case.kind == asked.only
     ]
-    trial = PIPELINE if given.pipeline else LANES[given.backend]
-    made = sweep(cases[::QUICK_EVERY] if given.quick else cases, trial, path=given.out)
+    trial = PIPELINE if asked.pipeline else LANES[asked.backend]
+    made = sweep(cases[::QUICK_EVERY] if asked.quick else cases, trial, path=asked.out)
     sys.exit(any(one.labels["outcome"] in FAULTS for one in made.figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What becomes of cases."""
-
     study: str
-    """Name of the study."""
     judge: Callable[[Case], Iterator[Figure]]
-    """Says how a case ends."""
     outcomes: tuple[str, ...]
-    """How it can end."""
     says: str
     """Of a figure, beside its outcome."""
     device: str = "cpu"
-    """Of models and batches."""
 
 
 HOST = Trial(

@@ -13,8 +13,6 @@ Made = tuple[nn.Module, Draw]
 
 
 class _Classifier(nn.Module):
-    """Words, layers and a head."""
-
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
         self.embed, self.layers, self.head = nn.Embedding(99, 32), layers, nn.Linear(32, 3)

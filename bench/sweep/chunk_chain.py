@@ -107,7 +107,6 @@ class ChunkChain:
         return found
 
     def drop_gradients(self) -> None:
-        """Leaves none for the next step."""
         for rank in self._ranks:
             rank.model.zero_grad()
 

@@ -13,7 +13,6 @@ _current = [torch.device("cpu")]
 
 
 def device() -> torch.device:
-    """Returns the device of models and batches."""
     return _current[0]
 
 

@@ -48,8 +48,6 @@ Make = Callable[[], tuple[nn.Module, Draw]]
 
 @dataclass(frozen=True)
 class Sub:
-    """A configuration inside another."""
-
     name: str
     settings: dict[str, Any]
 

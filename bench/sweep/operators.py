@@ -85,10 +85,10 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME", default="*", help="the operators of this name or pattern")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th operator, from the I-th")
     parser.add_argument("--out", type=Path, help="write the result here")
-    given = parser.parse_args()
-    index, count = map(int, given.part.split("/"))
-    names = [name for name in dict.fromkeys(map(_name, op_db)) if fnmatchcase(name, given.only)]
-    made = sweep(names[index - 1 :: count], path=given.out)
+    asked = parser.parse_args()
+    index, count = map(int, asked.part.split("/"))
+    names = [name for name in dict.fromkeys(map(_name, op_db)) if fnmatchcase(name, asked.only)]
+    made = sweep(names[index - 1 :: count], path=asked.out)
     sys.exit(any(figure.labels["outcome"] in FAULTS for figure in made.figures))
 
 

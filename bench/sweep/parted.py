@@ -35,8 +35,6 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 @dataclass(frozen=True, kw_only=True)
 class _Plain:
-    """One microbatch of a plain model."""
-
     model: nn.Module
     kwargs: dict[str, Any]
     precision: torch.dtype

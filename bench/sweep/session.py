@@ -30,7 +30,6 @@ class PlainHandle:
     """The handle of a model that runs as it is."""
 
     def disabled(self) -> nullcontext[None]:
-        """Does nothing."""
         return nullcontext()
 
     def remove(self) -> None:
@@ -48,7 +47,6 @@ class Session:
     noted: dict[str, Any] = field(default_factory=dict)
     """What the loop noted, by a name that says what and when."""
     models: list[nn.Module] = field(default_factory=list)
-    """The models of the case."""
     handles: list[Handle] = field(default_factory=list)
     """The handles of colocated models, also of those that are removed."""
 
@@ -91,19 +89,15 @@ class Session:
                 self.noted[f"buffer {name}{of}"] = kept(buffer)
 
     def end(self) -> None:
-        """Gives all models back."""
         for handle in self.handles:
             handle.remove()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model or loop."""
-
     name: str
     """Unique."""
     kind: str
-    """What it is one of."""
     run: Callable[[Session], None]
     """Makes a model, colocates it by the session, trains it and notes the losses."""
     told: str = ""
@@ -138,7 +132,6 @@ class CatchingSession(Session):
     """Runs a loop up to the model that it colocates."""
 
     def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
-        """Leaves the loop."""
         raise CaughtModel(model, sample)
 
 

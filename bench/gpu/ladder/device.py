@@ -31,7 +31,6 @@ from mosaic.microbench.timing import time_alone
 
 
 def device(bench: Bench) -> Iterator[Figure]:
-    """Reads versions, clocks, SMs and slots."""
     with on_lanes(bench) as backend:
         found: dict[str, Any] = {
             "name": backend.device.name,

@@ -32,7 +32,6 @@ class Towers(nn.Module):
         self.left, self.right = (nn.Sequential(*(_block(width) for _ in range(depth))) for _ in range(2))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Returns the rows' likeness."""
         return (self.left(x) * self.right(y)).mean()
 
 

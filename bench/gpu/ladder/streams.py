@@ -182,7 +182,6 @@ def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) ->
 
 
 def judge_capture(found: Mapping[str, Any]) -> str:
-    """Says whether both halves ran, and where."""
     if "error" in found:
         return f"stages cannot be captured here: {found['error']}"
     words = [] if (found["left value"], found["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]

@@ -12,8 +12,16 @@ from types import MappingProxyType
 
 from bench.gpu.bench import Bench
 from bench.gpu.models.rounds import Rounds
-from bench.gpu.models.variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
-from bench.gpu.models.zoo import MAX_BATCH, samples_that_fit
+from bench.gpu.models.variants import (
+    MAX_BATCH,
+    PlainStreams,
+    Step,
+    Workload,
+    colocated,
+    lanes_of,
+    samples_that_fit,
+    whole_step_graph,
+)
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from mosaic.cost import CostModel

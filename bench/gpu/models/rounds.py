@@ -93,7 +93,7 @@ class Rounds:
             yield missing_figure("step_ms", error, labels)
 
     def won(self, name: str, over: str) -> bool:
-        """Tells whether both variants were measured and the first is faster."""
+        """Returns whether both variants were measured and the first is faster."""
         return name in self.speedup and over in self.speedup and self.speedup[name] > self.speedup[over]
 
     def _rounds(

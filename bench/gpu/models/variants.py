@@ -10,17 +10,34 @@ import torch
 
 import mosaic
 from bench.gpu.bench import Bench
-from bench.gpu.models.zoo import samples_that_fit
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import Handle
-from mosaic.errors import BackendUnavailableError
+from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.plan import Plan
 
 EQUALITY_STEPS = 3
+MAX_BATCH = 8
+"""Samples of a step where memory holds them."""
+GPU_BYTES = 78 << 30
+"""Memory that ``Row.gpu_batch`` is counted for."""
 
 Step = Callable[[], torch.Tensor]
+
+
+def samples_that_fit(name: str, memory_bytes: int, batch: int = MAX_BATCH) -> int:
+    """Returns how many samples of at most ``batch`` a device's memory holds.
+
+    Raises:
+        MosaicError: It does not hold one.
+    """
+    most = models.find_model(name).gpu_batch * memory_bytes // GPU_BYTES
+    if most < 1:
+        raise MosaicError(
+            f"{name}-gpu with one sample does not fit in {memory_bytes / 2**30:.0f} GiB; take a larger device"
+        )
+    return min(batch, most)
 
 
 class Workload:
@@ -44,7 +61,6 @@ class Workload:
         self._first = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def loss(self) -> torch.Tensor:
-        """Runs forward under autocast."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return models.loss_of(self.model(**self.inputs))
 

@@ -26,8 +26,6 @@ def tower(*last: nn.Module) -> nn.Sequential:
 
 
 class Two(nn.Module):
-    """Two towers side by side."""
-
     def __init__(self, a: nn.Module | None = None, b: nn.Module | None = None) -> None:
         super().__init__()
         self.a = a if a is not None else tower()
@@ -58,7 +56,6 @@ class Scaled(nn.Module):
 
 
 def batch(step: int, rows: int = 64) -> Batch:
-    """Returns the two inputs of a step."""
     generator = torch.Generator().manual_seed(step)
     return moved(tuple(torch.randn(rows, 32, generator=generator, device="cpu") for _ in range(2)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mosaic.context.words import BOTH, MAX_STREAMS, MaskWords, token_words
+from mosaic.context.words import MAX_STREAMS, MaskWords, token_words
 
 
 def odd_mask(seed: int, num_tokens: int) -> MaskWords:
@@ -33,12 +33,3 @@ def blocked(mask: MaskWords, block: int) -> np.ndarray:
     filled = np.zeros((count * block, count * block), np.int64)
     filled[: mask.num_tokens, : mask.num_tokens] = mask.dense()
     return filled.reshape(count, block, count, block).sum(axis=(1, 3))
-
-
-def without(mask: MaskWords, what: str) -> MaskWords:
-    """The mask with a seeded fault: documents are not told apart, or nothing is seen in both directions."""
-    if what == "documents":
-        words = np.where(mask.documents < 0, token_words(0, 0), mask.words)
-        return MaskWords(words=words, documents=np.zeros(mask.num_tokens, np.int32))
-    assert what == "both"
-    return MaskWords(words=mask.words & ~np.int64(BOTH), documents=mask.documents)

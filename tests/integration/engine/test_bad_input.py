@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +12,13 @@ from engine_cases import (
     Record,
     Trap,
     TwoTowers,
-    assert_trains_like_plain,
-    colocate,
     pair_batch,
     run_both,
     tower,
-    train,
 )
 from stream_cases import colocated
 from torch import nn
 
-from mosaic.engine import Handle
 from mosaic.engine.calls.thread_state import on_lane
 
 
@@ -39,18 +33,6 @@ def test_a_loss_that_is_not_a_number_gives_the_plain_loop_s_gradients_and_lanes_
             model.zero_grad()
 
     run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
-
-
-@pytest.mark.parametrize("handle", ["host"], indirect=True)
-def test_an_error_in_a_hook_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
-    def fail(*_: Any) -> None:
-        raise LookupError("the hook failed")
-
-    hook = model.left.register_forward_hook(fail)
-    with pytest.raises(LookupError, match="the hook failed"):  # in place: a module with a new hook is learned anew
-        model(*pair_batch())
-    hook.remove()
-    assert_trains_like_plain(model, handle)
 
 
 def append(model: TwoTowers) -> None:
@@ -83,16 +65,6 @@ def test_a_model_that_is_changed_afterwards_computes_what_the_changed_plain_mode
 
     described = run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
     assert (change is widen) == ("ran in place" in described)
-
-
-def test_a_model_that_nobody_holds_any_more_goes_with_its_handle_and_other_loops_step_on():
-    model = TwoTowers()
-    gone = weakref.ref(model)
-    colocate(model, pair_batch(), SIDE_BY_SIDE)
-    del model
-    gc.collect()
-    assert gone() is None
-    train(2)(TwoTowers(), Record())
 
 
 class Hungry(Trap):

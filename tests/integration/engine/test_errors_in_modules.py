@@ -141,11 +141,3 @@ def test_a_model_can_be_trained_from_another_thread(model: TwoTowers, handle: Ha
     thread.join()
     assert not failed
     assert_trains_like_plain(model, handle)
-
-
-def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: Handle):
-    data = torch.utils.data.TensorDataset(*pair_batch(rows=12))
-    loader = torch.utils.data.DataLoader(data, batch_size=6, num_workers=1, multiprocessing_context="fork")
-    for batch in loader:
-        model(*batch).sum().backward()
-    assert_trains_like_plain(model, handle)

@@ -167,9 +167,10 @@ class Stacked(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.1, 0.1, 0.2)])
-@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(
+    ("rates", "recompute", "gradient"),
+    [((0.0, 0.0, 0.0, 0.0), False, False), ((0.0, 0.1, 0.1, 0.2), True, True), ((0.0, 0.1, 0.1, 0.2), False, True)],
+)
 def test_equal_layers_are_counted_once_and_give_the_counts_of_each(rates, recompute: bool, gradient: bool):
     given = (torch.randn(4, 10, 32, requires_grad=gradient),)
     known: LayerCounts = {}

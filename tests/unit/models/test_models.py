@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
+from step_memory import count_forward, needed_bytes, usable_bytes
 
-from bench.gpu.models.zoo import GPU_BYTES
-from bench.gpu.models.zoo_memory import count_forward, needed_bytes, usable_bytes
+from bench.gpu.models.variants import GPU_BYTES
 from mosaic import models
 from mosaic.errors import MosaicError
 from mosaic.models.multimodal import merge, target_mask

@@ -277,7 +277,7 @@ result = [told, leaked(), misused()]
         ("pool.close()", "cuStreamDestroy"),
     ],
 )
-@pytest.mark.parametrize("quick", ["pool.lend(0, 0)", "pool.give_back(stream)", "pool.partitions(0)", "pool.stats()"])
+@pytest.mark.parametrize("quick", ["pool.lend(0, 0)", "pool.give_back(stream)"])
 def test_quick_calls_wait_for_a_slow_one_and_other_python_threads_run_on(
     fake_driver: FakeDriver, slow: str, call: str, quick: str
 ):

@@ -53,12 +53,6 @@ class Forward:
     flops: Mapping[str, float]
     """Operations of products and attention by module; under an empty name those outside of all."""
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """Each module's share of the operations, which is that of a step's, too: a backward has twice as many."""
-        whole = sum(self.flops.values())
-        return {name: flops / whole for name, flops in self.flops.items()}
-
 
 def count_forward(model: nn.Module, run: Callable[[], object], modules: Sequence[str] = ()) -> Forward:
     """Counts a forward of a model on the meta device with one sample, under autocast as on CUDA.
@@ -103,22 +97,6 @@ def needed_bytes(forward: Forward, *, batch: int) -> int:
 def usable_bytes(memory_bytes: int) -> int:
     """Returns what of a device's memory can be filled."""
     return int(USABLE_SHARE * memory_bytes)
-
-
-def shift_of(whole: Forward, part: Forward) -> float:
-    """Returns the most by which any set of modules gains or loses share: half the sum of all differences."""
-    names = {*whole.shares, *part.shares}
-    return sum(abs(whole.shares.get(name, 0.0) - part.shares.get(name, 0.0)) for name in names) / 2
-
-
-def tilt_of(whole: Forward, part: Forward, groups: Sequence[Sequence[str]]) -> float:
-    """Returns the most by which the ratio of two groups' operations grows where a model is cut."""
-
-    def kept(group: Sequence[str]) -> float:
-        return sum(part.flops.get(name, 0.0) for name in group) / sum(whole.flops[name] for name in group)
-
-    shares = [kept(group) for group in groups]
-    return max(shares) / min(shares) - 1
 
 
 class _CudaAutocast(TorchFunctionMode):
