@@ -389,6 +389,7 @@ def _try_out(run: _Run, static: list[torch.Tensor], state: _Captured, api: Strea
         if watch is not None and watch.obstacle is not None:
             raise RefusalError(watch.obstacle)
         _check_result(result, leaves, device)
+        _check_memory(result, [*leaves, *state.tensors.values()])
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
         if outputs:
             with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
@@ -425,6 +426,18 @@ def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) 
         raise RefusalError(f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it")
     if any("Checkpoint" in name for name in behind.names):
         raise RefusalError("it uses activation checkpointing")
+
+
+def _check_memory(result: Any, known: Iterable[torch.Tensor]) -> None:
+    """Refuses results that are views of each other, or of what the call was given: each replay returns copies."""
+    known = list(known)
+    made = {id(tensor): tensor for tensor in tensors_in(result)}
+    made = {key: tensor for key, tensor in made.items() if key not in {id(tensor) for tensor in known}}
+    memory = _storages(made.values())
+    if len(memory) < len(made):
+        raise RefusalError("it returns tensors that share memory, which copies of a graph's would not")
+    if memory & _storages(known):
+        raise RefusalError("it returns a view of its input or weight, of which a graph returns a copy")
 
 
 _READS_BACK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

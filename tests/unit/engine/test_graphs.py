@@ -326,6 +326,8 @@ REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "another tensor": (lambda _, h: h * OTHER, "neither an argument nor its module's own"),
     "another leaf": (lambda _, h: h * nn.Parameter(torch.ones(16)), "neither an argument nor"),
     "an object": (lambda _, h: (h, object()), "may hide tensors"),
+    "views of each other": (lambda _, h: (h, h[:, :8]), "share memory"),
+    "a view of a weight": (lambda m, h: (h, m.layer.weight.T), "a view of its input or weight"),
     "a checkpoint": (lambda _, h: checkpoint(torch.sin, h, use_reentrant=False), "checkpointing"),
     "a count": (counts, "in the call itself"),
     "an error": (lambda _, h: h @ torch.ones(3, 3), "trying it failed: RuntimeError"),
