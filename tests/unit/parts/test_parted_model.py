@@ -46,23 +46,6 @@ def test_each_weight_is_on_the_ranks_that_need_it_and_has_no_memory_elsewhere(na
     assert list(shared) == (["model.decoder.embed_tokens.weight"] if name == "whisper" else [])
 
 
-def test_an_optimizer_made_before_steps_own_weights_alone():
-    model = TIED.make()
-    kwargs = TIED.batch()
-    optimizer = torch.optim.AdamW(model.parameters())
-    rank = PartedModel(model, find_split(model, kwargs), CUT[:0] + chunks_of("model[0:3/3]"), own=[0])
-    rank.forward(0, kwargs).loss.backward()
-    before = model.lm_head.weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(before, model.lm_head.weight)
-    middle = PartedModel(copy.deepcopy(model), rank.split, CUT, own=[1])
-    optimizer = torch.optim.AdamW(middle.model.parameters())
-    out = middle.forward(1, kwargs, {"model": (torch.randn(2, 6, 16, requires_grad=True),)})
-    out["model"][0].sum().backward()
-    optimizer.step()
-    assert set(optimizer.state) == set(middle.own_parameters(1).values())
-
-
 def test_finding_and_running_leave_the_model_as_it_was():
     case = SEVERAL_MODULES["whisper"]
     model = case.make()

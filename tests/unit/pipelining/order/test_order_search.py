@@ -48,12 +48,6 @@ def test_memory_too_small_for_one_microbatch_is_a_deadlock():
     assert max(found.short_bytes) > 0
 
 
-def test_somebody_can_stop_a_search_that_has_no_other_limit_in_sight():
-    step = random_step(5, ranks=3, microbatches=5)
-    found = search_orders(step, limits=OrderLimits(effort=300, threads=2, should_stop=lambda: True), bound_ns=0)
-    assert isinstance(found, Searched)
-
-
 def test_effort_is_counted_and_no_clock_decides():
     step = random_step(7, ranks=4, microbatches=6)
     found = [search_orders(step, limits=OrderLimits(effort=0.02, threads=threads), bound_ns=0) for threads in (1, 1, 2)]

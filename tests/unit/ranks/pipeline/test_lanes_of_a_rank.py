@@ -11,7 +11,6 @@ import pytest
 import torch
 from executor_cases import NumberWork, Step, evaluated, no_caption, on_lanes, step
 from lane_cases import Seen, check_equal, laned, run, seen_step
-from ranks.programs.pipeline.trained import llava, ragged
 
 from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
@@ -44,13 +43,6 @@ def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     check_equal(made, made.drawn(0), made.drawn(1, strategy="recompute"))
     made.model.eval()
     assert any("." in cell for row in made.drawn(0).rows for cell in row)
-
-
-def test_a_model_of_the_users_runs_on_two_lanes_of_two_ranks():
-    torch.manual_seed(1)
-    made = laned(llava(), ragged()[0], num_ranks=2, loss=lambda output, _: output.loss)
-    assert len(made.drawn(0).rows) == 4
-    check_equal(made, made.drawn(0, weights_apart=True))
 
 
 def test_under_autocast_lanes_compute_in_the_lower_precision():
