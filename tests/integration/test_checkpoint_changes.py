@@ -257,13 +257,6 @@ def test_a_full_disk_is_an_error_of_its_own_after_which_old_checkpoints_can_go(
     assert [found.step for found in checkpoints_in(tmp_path)] == [5, 2]
 
 
-def test_where_no_checkpoint_is_whole_all_stay(tmp_path: Path):
-    loop = Loop("image")
-    (loop.save(tmp_path, 1) / "state.json").write_text("{}")
-    assert loop.kept.make_room(tmp_path) == ()
-    assert [found.step for found in checkpoints_in(tmp_path)] == [1]
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_room_for_a_checkpoint_is_known_before_the_first_step(kind: str, tmp_path: Path):
     model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 200, bias=False))

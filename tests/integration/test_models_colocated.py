@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from engine_cases import Record, run_both
 from torch import nn
 
 from mosaic import models
-from mosaic.engine import find_modules
 
 ENCODERS = ("text", "image", "audio", "video", "motion", "box", "phone", "struct", "category")
 FOUND: dict[str, list[set[str]]] = {
@@ -65,18 +63,6 @@ def train(name: str, *, steps: int = 3):
         record.note_model(model, optimizer)
 
     return loop
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_the_modules_of_each_model_are_found(name: str):
-    finding = find_modules(models.build(name), batch_of(name))
-    levels = FOUND[name]
-    assert set(finding.graph.names) == set().union(*levels)
-    for before, after in pairwise(levels):
-        for module in after:
-            assert set(finding.graph.predecessors(module)) == before
-    if (named := models.find_model(name).modules) is not None:
-        assert set(find_modules(models.build(name), batch_of(name), include=named).graph.names) == set(named)
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl", "unified-io-2", "imagebind", "multitask-ofasys"])  # one of each structure

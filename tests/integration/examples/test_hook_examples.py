@@ -115,8 +115,3 @@ def test_tensorboard_has_a_days_steps_and_verdict(folder: Folder):
     assert ["train/loss", 0.5, 2, {}] in heard
     assert ["gate/frozen", 0.9, 1, {}] in heard
     assert ["verdict", "promoted: It is better.", {}] in heard
-
-
-@pytest.mark.parametrize("path", sorted(HOOKS.glob("*.py")), ids=lambda path: path.name)
-def test_a_hook_is_short(path: Path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30

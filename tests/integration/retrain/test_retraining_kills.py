@@ -69,13 +69,6 @@ def test_a_promotion_killed_on_its_way_is_made_by_the_next_run(promotions: list[
         assert found["page"], found
 
 
-def test_a_day_killed_while_it_looks_for_a_plan_ends_with_the_same_bits(tmp_path: Path):
-    killed, told, found = told_by("planning", tmp_path)
-    assert (killed["planned"], killed["ended"], killed["left"]) == (False, -9, [])
-    assert told["ended"] in (75, -15)
-    assert found["equal"]
-
-
 def test_a_rollback_after_a_killed_promotion_stands(promotions: list[dict[str, Any]]):
     rolled_back = [found["after_back"] for found in promotions if "after_back" in found]
     assert rolled_back

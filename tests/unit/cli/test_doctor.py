@@ -81,8 +81,6 @@ def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(
     ("fail", "words"),
     [
         ("cuInit=803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
-        ("cuDeviceGetName=999", "cuDeviceGetName"),
-        ("cuDriverGetVersion=999", "cuDriverGetVersion"),
         ("cuDevSmResourceSplitByCount=915", "device 0 cannot be split"),
     ],
 )
@@ -144,7 +142,7 @@ def test_a_node_is_examined_from_its_files(tmp_path: Path, monkeypatch: pytest.M
     assert "loginctl enable-linger ada" in page
 
 
-@pytest.mark.parametrize("recipe", ["budget = 3", "[budget]\nkeep = 'many'", "[", "[budget]\nkeep = []"])
+@pytest.mark.parametrize("recipe", ["[", "[budget]\nkeep = []"])
 def test_an_empty_machine_and_a_wrong_recipe_raise_nothing(tmp_path: Path, recipe: str):
     (tmp_path / "retrain.toml").write_text(recipe)
     page = printed(examine_node(tmp_path, root=tmp_path / "nothing"))
