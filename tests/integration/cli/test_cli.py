@@ -40,9 +40,10 @@ def test_a_wrong_model_is_an_error_that_says_why(tmp_path, capsys, where, messag
 
 def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    output = tmp_path / "plan.json"
+    output, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     arguments = ["plan", "--model", f"{FILE}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
-    assert run([*arguments, "--compare"]) == 0
+    assert run([*arguments, "--compare", "--picture", str(picture)]) == 0
+    assert "<svg" in picture.read_text()
     plan = artifact.load(Plan, output)
     assert plan.num_devices == 8
     assert plan.device.num_slots == 16

@@ -113,13 +113,3 @@ def test_an_interrupted_search_ends_at_once_and_leaves_the_best_plan_so_far(tmp_
     assert "has the best plan so far" in " ".join(done.stderr.split())
     assert [one.name for one in plan.parent.iterdir()] == ["plan.json"]
     assert run(["plan", str(path), "--check", str(plan)]) == 0
-
-
-def test_more_modules_than_the_search_takes_is_exit_code_2_and_says_how_many(file, capsys):
-    def multiply(raw: Any) -> None:
-        first = raw["modules"][0]
-        raw["modules"] = [{**first, "name": f"m{index}", "after": []} for index in range(17)]
-        raw["disturbances"] = []
-
-    assert run(["plan", changed(file, multiply), "--method", "exact"]) == 2
-    assert "17 modules" in capsys.readouterr().err

@@ -58,34 +58,6 @@ def test_the_zoo_is_counted_in_what_a_device_trains_in_or_what_was_asked(kind, a
         assert found.counts[node.name][1].memory.resident_bytes >= 16 * node.num_parameters
 
 
-_PURE = """
-import torch
-from torch import nn
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        return self.left(x) + self.right(x)
-
-def make():
-    return Pair().bfloat16(), {"x": torch.zeros(8, 64, dtype=torch.bfloat16)}
-"""
-
-
-def test_a_users_model_keeps_its_own_number_format_unless_told_otherwise(tmp_path: Path):
-    file = tmp_path / "pure.py"
-    file.write_text(_PURE)
-    own, mixed = (count_workload(f"{file}:make", (1,), kind="cuda", dtype=dtype) for dtype in (None, "bfloat16"))
-    assert own.dtype == mixed.dtype == "bfloat16"
-    assert "the model's own" in own.description
-    assert "autocast" in mixed.description
-    bytes_each = [one.counts["left"][1].memory.resident_bytes / (64 * 64 + 64) for one in (own, mixed)]
-    assert bytes_each == [2 + 2 + 4, 4 + 4 + 8]
-
-
 _TIED = """
 import torch
 from torch import nn

@@ -64,15 +64,9 @@ def test_a_gpu_is_described_with_its_slots(fake_driver: FakeDriver):
     assert "Fake GPU" in report["printed"]
 
 
-@pytest.mark.parametrize(
-    ("version", "lost"), [(12000, ["cuDeviceGetDevResource", "cuGreenCtxCreate"]), (12040, ["StreamCreate (12.5)"])]
-)
-def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(
-    fake_driver: FakeDriver, version: int, lost: list[str]
-):
-    report = fake_driver.run(COLLECT, version=version)
-    errors = " ".join(texts(report, "error"))
-    assert all(call in errors for call in lost)
+def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(fake_driver: FakeDriver):
+    report = fake_driver.run(COLLECT, version=12040)
+    assert "StreamCreate (12.5)" in " ".join(texts(report, "error"))
     assert any("CUDA 12.5 or newer" in finding["remedy"] for finding in report["findings"])
     assert not any("the cuda backend" in line for line in report["works"])
 
@@ -92,7 +86,6 @@ def test_a_broken_driver_becomes_an_error_in_the_report(fake_driver: FakeDriver,
     ("module", "severity", "words"),
     [
         ("mosaic._C", "error", "the extension mosaic._C does not load"),
-        ("pynvml", "warning", "NVML does not respond"),
         ("cuda.bindings", "warning", "cannot be probed"),
     ],
 )

@@ -94,14 +94,6 @@ def test_the_split_depends_on_the_seed_and_the_file_does_not(cache: Path) -> Non
     assert (cache / FILE).stat().st_mtime_ns == before
 
 
-def test_the_same_words_are_spoken_every_time_and_counted(cache: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    first = recordings.load_recordings(tmp_path, lambda done, total: seen.append((done, total)))
-    words = 10 * len(recordings.VOICES)
-    assert seen == [(done, words) for done in range(1, words + 1)]
-    assert first.speech.tobytes() == recordings.load_recordings(cache).speech.tobytes()
-
-
 def test_a_damaged_file_is_made_again_with_a_message(copied_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = copied_cache / FILE
     content = bytearray(path.read_bytes())

@@ -89,13 +89,3 @@ def test_a_gain_is_split_into_concurrency_and_quotas():
     alone = gain_of([step("partitions", 5)], "forward", "eager")
     assert alone is not None
     assert (alone.total, alone.concurrency, alone.quotas) == (None, None, None)
-
-
-def test_quotas_and_splits_cover_the_device_at_equal_parts():
-    settings = BenchSettings(scale="tiny", grid=4)
-    assert settings.quotas(16) == (4, 8, 12, 16)
-    assert settings.splits(16) == ((4, 12), (8, 8), (12, 4))
-    assert settings.quotas(3) == (1, 2, 3)
-    assert settings.splits(1) == ()
-    with pytest.raises(ValueError, match="counts start at 1"):
-        BenchSettings(scale="tiny", repeats=0)

@@ -20,15 +20,6 @@ def log() -> tuple[Console, io.StringIO]:
     return Console(file=file, width=40), file
 
 
-def test_a_log_gets_a_line_when_a_phase_starts_and_lines_are_not_broken() -> None:
-    console, file = log()
-    with Progress(console, clock=Clock()) as progress:
-        progress.phase("profiling", total=8)
-        progress.phase("solving")
-        progress.phase("x" * 100)
-    assert file.getvalue().splitlines() == ["[0 s] profiling ... 0/8", "[0 s] solving ...", f"[0 s] {'x' * 100} ..."]
-
-
 def test_a_log_gets_at_most_one_line_in_five_seconds() -> None:
     console, file = log()
     clock = Clock()

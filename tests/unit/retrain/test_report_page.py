@@ -43,8 +43,8 @@ def comparison(name: str, difference: float, **changed: object) -> Comparison:
     return replace(base, **changed)  # type: ignore[arg-type]
 
 
-def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **changed: object) -> DayReport:
-    """A report with ``many`` of everything; ``text`` stands in the place of every text."""
+def report(outcome: Outcome = "promoted", text: str = "", **changed: object) -> DayReport:
+    """A report with some of everything; ``text`` stands in the place of every text."""
 
     def words(plain: str) -> str:
         return text or plain
@@ -57,9 +57,9 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         comparisons=(
             comparison("frozen", 0.004),
             comparison("anchor", -0.3),
-            *(comparison(f"{words('site')}={index:03}", 0.1 - index / 100) for index in range(12 * many)),
+            *(comparison(f"{words('site')}={index:03}", 0.1 - index / 100) for index in range(12)),
         ),
-        findings=(finding, replace(finding, passed=True)) * many,
+        findings=(finding, replace(finding, passed=True)),
         margin=0.01,
         confidence=0.95,
     )
@@ -72,7 +72,7 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         planned_steps=12000,
         num_ranks=2,
         device=words("cpu"),
-        restarts=(Restart(at="2026-11-22T01:44:12Z", cause=words("killed (SIGKILL)"), from_step=4100),) * many,
+        restarts=(Restart(at="2026-11-22T01:44:12Z", cause=words("killed (SIGKILL)"), from_step=4100),),
         identical=False,
         differs_from_step=7,
         differs_because=words("there were 2 ranks and are 1"),
@@ -90,10 +90,9 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         reason=words("0042 is as good as 0041."),
         todo=words("Approve an anchor."),
         gate=gate,
-        data_check=(finding,) * many,
-        data=(SourceRows(name=words("new 2026-11-22"), rows=18240, drawn=4_300_800, rejected={words("torn"): 12}),)
-        * many,
-        usual=(usual, replace(usual, today=5.0), replace(usual, usual=None, low=None, high=None)) * many,
+        data_check=(finding,),
+        data=(SourceRows(name=words("new 2026-11-22"), rows=18240, drawn=4_300_800, rejected={words("torn"): 12}),),
+        usual=(usual, replace(usual, today=5.0), replace(usual, usual=None, low=None, high=None)),
         history=days,
         run=run,
         champion="0042",
@@ -101,7 +100,7 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         anchor=None,
         digests={words("recipe"): "9f86d081"},
         undo="mosaic retrain rollback shop",
-        messages=(words("a hook failed"),) * many,
+        messages=(words("a hook failed"),),
     )
     return replace(base, **changed)  # type: ignore[arg-type]
 
