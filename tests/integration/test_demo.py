@@ -1,4 +1,4 @@
-"""The demo: what it leaves, its proof of equality, and a model that learns from data that it has to."""
+"""The demo: what it leaves, and its proof of equality."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from engine_cases import Stages, colocated
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
+from mosaic.demo import recordings
 from mosaic.demo import run as demo
-from mosaic.demo.data import DigitTriples, batches, load
+from mosaic.demo.data import NUM_TEST_VOICES, DigitTriples, batches, load
 from mosaic.demo.equality import compare
-from mosaic.demo.loop import retrieval, train
+from mosaic.demo.loop import retrieval
 from mosaic.demo.model import TriModal
 from mosaic.demo.plain import LoopSettings
 from mosaic.demo.record import RunRecord
@@ -31,9 +32,11 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the demo leaves, with fewer steps than it takes, and measured once whatever else runs here."""
+    """What the demo leaves, with fewer voices and steps than it takes, and measured once whatever else runs here."""
     output = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordings, "VOICES", recordings.VOICES[: NUM_TEST_VOICES + 2])
+        patch.setattr(recordings, "WORDS_PER_MINUTE", (190,))
         patch.setattr(demo, "_WARM_STEPS", 1)
         patch.setattr(demo, "_MAX_ROUNDS_S", 0.0)  # as on a machine so busy that two rounds take all the time
         patch.setattr(demo, "ProfileSettings", lambda **_: ProfileSettings(sample_seconds=0.02, foreign_share=2.0))
@@ -74,20 +77,15 @@ def test_the_demo_proves_equality_with_lanes_that_overlap(folder: Path):
     assert record.equality_of_timed_plan == record.colocated
 
 
-@pytest.mark.parametrize(
-    ("stages", "is_timed"),
-    [([{"image": 1, "audio": 2}, {"text": 3}], True), ([{"image": 1}, {"audio": 1}, {"text": 1}], False)],
-)
-def test_equality_is_proven_by_the_plan_that_is_timed_if_that_has_modules_side_by_side(
-    stages: Stages, is_timed: bool, triples: DigitTriples
-):
+def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_side_by_side(triples: DigitTriples):
+    stages: Stages = [{"image": 1}, {"audio": 1}, {"text": 1}]
     (sample,) = batches(triples.train, 8, 0, 1)
     settings = LoopSettings(cache=Path(), seed=0, kind="host", batch_size=8, steps=2)
     with colocated(TriModal(), sample, stages, num_slots=3) as handle:
         found = compare(settings, triples, handle, HostBackend(3), steps=2, advance=lambda: None)
     assert found.max_abs_difference == found.tolerance == 0.0
     assert found.overlap > 0.0
-    assert found.is_of_timed_plan == is_timed
+    assert not found.is_of_timed_plan
 
 
 def test_the_demo_records_what_it_measured(folder: Path):
@@ -104,20 +102,6 @@ def test_the_demo_records_what_it_measured(folder: Path):
 @pytest.fixture(scope="module")
 def triples(cache: Path) -> DigitTriples:
     return load(cache)
-
-
-def test_forty_steps_retrieve_unseen_samples_well_above_chance(triples: DigitTriples):
-    torch.manual_seed(0)
-    model = TriModal()
-    untrained = retrieval(model, triples.test)
-    losses = train(model, batches(triples.train, 64, 0, 40), torch.optim.AdamW(model.parameters(), 2e-3))
-    trained = retrieval(model, triples.test)
-    assert trained["chance"] == 0.005
-    assert untrained["image->text"] < 0.05
-    assert trained["image->text"] > 0.3
-    assert trained["image->audio"] > 0.2
-    assert trained["audio->text"] > 0.2
-    assert losses[-1] < losses[0] / 2
 
 
 def test_retrieval_of_identical_embeddings_is_not_counted_as_right(triples: DigitTriples):

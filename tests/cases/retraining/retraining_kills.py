@@ -26,8 +26,8 @@ from mosaic.retrain.folder import Folder
 from mosaic.retrain.report import is_reported
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
-EVERY = 9
-"""Of a promotion's writes to the disk every ninth is met by a kill; the bench kills at random instants."""
+EVERY = 13
+"""Of a promotion's writes to the disk every thirteenth is met by a kill; the bench kills at random instants."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -42,7 +42,7 @@ def kill_chain(top: Path) -> None:
 
 
 def kill_promotion(top: Path) -> None:
-    """Kills the launcher at every ninth write to the disk once all is scored; then goes on, and goes back."""
+    """Kills the launcher at every thirteenth write to the disk once all is scored; then goes on, and goes back."""
     before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
     assert start(before).wait() == 0
     write_day(before.path, SECOND)

@@ -55,7 +55,7 @@ def test_the_report_names_the_causes_of_restarts_and_says_that_the_bits_are_the_
 
 
 def test_a_promotion_killed_on_its_way_is_made_by_the_next_run(promotions: list[dict[str, Any]]):
-    assert len(promotions) > 5
+    assert len(promotions) >= 4
     assert promotions[-1]["ended"] == 0
     for found in promotions:
         assert found["seen"] in ("0001", "0002"), found
