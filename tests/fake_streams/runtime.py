@@ -130,9 +130,6 @@ class FakeStreams:
                 recording.end()
         graph.take(recording)
 
-    def allocated_bytes(self) -> int:
-        return 0
-
     def reserved_bytes(self) -> int:
         return len(self._with_workspace) * WORKSPACE_BYTES
 

@@ -61,10 +61,6 @@ def test_more_slots_than_cores_run_unpinned_and_say_so():
         assert tuple(sorted(lanes.lane((0,)).submit(lambda: os.sched_getaffinity(0)).wait())) == available_cores()
 
 
-def test_one_core_is_said_to_give_no_overlap():
-    assert any("one core" in note for note in HostBackend(num_slots=1).notes)
-
-
 def test_a_system_without_affinity_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
@@ -102,19 +98,3 @@ def test_lanes_refuse_to_be_used_in_a_forked_child():
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert lanes.lane((0,)).submit(lambda: 2).wait() == 2
-
-
-def test_draining_ends_where_a_signal_s_handler_raised_before_a_lane_was_woken(monkeypatch: pytest.MonkeyPatch):
-    with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
-        arbiter = lanes._arbiter
-
-        def raising() -> None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(arbiter, "_wake_ready", raising)
-        done = []
-        with pytest.raises(KeyboardInterrupt):
-            lanes.lane((0,)).submit(lambda: done.append(1))
-        lanes.drain()
-        assert done == [1]

@@ -10,11 +10,6 @@ def test_a_page_shows_the_newest_results(page):
     assert page.read_text(encoding="utf-8") == tables.with_tables(page), "run: python -m bench.tables"
 
 
-def test_a_table_without_results_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert tables.demo_table() == "not measured yet\n"
-
-
 def test_every_kept_result_can_be_read():
     kept = sorted(tables.RESULTS.rglob("*.json"))
     for path in kept:

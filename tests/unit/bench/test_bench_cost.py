@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.cost import __main__ as bench_cost
-from bench.cost.study import TINY, draw_sets
+from bench.cost.study import TINY
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
@@ -22,12 +22,3 @@ def test_every_figure_is_written_once_by_name_with_a_number_or_a_reason(
     assert len({figure.name for figure in study.figures}) == len(study.figures)
     assert all(figure.samples if figure.value is not None else figure.reason for figure in study.figures)
     assert sum(figure.value is not None for figure in study.figures) > 5
-
-
-@pytest.mark.parametrize(("num_slots", "num_modules"), [(2, 4), (2, 8), (16, 8)])
-def test_no_measured_group_is_in_two_sets(num_slots: int, num_modules: int):
-    sizes = [size for size in (2, 4, 8) if size <= min(num_slots, num_modules)]
-    sets = draw_sets("abcdefgh"[:num_modules], num_slots, sizes, 4)
-    groups = [frozenset(group) for of in sets for group in of]
-    assert len(set(groups)) == len(groups)
-    assert all(sets)

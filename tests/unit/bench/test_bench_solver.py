@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 
 import pytest
@@ -51,8 +50,3 @@ def test_a_part_that_takes_too_long_is_ended_and_keeps_what_it_has_made():
     assert next(one).name == "soon"
     one.close()
     assert not multiprocessing.active_children()
-
-
-def test_a_part_whose_process_dies_says_so():
-    with pytest.raises(bounded.PartFailedError, match="died"):
-        list(bounded.within(lambda: os._exit(3), 20))

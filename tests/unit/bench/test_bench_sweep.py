@@ -8,7 +8,7 @@ import pytest
 
 from bench import pages, tables
 from bench.sweep.__main__ import run_alone
-from bench.sweep.catalogue import all_cases, nets_of, pipeline_cases
+from bench.sweep.catalogue import all_cases, pipeline_cases
 from bench.sweep.outcomes import EQUAL, ON_LANES
 from bench.sweep.parted import judge_parted
 from bench.sweep.tables import PIPELINE_STUDY, STUDY
@@ -19,11 +19,6 @@ def test_every_case_of_the_kept_results_is_still_a_case(study, cases):
     kept = pages.newest_study(study, tables.RESULTS)
     assert kept is not None
     assert {figure.labels["case"] for figure in kept.figures} <= {case.name for case in cases()}
-
-
-def test_a_loop_is_equal_on_lanes():
-    (case,) = [case for case in nets_of("gradients") if case.name == "several_losses_summed"]
-    assert run_alone(case).labels["outcome"] == ON_LANES
 
 
 def test_a_model_is_equal_in_chunks():

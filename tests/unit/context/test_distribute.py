@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.papers.masks import DRAWN
-from mosaic.context.distribute import CONTEXT_METHODS, distribute
+from mosaic.context.distribute import distribute
 from mosaic.context.plan import plan_context
 from mosaic.context.tiles import MaskBlocks
 from mosaic.context.words import causal
@@ -20,10 +20,6 @@ def test_shares_are_what_their_names_say():
         "headtail": [0, 0, 1, 1, 1, 1, 0, 0],
     }
     assert distribute(work, 2, "ring", chunk=3).rank_of.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
-
-
-def test_ours_gives_equal_counts_whatever_the_work():
-    assert np.bincount(distribute(np.array([100] + [10] * 9), 2).rank_of).tolist() == [5, 5]
 
 
 def test_random_shares_are_drawn_from_the_seed_alone():
@@ -42,10 +38,6 @@ def test_drawn_masks_are_shared_evenly_over_eight_ranks(kind: str):
     assert chosen.chunk == {"causal": 32, "ep": 16, "ee": 8, "mp": 16}[kind]  # twice of it would not be even
     assert distribute(work, 8, chunk=2 * chosen.chunk).imbalance(work) > 1.05
     assert distribute(work, 8, "headtail").imbalance(work) > 1.05 or kind == "causal"
-
-
-def test_without_work_ranks_are_even():
-    assert distribute(np.zeros(8, np.int64), 2).imbalance(np.zeros(8, np.int64)) == 1.0
 
 
 def test_short_sequences_are_balanced_by_tiles_and_long_ones_by_pairs():
@@ -96,21 +88,8 @@ def test_what_cannot_be_shared_is_refused_with_the_way_out(arguments: tuple, say
         distribute(*arguments)
 
 
-@pytest.mark.parametrize("chunk", [0, 4])
-def test_chunks_that_leave_a_rank_without_any_are_refused(chunk: int):
-    with pytest.raises(
-        ValueError, match=f"chunk={chunk} does not cut 7 blocks into a chunk for each of 3 ranks; use 1 to 3"
-    ):
-        distribute([1] * 7, 3, chunk=chunk)
-
-
 def test_a_sequence_with_fewer_blocks_than_ranks_is_refused():
     with pytest.raises(ValueError, match="2 blocks for 3 ranks"):
         plan_context(causal(200), 3)
     with pytest.raises(ValueError, match="block=0; a block has 1 token or more"):
         plan_context(causal(200), 3, block=0)
-
-
-def test_every_method_is_in_the_table_by_its_name():
-    assert list(CONTEXT_METHODS) == [method.name for method in CONTEXT_METHODS.values()]
-    assert [name for name, method in CONTEXT_METHODS.items() if method.chooses_chunk] == ["lpt"]

@@ -15,10 +15,6 @@ def test_the_image_with_most_patches_goes_to_the_rank_with_least():
     assert share.places_of(1).tolist() == [0, 1, 2, 3, 15, 16, 17, 18, 19]
 
 
-def test_work_may_be_counted_otherwise_than_rows():
-    assert share_items([1, 1, 1], 2, work=[2, 2, 5]).rank_of == (1, 1, 0)
-
-
 def test_gathered_rows_are_taken_in_the_order_of_items():
     share = share_items([4, 9, 2, 5], 3)
     gathered = np.full(3 * share.room, -1)

@@ -12,7 +12,6 @@ from mosaic.context.words import (
     from_bam,
     gemma,
     packed,
-    token_words,
 )
 
 TEXT = 1 << 62 | 1 | 1 << 1 | 1 << 2
@@ -42,17 +41,6 @@ def test_drawn_masks_follow_the_rule(kind: str):
     assert np.array_equal(mask.dense(), by_the_rule(mask))
 
 
-def test_a_causal_mask_is_a_triangle():
-    assert np.array_equal(causal(9).dense(), np.tril(np.ones((9, 9), bool)))
-
-
-def test_gemmas_images_see_themselves_and_what_came_before():
-    images = np.array([-1, -1, 7, 7, 7, -1, 4, 4, -1])
-    expected = np.tril(np.ones((9, 9), bool))
-    expected[2:5, 2:5] = expected[6:8, 6:8] = True
-    assert np.array_equal(gemma(images).dense(), expected)
-
-
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24
 def test_gemmas_mask_is_that_of_transformers():
     import torch
@@ -71,16 +59,6 @@ def test_gemmas_mask_is_that_of_transformers():
         block_sequence_ids=torch.from_numpy(images)[None],
     )
     assert np.array_equal(gemma(images).dense(), theirs[0, 0].numpy())
-
-
-def test_cornstarchs_own_example_is_read():
-    bits = np.full(64, TEXT)
-    bits[4:16], bits[36:56] = 1 << 1, 1 << 2
-    expected = np.tril(np.ones((64, 64), bool))
-    for one in (slice(4, 16), slice(36, 56)):
-        expected[one] = False
-        expected[one, one] = True
-    assert np.array_equal(from_bam(bits).dense(), expected)
 
 
 def test_cornstarchs_rule_holds_for_any_bits():
@@ -109,22 +87,9 @@ def test_positions_begin_anew_in_each_document():
     assert mask.positions().tolist() == [0, 1, 2, 0, 0, 0, 1, 0, 0, 0]
 
 
-def test_positions_of_a_document_go_on_after_padding_inside_of_it():
-    mask = from_bam([TEXT, 0, TEXT, 1 << 1, 0, TEXT])
-    assert mask.positions().tolist() == [0, 0, 1, 2, 0, 3]
-
-
 def test_hashes_tell_masks_apart():
     assert causal(8).digest() == causal(8).digest() != causal(9).digest()
     assert packed([causal(4), causal(4)]).digest() != causal(8).digest()
-
-
-def test_masks_do_not_alter_the_arrays_that_they_were_made_of():
-    words, documents = np.full(4, token_words(0)), np.zeros(4, np.int32)
-    mask = MaskWords(words=words, documents=documents)
-    words[0] = words[0]
-    with pytest.raises(ValueError, match="read-only"):
-        mask.words[0] = 0
 
 
 @pytest.mark.parametrize("num_images", [55, 56])
@@ -162,10 +127,3 @@ def words_of(*words: int) -> dict[str, np.ndarray]:
 def test_wrong_words_are_refused_with_the_way_out(given: dict[str, np.ndarray], error: type, says: str):
     with pytest.raises(error, match=says):
         MaskWords(**given)
-
-
-def test_packing_refuses_too_little_room():
-    with pytest.raises(ValueError, match="5 tokens are packed into num_tokens=4; use 5 or more"):
-        packed([causal(5)], num_tokens=4)
-    with pytest.raises(ValueError, match="no masks to pack"):
-        packed([])

@@ -48,19 +48,6 @@ def test_thirty_two_gpus_are_planned_without_one(cost):
     assert 0 < plan.predicted_ms <= plan.sequential_ms
 
 
-def test_degrees_above_the_cluster_are_not_offered(counts):
-    assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == tuple(range(1, 9))
-    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 17), 20, 24, 28, 32)
-
-
-def test_a_degree_between_two_that_were_counted_is_between_their_times(cost):
-    for phase in Phase:
-        few, some, many = (cost.time_ms("image", phase, degree, 4) for degree in (2, 5, 8))
-        reduced = [cost.communication_ms("image", d) if phase is Phase.BACKWARD else 0.0 for d in (2, 5, 8)]
-        assert many - reduced[2] < some - reduced[1] < few - reduced[0]
-    assert cost.memory_bytes("image", 5) == cost.memory_bytes("image", 2)
-
-
 def test_a_module_that_does_not_fit_is_named(counts):
     small = dataclasses.replace(H100, memory_bytes=10**6)
     with pytest.raises(InfeasibleError, match="image"):
@@ -78,16 +65,6 @@ def test_gradients_are_reduced_in_backward(cost, counts):
     )
     assert cost.communication_ms("image", 32) > sent  # between nodes
     assert cost.communication_ms("text", 8) == 0  # frozen
-
-
-def test_a_frozen_module_has_no_backward(cost):
-    assert cost.time_ms("text", Phase.BACKWARD, 1, 4) == 0.0
-    assert cost.bandwidth("text", Phase.BACKWARD, 1, 4) == 0.0
-
-
-def test_memory_includes_the_lane(cost, counts):
-    assert cost.memory_bytes("image", 2) == counts["image"][2].memory.total_bytes + H100.lane_bytes
-    assert cost.memory_bytes("image", 8) < cost.memory_bytes("image", 1)
 
 
 def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):

@@ -119,10 +119,3 @@ def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> 
     assert [cost.memory_bytes(name, 2) for name in "abc"] == [1050 + 240, 1050 + 400, 1050]
     plain = CostModel.from_profile(profile, optimizer_bytes=0)
     assert [plain.kept_bytes(name, 1) for name in "abc"] == [1100] * 3
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_optimizer_bytes_that_are_none_are_refused(value: float) -> None:
-    profile = profile_of({"a": flat(1)}, num_slots=1)
-    with pytest.raises(ValueError, match="bytes for each parameter are finite, 0 or more"):
-        CostModel.from_profile(profile, optimizer_bytes=value)

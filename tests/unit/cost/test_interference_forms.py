@@ -48,17 +48,6 @@ def test_the_form_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
     assert not form.is_zero
 
 
-def test_an_eq8_that_never_exceeds_nothing_is_zero() -> None:
-    assert Eq8Interference({F: Eq8(e1=0.0)}, bandwidths()).is_zero
-    assert Eq8Interference({F: Eq8(e1=-100.0, e2=1.0, e3=1.0)}, bandwidths()).is_zero
-    assert not Eq8Interference({F: Eq8(e1=-10.0, e2=1.0)}, bandwidths()).is_zero
-
-
-def test_eq8_without_its_product_is_the_additive_ablation() -> None:
-    form = Eq8Interference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
-    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
-
-
 def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     form = PairwiseInterference({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
     assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == pytest.approx(10 * (0.04 + 0.1))
@@ -78,11 +67,6 @@ def test_the_assumed_form_takes_the_geometric_mean_of_the_two_extremes() -> None
 def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:
     found = Bandwidths([drawing(0.2, quota=2), drawing(0.6, quota=8)])
     assert [found.bandwidth("m", F, 1, quota) for quota in (2, 4, 8)] == pytest.approx([0.2, 0.4, 0.6])
-
-
-def test_a_degree_without_samples_takes_the_nearest_one() -> None:
-    found = Bandwidths([drawing(0.2, degree=2), drawing(0.6, degree=8)])
-    assert [found.bandwidth("m", F, degree, 1) for degree in (1, 2, 3, 16)] == [0.2, 0.2, 0.2, 0.6]
 
 
 def test_an_unknown_bandwidth_is_refused_or_estimated() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import flat, linear, pair, profile_of, sample
+from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel, MeasuredInterference
 from mosaic.errors import InvalidProfileError
@@ -46,10 +46,6 @@ def test_an_unmeasured_pair_takes_the_median_of_its_phase() -> None:
     assert extra_share(MeasuredInterference(pairs), "b", [("c", 1)]) == pytest.approx(0.3)
 
 
-def test_without_any_measured_pair_nothing_is_lost() -> None:
-    assert MeasuredInterference([]).is_zero
-
-
 def test_a_pair_that_measured_faster_than_alone_counts_as_undisturbed() -> None:
     assert MeasuredInterference([pair("a", "b", 0.9, phase=F)]).is_zero
 
@@ -61,19 +57,6 @@ def test_cost_model_adds_interference_to_the_time_alone() -> None:
     assert cost.placed_ms("a", F, 1, 2) == 4.0
     assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(6.0)
     assert cost.profile_fingerprint == profile.fingerprint
-
-
-def test_cost_model_offers_every_quota_between_the_sampled_ones_of_both_phases() -> None:
-    profile = replace(
-        profile_of({"m": flat(1)}, num_slots=8),
-        samples=(
-            *(sample(quota, 1.0) for quota in (1, 8)),
-            *(sample(quota, 1.0, phase=B) for quota in (3, 6)),
-        ),
-    )
-    cost = CostModel.from_profile(profile)
-    assert cost.quotas("m") == (3, 4, 5, 6)
-    assert cost.degrees("m") == (1,)
 
 
 def test_cost_model_counts_resident_kept_and_peak_memory() -> None:
@@ -100,9 +83,3 @@ def test_a_trainable_module_without_backward_samples_is_refused() -> None:
     base = profile_of({"m": flat(2)}, num_slots=1)
     with pytest.raises(InvalidProfileError, match="no backward samples of 'm'; profile this model again"):
         CostModel.from_profile(replace(base, samples=tuple(s for s in base.samples if s.phase is F)))
-
-
-def test_an_unknown_module_is_named_with_the_known_ones() -> None:
-    cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
-    with pytest.raises(InvalidProfileError, match="no module 'z' in this cost model; it knows a"):
-        cost.time_ms("z", F, 1, 1)

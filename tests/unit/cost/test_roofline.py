@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mosaic.cost.counts import Operator, OperatorKind, PhaseCounts, merge_equal
+from mosaic.cost.counts import Operator, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms
 from mosaic.hardware import Efficiency, find_hardware
 
@@ -30,11 +30,6 @@ def test_arithmetic_runs_at_the_peak_of_its_dtype():
     assert operator_ms(product, PERFECT, 66) == pytest.approx(2.0)
     single = dataclasses.replace(product, dtype="float32")
     assert operator_ms(single, PERFECT, 132) == pytest.approx(989.4 / 66.9)
-
-
-def test_convolutions_in_single_precision_use_tf32():
-    conv = operator(OperatorKind.CONV, flops=494_700_000_000, dtype="float32")
-    assert operator_ms(conv, PERFECT, 132) == pytest.approx(1.0)
 
 
 def test_traffic_runs_at_the_bandwidth_until_few_sms_are_left():
@@ -70,14 +65,6 @@ def test_a_gpu_works_while_the_host_launches_and_a_kernel_waits_for_both(work_us
     assert phase_ms(phase, hardware, 132) == pytest.approx(run_line(4.0, [work_us + 1] * 100))
 
 
-def test_kernels_of_several_lengths_end_as_in_a_line_where_layers_repeat():
-    layer = (3.0, 40.0, 6.0, 2.0, 25.0, 4.0)
-    for launch_us in (2.0, 8.0, 13.0, 20.0):
-        hardware = dataclasses.replace(PERFECT, launch_us=launch_us)
-        phase = PhaseCounts(operators=tuple(copies(work_us, 24) for work_us in layer))
-        assert phase_ms(phase, hardware, 132) == pytest.approx(run_line(launch_us, layer * 24), rel=0.05)
-
-
 def test_on_the_host_an_operator_is_called_and_then_works():
     host = dataclasses.replace(find_hardware("host"), launch_us=5.0)
     phase = PhaseCounts(operators=(copies(100, 10),))
@@ -104,12 +91,6 @@ def test_an_operator_that_sends_needs_a_link():
         operator_ms(sends, PERFECT, 132)
 
 
-def test_cores_of_a_host_share_products_evenly():
-    host = dataclasses.replace(find_hardware("host"), launch_us=0.0, num_sms=4)
-    product = operator(OperatorKind.MATMUL, flops=10**9)
-    assert operator_ms(product, host, 2) == pytest.approx(2 * operator_ms(product, host, 4))
-
-
 def test_bandwidth_is_a_share_of_the_device():
     copy = PhaseCounts(operators=(operator(read_bytes=3_350_000_000),))
     assert phase_bandwidth(copy, PERFECT, 132) == pytest.approx(1.0)
@@ -117,9 +98,3 @@ def test_bandwidth_is_a_share_of_the_device():
     product = PhaseCounts(operators=(operator(OperatorKind.MATMUL, flops=10**12, read_bytes=10**6),))
     assert 0 < phase_bandwidth(product, PERFECT, 132) < 0.01
     assert phase_bandwidth(PhaseCounts(), PERFECT, 132) == 0.0
-
-
-def test_equal_operators_are_put_together():
-    one, other = operator(), operator(flops=1)
-    merged = merge_equal((one, other, one))
-    assert [(entry.flops, entry.calls) for entry in merged] == [(0, 2), (1, 1)]

@@ -21,16 +21,6 @@ def test_a_rise_within_the_quartiles_is_averaged_out() -> None:
     assert surface.time_ms(1, 2) == surface.time_ms(1, 3) == pytest.approx(5.2)
 
 
-def test_a_rise_beyond_the_noise_is_kept_as_measured() -> None:
-    surface = ScalingSurface([sample(1, 5.0, 5.1, 5.0), sample(2, 8.0, 8.1, 8.0)])
-    assert [surface.time_ms(1, quota) for quota in (1, 2)] == [5.0, 8.0]
-
-
-def test_a_degree_between_samples_lies_between_their_times() -> None:
-    surface = ScalingSurface([sample(1, 8.0, degree=2), sample(1, 4.0, degree=4)])
-    assert surface.time_ms(3, 1) == pytest.approx(16 / 3)
-
-
 @pytest.mark.parametrize(
     ("law", "sampled"),
     [
@@ -75,11 +65,6 @@ def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() ->
     for quota in (1, 3):
         with pytest.raises(ValueError, match=f"cannot run at degree 1, quota {quota}: OutOfMemoryError: 3 GiB"):
             surface.time_ms(1, quota)
-
-
-def test_a_failure_between_two_samples_leaves_a_hole_up_to_both() -> None:
-    surface = ScalingSurface([sample(1, 8.0), failed(4), sample(8, 2.0), sample(9, 2.0)])
-    assert surface.quotas(1) == (1, 8, 9)
 
 
 def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import glued_models as cases
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-
-from mosaic.glue import Glue, Tower
 
 
 def trained(model: nn.Module, steps: int = 2) -> None:
@@ -72,22 +68,6 @@ def test_gradients_flow_through_a_frozen_tower_to_an_input_that_wants_them():
     assert given["vision"]["pixel_values"].grad is not None
 
 
-def test_an_input_inside_of_a_list_may_want_gradients_too():
-    class Listening(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, cases.WIDTH)
-
-        def forward(self, clips: list[torch.Tensor]) -> torch.Tensor:
-            return self.layer(torch.stack(clips))
-
-    tower = Tower(Listening(), projector=None, token=cases.AUDIO)
-    model = Glue(language_model=cases.language_model(), audio=tower).freeze("audio")
-    clips = [torch.randn(3, 6, requires_grad=True) for _ in range(2)]
-    model(**cases.batch(images=0, clips=2) | {"audio": {"clips": clips}}).loss.backward()
-    assert all(clip.grad is not None for clip in clips)
-
-
 def test_a_frozen_language_model_hands_gradients_to_projectors():
     model = cases.glued().freeze("language_model", "vision.model", "audio.model")
     model(**cases.batch()).loss.backward()
@@ -141,21 +121,9 @@ def test_adapters_of_peft_train_and_nothing_else_does(where: str):
     assert any("lora_B" in name and weight.abs().sum() > 0 for name, weight in model.named_parameters())
 
 
-def test_a_copy_has_frozen_what_its_model_has():
-    model = copy.deepcopy(cases.glued().freeze("vision.model"))
-    assert isinstance(model, Glue)
-    assert model.frozen == ("vision.model",)
-    assert not model.train().vision.model.training
-
-
 @pytest.mark.parametrize("name", ["visoin.model", "vision.encoder", "", "vision.projector.9"])
 def test_a_module_that_is_not_there_cannot_be_frozen(name: str):
     with pytest.raises(
         ValueError, match=r"there is no module .*; there are language_model, vision, audio, .*vision\.projector"
     ):
         cases.glued().freeze(name)
-
-
-def test_what_was_not_frozen_cannot_be_unfrozen():
-    with pytest.raises(ValueError, match="'audio' was not frozen; frozen are vision"):
-        cases.glued().freeze("vision").unfreeze("audio")

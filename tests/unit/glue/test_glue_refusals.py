@@ -153,22 +153,3 @@ def test_features_of_another_width_are_refused():
         ValueError, match=r"'vision' returns features of shape \(12, 7\), the language model takes .* 16"
     ):
         glue_of(vision=tower)(**given)
-
-
-def test_a_map_of_features_wants_a_callback():
-    tower = Tower(
-        cases.vision(), token=cases.IMAGE, after=lambda inputs, output: output.last_hidden_state.unflatten(2, (8, 3))
-    )
-    with pytest.raises(ValueError, match=r"gets \(3, 4, 8, 3\) and was made for features of width 24; give Tower"):
-        glue_of(vision=tower)(**cases.batch(clips=0))
-
-
-def test_a_model_without_hidden_states_wants_a_callback():
-    tower = Tower(cases.language_model(), token=cases.IMAGE)
-    with pytest.raises(TypeError, match=r"CausalLMOutputWithPast without a last_hidden_state; give Tower\(..., after="):
-        glue_of(other=tower)(torch.tensor([[cases.IMAGE]]), other={"input_ids": torch.tensor([[1]])})
-
-
-def test_only_towers_are_embedded():
-    with pytest.raises(ValueError, match="there is no tower 'labels'; this model has vision, audio"):
-        cases.glued().embed(torch.tensor([[1]]), labels=None)

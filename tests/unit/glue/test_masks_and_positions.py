@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from mosaic.context import from_bam
 from mosaic.glue import Glue, Tower
 
 TEXT = [3, 4]
@@ -54,12 +53,6 @@ def test_items_beside_each_other_are_told_apart_by_their_lengths():
     assert not apart[:4, 4:].any()
     with pytest.raises(ValueError, match="6 placeholders of 'vision', and its 2 items have 5 together"):
         model.mask(ids, "gemma", lengths={"vision": [4, 1]})
-
-
-def test_cornstarchs_mask_is_that_of_its_words():
-    ids = IDS[0].numpy()
-    bits = np.where(ids == cases.IMAGE, 2, np.where(ids == cases.AUDIO, 4, 1 << 62 | 1 | 2 | 4))
-    assert (cases.glued().mask(IDS, "cornstarch").dense() == from_bam(bits).dense()).all()
 
 
 def test_streams_are_numbered_anew_in_each_document():
@@ -155,10 +148,3 @@ def test_a_glued_language_model_with_m_rope_is_called_with_its_positions():
         input_ids=ids, pixel_values=given["pixel_values"], image_grid_thw=grid, mm_token_type_ids=kinds
     ).logits
     assert torch.equal(ours(ids, vision=given), expected)
-
-
-def test_an_item_that_is_interrupted_has_no_positions():
-    tower = Tower(cases.vision(), token=7, positions=grid_positions)
-    model = Glue(language_model=cases.language_model(), vision=tower)
-    with pytest.raises(ValueError, match="item 0 of 'vision' has 4 features, and its placeholders are not beside each"):
-        model.positions(torch.tensor([[7, 7, 1, 7, 7]]), vision={"image_grid_thw": torch.tensor([[1, 4, 4]])})

@@ -103,19 +103,6 @@ def test_specifications_that_do_not_fit_are_refused(model: Glue, name: str):
         parallelize(model, specs)
 
 
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"pipeline": 0}, "pipeline=0; use 1 or more"),
-        ({"heads": -1}, "heads=-1; use 1 or more"),
-        ({"method": "best"}, "unknown method 'best'; choose one of: lpt, "),
-    ],
-)
-def test_numbers_and_methods_that_are_none_are_refused(given: dict[str, Any], match: str):
-    with pytest.raises(ValueError, match=match):
-        Parallel(**given)
-
-
 def test_ranks_that_a_model_cannot_use_are_refused(model: Glue):
     with pytest.raises(ValueError, match="pipeline=5 for 'audio', which has 4 layers; use 4"):
         parallelize(model, specs_with(audio=Parallel(pipeline=5)))["plan"](request_for(8))

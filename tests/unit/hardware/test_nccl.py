@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic.hardware import Cluster, Link, Message, find_cluster
-from mosaic.hardware.nccl import Group
+from mosaic.hardware import Cluster, Message, find_cluster
 
 POD = find_cluster("h100-80g", 32)
 A100_2, A100_3 = (find_cluster("a100-80g", gpus) for gpus in (16, 24))
@@ -68,13 +67,6 @@ def test_a_short_message_takes_steps_by_the_logarithm_of_the_nodes():
     # NCCL's LL: 6.8 us, 14 steps of 0.6 inside, and two of 5 for each doubling of the nodes.
     assert us(1) == pytest.approx(6.8 + 14 * 0.6, rel=1e-3)
     assert [us(nodes) - us(1) for nodes in (2, 4, 32)] == pytest.approx([10, 20, 50], rel=1e-3)
-
-
-def test_a_ring_is_taken_where_a_tree_would_send_more():
-    link = Link(gb_per_s=10.0, latency_us=10.0)
-    group = Group(members=1, nodes=4, rails=1, inside=link, between=link)
-    assert group.all_reduce_ms(1e9) == pytest.approx(150 + (8.4 + 6 * 10) / 1e3)  # 1.5 times the bytes in 6 steps
-    assert group.all_reduce_ms(1) == pytest.approx((8.4 + 4 * 10) / 1e3, rel=1e-3)
 
 
 def test_a_node_that_is_not_full_brings_only_the_rails_of_its_devices():

@@ -144,16 +144,6 @@ def test_a_gpu_without_counters_or_rights_says_why_and_is_no_error(nvml: FakeNvm
     assert (nvml.samples, nvml.open) == (0, 0)
 
 
-def test_a_machine_without_the_package_or_the_library_says_so(monkeypatch: pytest.MonkeyPatch):
-    def absent(name: str) -> Any:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(counting, "importlib", SimpleNamespace(import_module=absent))
-    counters = Counters(0)
-    assert "install nvidia-ml-py" in counters.missing
-    assert counters.clocks_mhz == (0, 0)
-
-
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_phase_keeps_its_lane_busy_for_the_whole_window(phase: Phase):
     runtime, nvml = FakeStreams(), FakeNvml(percent={2: 50.0, 10: 30.0})

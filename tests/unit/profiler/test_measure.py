@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, pair_batch, tower
+from engine_cases import FAST
 from foreign_load import others_use
 from stream_cases import FakeBackend
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
-from mosaic.engine import find_modules
 from mosaic.errors import UnstableMeasurementError, UnsupportedModelError
 from mosaic.profile import Phase
-from mosaic.profiler import ProfileSettings, Retries, Subject, measure_beside, split_batch, together
+from mosaic.profiler import ProfileSettings, Retries, Subject, split_batch
 from mosaic.profiler.measure import attempt, measure, phase_peaks
 from mosaic.profiler.together import measure_pair
 
@@ -136,31 +135,6 @@ def test_a_pair_is_timed_beside_each_other_and_alone(backend: Any, phase: Phase)
     assert bool(frozen) == (phase is Phase.FORWARD)
 
 
-def test_more_than_two_modules_are_timed_side_by_side():
-    subjects = [linear(name) for name in ("one", "two", "three")]
-    with HostBackend(num_slots=3).open_lanes([(0,), (1,), (2,)]) as lanes:
-        times = measure_beside(subjects, [lanes.lane((slot,)) for slot in range(3)], Phase.FORWARD, FAST)
-    assert len(times) in (0, 3)  # on a busy machine threads may never meet
-    assert all(one.beside_ms and one.alone_ms for one in times)
-
-
-def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: pytest.MonkeyPatch):
-    tries: list[int] = []
-    monkeypatch.setattr(together, "window_ms", lambda pieces: tries.append(1) or (1.0, 0.0))
-    with HostBackend(num_slots=2).open_lanes([(0,), (1,)]) as lanes:
-        apart = [lanes.lane((0,)), lanes.lane((1,))]
-        assert measure_beside([linear(), linear("audio")], apart, Phase.FORWARD, FAST) == ()
-    assert len(tries) == 2 * 3
-
-
-def test_interrupts_are_no_properties_of_a_module():
-    with pytest.raises(KeyboardInterrupt), attempt():
-        raise KeyboardInterrupt
-    with attempt() as tried:
-        raise ValueError
-    assert tried.reason == "ValueError"
-
-
 def test_memory_that_ran_out_is_released_before_the_next_measurement():
     held: list[weakref.ref[torch.Tensor]] = []
 
@@ -199,34 +173,3 @@ def test_a_module_without_a_batch_cannot_be_split():
         split_batch(subject(torch.ones(4, 8)), 8)
     alone = subject(3)
     assert split_batch(alone, 1) is alone
-
-
-@dataclasses.dataclass
-class Wrapped:
-    inner: list[torch.Tensor]
-
-
-def test_dataclasses_are_seen_through_and_inputs_are_cut_from_their_graph():
-    class Unwraps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, value: Wrapped) -> tuple[Wrapped, int]:
-            return Wrapped([self.layer(value.inner[0])]), 3
-
-    class Wraps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = tower(), Unwraps()
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.right(Wrapped([self.left(x)]))[0].inner[0]
-
-    model = Wraps()
-    right = find_modules(model, pair_batch()).subjects[1]
-    for _ in range(2):
-        outputs = right.forward()
-        assert len(outputs) == 1
-        right.backward(outputs)
-    assert all(parameter.grad is None for parameter in model.left.parameters())

@@ -1,5 +1,4 @@
 import math
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -72,12 +71,6 @@ def test_numbers_and_names_that_cannot_be_are_refused(make, said):
         make()
 
 
-def test_nan_in_a_file_is_refused():
-    text = artifact.to_json(profile(sample())).replace("4.0", "NaN")
-    with pytest.raises((InvalidFileError, InvalidProfileError), match=r"profile\.json"):
-        artifact.parse(Profile, text, source="profile.json")
-
-
 def test_a_profile_of_another_device_or_graph_is_refused():
     other = Device(name="eight cores", kind="host", num_slots=8)
     made = profile(sample())
@@ -85,11 +78,6 @@ def test_a_profile_of_another_device_or_graph_is_refused():
         made.check_matches(graph=GRAPH, device=other)
     with pytest.raises(InvalidProfileError, match="profile this model again"):
         made.check_matches(graph=ModuleGraph(modules=(ModuleNode(name="image"),)), device=DEVICE)
-
-
-def test_slowdown_is_the_ratio_of_medians():
-    assert pair().slowdown == 1.5
-    assert pair(alone=(0.0,)).slowdown == 1.0
 
 
 def full_profile():
@@ -113,10 +101,9 @@ def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
     assert artifact.load(Profile, tmp_path / "profile.json") == made
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_file_of_an_older_schema_is_refused_with_the_way_out(version):
-    text = artifact.to_json(profile(sample())).replace('"schema_version": 4', f'"schema_version": {version}')
-    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 4; .*: make the file again"):
+def test_a_file_of_an_older_schema_is_refused_with_the_way_out():
+    text = artifact.to_json(profile(sample())).replace('"schema_version": 4', '"schema_version": 2')
+    with pytest.raises(InvalidFileError, match=r"schema_version=2 is not 4; .*: make the file again"):
         artifact.parse(Profile, text, source="profile.json")
 
 
@@ -134,14 +121,6 @@ def test_another_driver_or_torch_warns_and_goes_on(field):
     made = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
     with pytest.warns(UserWarning, match=f"measured with {field}=1.0, this is 2.0"):
         made.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}))
-
-
-def test_versions_that_are_equal_or_unknown_do_not_warn():
-    made = replace(profile(sample()), environment=replace(HERE, driver="580.95.05"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made.check_matches(graph=GRAPH, device=DEVICE, environment=HERE)
-        made.check_matches(graph=GRAPH, device=DEVICE)
 
 
 def test_a_module_that_was_rebuilt_since_the_profile_is_refused_by_name():

@@ -14,7 +14,6 @@ from mosaic.errors import InvalidPlanError
 from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.profile import Phase
 from mosaic.simulate.step import PartSum, last_sum_ms, reshard_ms, simulate
 
 
@@ -63,13 +62,6 @@ def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     assert (second.start_ms, second.end_ms) == (pytest.approx(2), pytest.approx(5))
 
 
-def test_backward_runs_in_the_reverse_order() -> None:
-    plan, graph = plan_of(*LONG_BESIDE_TWO)
-    backward = {span.module: span for span in simulate(plan, graph).spans if span.phase is Phase.BACKWARD}
-    assert backward["second"].start_ms == pytest.approx(5)
-    assert backward["first"].start_ms == pytest.approx(backward["second"].end_ms)
-
-
 def test_a_module_waits_for_what_feeds_it_even_where_its_slots_are_free() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO, edges=(("long", "second"),))
     step = simulate(plan, graph)
@@ -99,17 +91,6 @@ def test_sums_of_gradients_share_the_network_of_their_devices() -> None:
     # Forwards end at 4, backwards without sums at 8; both modules' first buckets are ready at 5.
     assert step.makespan_ms == pytest.approx(5 + 8)
     assert simulate(plan, graph).makespan_ms == pytest.approx(4 + 5)
-
-
-def test_a_slice_sums_buckets_of_the_size_of_its_modules() -> None:
-    halves = [
-        replace(placed("a", range(1), 4, devices=(0, 1)), part=Part(module="a", first=at, count=2, total=4))
-        for at in (0, 2)
-    ]
-    whole, graph = plan_of((placed("a", range(1), 4, devices=(0, 1)),), num_devices=2)
-    plan = replace(whole, stages=tuple(Stage(placements=(half,)) for half in halves))
-    step = simulate(plan, graph, sums=lambda module, degree: GradientSum(time_ms=4, buckets=2))
-    assert step.makespan_ms == pytest.approx(4 * 4 + 2)  # a bucket of 2 ms a half; the last one is ready at the end
 
 
 def test_a_plan_of_another_graph_is_refused() -> None:

@@ -72,14 +72,3 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(mon
 def test_senseless_methods_are_refused_with_the_known_ones(methods: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="name each once, at least one of auto, sequential, data-parallel"):
         compared(small(), methods=methods)
-
-
-def test_the_table_says_what_is_proven_and_that_nothing_was_measured() -> None:
-    rows = compared(small())
-    text = printed(rows)
-    assert "predicted by one cost model" in text
-    assert "nothing here was measured" in text
-    assert "distmm is a reconstruction" in text
-    assert "proven best of whole modules" in text
-    assert all(row.method in text and f"{row.predicted_ms:.2f}" in text for row in rows)
-    assert max(len(line.rstrip()) for line in printed(rows, width=80).splitlines()) <= 80

@@ -49,25 +49,12 @@ def test_modules_of_different_stages_get_different_devices_where_one_does_not_ho
     assert check_plan(made, plan).problems == ()
 
 
-def test_without_holding_each_stage_is_checked_alone_and_the_checker_objects():
-    made = replace(IN_A_ROW, num_devices=3, memory_bytes=6)
-    plan = planned(made, hold_memory=False)
-    assert [p.devices for p in plan.placements] == [(0,), (0,), (0,)]
-    assert "keeps 18 bytes across stages" in check_plan(made, plan).problems[0]
-
-
 def test_what_all_modules_keep_is_more_than_the_machine_has():
     answer, error = solve_instance(replace(IN_A_ROW, num_devices=2, memory_bytes=8))
     assert answer.status == "infeasible"
     assert isinstance(error, InfeasibleError)
     assert "takes 18 bytes at the least; 2 devices of 8 have 16" in answer.reasons[0]
     assert "activation checkpointing" in answer.reasons[0]
-
-
-def test_enough_in_all_and_on_no_device_is_infeasible_too():
-    answer, _ = solve_instance(replace(IN_A_ROW, num_devices=2, memory_bytes=10))
-    assert answer.status == "infeasible"
-    assert "no choice of degrees and devices fits" in answer.reasons[0]
 
 
 def test_work_of_one_stage_at_a_time_is_counted_once():

@@ -82,23 +82,3 @@ def test_pins_that_contradict_each_other_name_the_module_and_both():
     assert isinstance(error, InfeasibleError)
     assert answer.reasons == error.reasons
     assert "'a' is pinned to degrees [1] and quotas [2]" in answer.reasons[0]
-
-
-def test_more_modules_than_the_exact_search_takes_are_refused():
-    many = instance(*(module(f"m{index}") for index in range(17)))
-    with pytest.raises(ValueError, match="17 modules are more than the 16"):
-        solve_instance(many)
-
-
-def test_a_time_limit_of_zero_gives_the_sequential_plan():
-    made = generate(Recipe(shape="align", num_modules=12, num_devices=4))
-    answer, _ = solve_instance(made, time_limit=0)
-    assert [len(stage.placements) for stage in answer.plan.stages] == [1] * 12
-    assert answer.status == "feasible"
-    assert answer.bound_ms <= answer.objective_ms
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-def test_a_time_limit_below_zero_is_refused(seconds):
-    with pytest.raises(ValueError, match="use values of 0 or more"):
-        solve_instance(instance(module("a")), time_limit=seconds)

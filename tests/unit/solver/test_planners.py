@@ -140,11 +140,6 @@ def test_stages_and_degrees_are_those_worked_out_by_hand(
     assert found.predicted_ms == pytest.approx(step_ms)
 
 
-def test_distmm_puts_modules_of_unlike_depth_into_one_stage() -> None:
-    found = planned("distmm", {"a": flat(1), "c": flat(4), "d": flat(4)}, 2, edges=["ad"])
-    assert stages_of(found) == [{"a": 1}, {"c": 1, "d": 1}]  # level by level: a beside c, then d
-
-
 def test_spindle_slices_the_papers_example_over_three_waves() -> None:
     schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2))
     assert counts_of(schedule) == [[("a", 0, 8), ("b", 0, 3)], [("a", 8, 3), ("b", 3, 8)], [("a", 11, 1), ("b", 11, 1)]]
@@ -169,14 +164,6 @@ def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     whole.check_matches(graph=profile.graph, device=profile.device)
 
 
-def test_senseless_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_layers names \['b'\]; the modules are a"):
-        planned("spindle", {"a": flat(3)}, 1, num_layers={"b": 2})
-    for settings in ({"default_layers": 0}, {"num_layers": {"a": 0}}):
-        with pytest.raises(ValueError, match="at least 1"):
-            PlannerSettings(**settings)
-
-
 def made(kept: dict[str, int], memory_bytes: int, **more: object) -> Profile:
     memory = [ModuleMemory(module=name, resident_bytes=own, activation_bytes=0) for name, own in kept.items()]
     return profile_of(
@@ -194,14 +181,6 @@ def test_a_planner_whose_own_choice_does_not_fit_has_no_plan_and_proves_nothing(
     profile = made({"a": 60, "b": 60}, 100)
     with pytest.raises(UndecidedError, match="no devices were found that hold what data-parallel plans"):
         solved(profile, "data-parallel", 2)
-
-
-def test_jobs_move_to_devices_that_hold_them_and_slices_keep_their_share() -> None:
-    found = solved(made({"a": 60, "b": 30, "c": 60, "d": 30}, 100, edges=["ac", "bd"]), "distmm", 2, default_layers=1)
-    at = {placed.module: placed.devices for placed in found.placements}
-    assert at["a"] != at["c"]
-    sliced = solved(made({"a": 90, "b": 10}, 100), "spindle", 1)
-    assert sliced.sliced == ()
 
 
 SEVEN_THREE = MetaOp(degrees=(1, 2), times=(7.0, 3.0), num_operators=12)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 from planning_cases import linear, profile_of
-from rich.console import Console
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
@@ -17,7 +15,6 @@ from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
 from mosaic.ranks.world.groups import group_options
-from mosaic.report.table import plan_table
 from mosaic.solver.methods import METHODS
 from mosaic.solver.runnable import plan_to_run
 
@@ -59,18 +56,3 @@ def test_only_communicators_that_run_on_sms_are_bounded(monkeypatch: pytest.Monk
     assert group_options("nccl", None) is None
     made = group_options("nccl", 4)
     assert (made.config.min_ctas, made.config.max_ctas) == (1, 4)
-
-
-def test_a_plans_table_shows_communication_in_columns_of_its_own():
-    plan = planned("exact", 1, num_devices=2)
-    first, *others = plan.stages[0].placements
-    told = replace(first, route_forward_ms=0.25, route_backward_ms=0.5, reduce_ms=0.125)
-    stages = (replace(plan.stages[0], placements=(told, *others)), *plan.stages[1:])
-    console = Console(file=StringIO(), width=80)
-    for shown in (plan, replace(plan, stages=stages)):
-        console.print(plan_table(shown))
-    without, _, text = console.file.getvalue().partition("Plan, predicted")[2].partition("Plan, predicted")
-    assert "route" not in without
-    assert "0.75" in text
-    assert "0.88 ms are communication" in text
-    assert "12 SMs of each device are left to communication" in text

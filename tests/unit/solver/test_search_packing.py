@@ -89,10 +89,3 @@ def test_modules_share_a_stage_just_where_some_placement_does(memory):
         if possible:
             assert sorted(module for module, *_ in found.stages[0].rows) == list(range(len(rows)))
     assert answers == {True, False}
-
-
-def test_a_module_has_different_devices():
-    # By number the third fits: two devices have two slots more. It needs three devices.
-    rows: Rows = [[(4, 2, 1, 0, 0)], [(2, 2, 1, 0, 0)], [(3, 2, 1, 0, 0)]]
-    assert _search.plan(problem_of(rows, num_slots=4)).cost_ns == 2
-    assert _search.plan(problem_of(rows[:2], num_slots=4)).cost_ns == 1

@@ -69,14 +69,6 @@ def test_no_planner_of_whole_modules_has_a_plan_with_a_shorter_step(modules: lis
     assert not is_proven or chosen.predicted_ms == pytest.approx(exact.predicted_ms)
 
 
-def test_a_plan_is_chosen_once_somebody_stops_the_search_and_where_there_is_no_time() -> None:
-    case = Case(CROWDED)
-    for limits in (SearchLimits(should_stop=lambda: True), SearchLimits(effort=0)):
-        plan = case.plan("auto", limits)
-        plan.check_covers(case.graph)
-        assert plan.search.simulated_ms == pytest.approx(case.step_ms(plan))
-
-
 def test_one_device_and_a_method_that_is_named_choose_nothing_by_simulation() -> None:
     case = Case(CROWDED)
     alone = plan_to_run("auto", case.graph, case.cost, case.device)

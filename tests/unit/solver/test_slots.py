@@ -23,11 +23,6 @@ def test_a_later_stage_goes_where_the_one_before_ends_first():
     assert slots_of(start_early(stages, num_devices=1, num_slots=2)) == {"long": (0,), "short": (1,), "next": (1,)}
 
 
-def test_a_module_of_several_devices_waits_for_the_latest_of_them():
-    stages = [make_stage(a=((0,), (0,), 5.0)), make_stage(b=((0,), (0, 1), 1.0))]
-    assert slots_of(start_early(stages, num_devices=2, num_slots=2))["b"] == (1,)
-
-
 def test_a_stage_whose_runs_do_not_fit_in_order_of_size_keeps_its_slots():
     stages = [
         make_stage(before=((1,), (0,), 1.0)),

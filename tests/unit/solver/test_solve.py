@@ -12,7 +12,7 @@ from mosaic.cost import CostModel, NoInterference
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
+from mosaic.solver import SearchOptions, solve
 
 
 def plan_of(
@@ -75,29 +75,6 @@ def test_spare_slots_go_to_modules_that_gain_from_them() -> None:
     assert narrow.placement("fast").quota == 1
     assert wide.placement("fast").quota == 7
     assert wide.predicted_ms == narrow.predicted_ms
-
-
-def test_spare_slots_are_left_idle_where_using_them_would_slow_the_stage_down() -> None:
-    pairs = [
-        pair("slow", "fast", slowdown, phase=phase, quota=1, beside_quota=quota)
-        for phase in Phase
-        for quota, slowdown in ((1, 1.0), (7, 1.5))
-    ]
-    pairs += [pair("fast", "slow", 1.0, phase=phase) for phase in Phase]
-    plan = plan_of(profile_of({"slow": flat(10), "fast": linear(8)}, num_slots=8, pairs=pairs))
-    assert plan.predicted_ms == 20.0
-    assert plan.placement("fast").quota == 2  # nearer to 1 than to 7, as a ratio
-
-
-@pytest.mark.parametrize(("step", "percents"), [(0, None), (1, ()), (1, (0,)), (1, (120,))])
-def test_a_senseless_grid_is_refused(step: int, percents: tuple[float, ...] | None) -> None:
-    with pytest.raises(ValueError, match=r"slot|share"):
-        QuotaGrid(step_slots=step, percents=percents)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_single_module_is_planned_by_every_method(method: str) -> None:
-    assert plan_of(profile_of({"m": linear(4)}, num_slots=2), method=method).predicted_ms == 4.0
 
 
 @pytest.mark.parametrize("num_devices", [0, -1])

@@ -8,7 +8,6 @@ from mosaic.cost import CostModel
 from mosaic.cost.interference import Neighbours
 from mosaic.profile import Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
-from mosaic.solver.gahc.placement import SatQuestion, ask
 from mosaic.solver.options import all_options
 from mosaic.solver.slots import lay_out
 from mosaic.solver.stage import Machine
@@ -50,21 +49,8 @@ def test_forbidding_a_pair_does_not_forbid_a_larger_group_that_meets_the_target(
     assert {devices for _, devices in result.choices.values()} == {(0,)}
 
 
-def test_a_module_has_the_same_slots_on_all_of_its_devices_where_that_can_be() -> None:
-    choices = {"ab": (option(2, 2), (0, 1)), "a": (option(1, 2), (0,)), "bc": (option(2, 2), (1, 2))}
-    assert lay_out(choices, 4) == {"ab": (0, 0), "bc": (2, 2), "a": (2,)}
-
-
 def test_three_pairs_of_three_devices_get_other_slots_on_each_where_only_that_fits() -> None:
     ring = {"ab": (option(2, 1), (0, 1)), "bc": (option(2, 1), (1, 2)), "ac": (option(2, 1), (0, 2))}
     starts = lay_out(ring, 2)
     held = {(device, start) for name, (_, at) in ring.items() for device, start in zip(at, starts[name], strict=True)}
     assert held == {(device, slot) for device in range(3) for slot in range(2)}
-
-
-def test_what_fits_by_number_is_placed_although_no_common_run_of_slots_exists() -> None:
-    options = {name: [option(2, 1)] for name in "xyz"}
-    machine = Machine(num_devices=3, num_slots=2, memory_bytes=0)
-    answer = ask(SatQuestion(options=options, machine=machine, target_ns=10))
-    assert answer.is_resolved
-    assert answer.choices is not None

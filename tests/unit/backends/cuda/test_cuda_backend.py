@@ -13,7 +13,7 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import pack_layouts
 from mosaic.backends.host import HostBackend
-from mosaic.errors import BackendUnavailableError, CudaError, InvalidPlanError
+from mosaic.errors import BackendUnavailableError
 
 
 def test_the_device_is_the_drivers(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -64,12 +64,6 @@ def test_streams_that_exist_are_lent_again_and_cost_nothing(driver: FakeGreenDri
         assert [len(pool.known) for pool in driver.pools] == [2]
 
 
-def test_kinds_of_slots_have_pools_of_their_own(driver: FakeGreenDriver, runtime: FakeStreams):
-    for choice in ({}, {"fine": True}, {"placement": "split"}, {}):
-        CudaBackend(api=runtime, driver=driver, **choice).open_lanes([(0,)]).close()
-    assert len(driver.pools) == 3
-
-
 def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
     backend = CudaBackend(api=runtime, driver=driver)
     split = backend.with_sms(sm_placement="split")
@@ -85,14 +79,6 @@ def test_a_backend_takes_sm_settings_besides_its_own(driver: FakeGreenDriver, ru
 def test_sm_settings_are_refused_by_name_on_the_host():
     with pytest.raises(BackendUnavailableError, match=r"fine_slots and sm_target cannot be had on the host backend"):
         HostBackend(num_slots=2).with_sms(fine_slots=True, sm_target=True)
-
-
-def test_every_partition_is_probed_once(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver)
-    backend.open_lanes([(0,), (1,)]).close()
-    backend.open_lanes([(1,), (0,)]).close()
-    backend.open_lanes([(0,), (2,)]).close()
-    assert driver.pools[0].num_verified == 2
 
 
 def test_without_the_probe_sm_ids_are_unknown(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -113,32 +99,6 @@ def test_a_machine_without_nvrtc_is_told_that_nothing_was_probed(
     assert caplog.text.count("partitions were not probed") == 1
 
 
-@pytest.mark.parametrize("partitions", [[(0,), (1,)], [(0,), (0, 1), (1, 2), (2,)]])
-def test_partitions_that_are_seen_to_share_sms_are_refused_in_one_layout_or_two(
-    driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]]
-):
-    driver.spread_sms = [33, 34, 35]
-    backend = CudaBackend(api=runtime, driver=driver)
-    for _ in range(2):
-        with pytest.raises(CudaError) as raised:
-            backend.open_lanes(partitions)
-        assert raised.value.call == "cuDevSmResourceSplitByCount"
-        assert driver.num_lent == 0
-
-
-@pytest.mark.parametrize("partitions", [[(0,), (1,)], [(0,), (0, 1), (1, 2), (2,)]])
-def test_two_sms_that_a_module_with_dynamic_parallelism_adds_are_noted_and_told(
-    driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
-):
-    driver.spread_sms = [34, 35]
-    backend = CudaBackend(api=runtime, driver=driver)
-    for _ in range(2):
-        with backend.open_lanes(partitions) as lanes:
-            assert [lane.num_sms for lane in lanes] == [8 * len(slots) for slots in partitions]
-    assert len([note for note in backend.notes if "partitions share SM 34, 35" in note and "CDP" in note]) == 1
-    assert caplog.text.count("partitions share SM") == 1
-
-
 @pytest.mark.parametrize("verify", [True, False])
 def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: FakeStreams, verify: bool):
     # (0,) is in one layout, (2, 3) in another, where it is placed behind (0, 1): apart, if somebody looks.
@@ -154,44 +114,12 @@ def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: F
         assert last.is_after(second)
 
 
-@pytest.mark.parametrize("slots", [(), (4,), (-1,), (0, 0)])
-def test_slots_that_are_not_there_are_refused_before_a_pool_is_made(
-    driver: FakeGreenDriver, runtime: FakeStreams, slots: tuple[int, ...]
-):
-    backend = CudaBackend(api=runtime, driver=driver)
-    for open_lanes in (backend.open_lanes, backend.open_plain_lanes):
-        with pytest.raises(InvalidPlanError, match="distinct slots from 0 to 3"):
-            open_lanes([(0,), slots])
-    assert driver.pools == []
-
-
-def test_an_unknown_placement_is_refused(driver: FakeGreenDriver, runtime: FakeStreams):
-    with pytest.raises(ValueError, match="neither 'merged' nor 'split'"):
-        CudaBackend(api=runtime, driver=driver, placement="anywhere")  # type: ignore[arg-type]
-
-
 def test_plain_lanes_are_streams_of_the_whole_device(driver: FakeGreenDriver, runtime: FakeStreams):
     with CudaBackend(api=runtime, driver=driver).open_plain_lanes([(0,), (1,)]) as lanes:
         assert [lane.num_sms for lane in lanes] == [None, None]
         assert [lane.stream.priority for lane in lanes] == [0, 0]
         assert len({lane.stream.handle for lane in lanes}) == 2
     assert driver.pools == []
-    assert runtime.lent == []
-
-
-def test_streams_go_back_where_plain_lanes_cannot_be_opened(
-    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
-):
-    backend, lend = CudaBackend(api=runtime, driver=driver), runtime.new_stream
-
-    def refuse_the_second(priority: int = 0) -> Any:
-        if runtime.lent:
-            raise BackendUnavailableError("no stream is free", found="1 stream in use", needed="another")
-        return lend(priority)
-
-    monkeypatch.setattr(runtime, "new_stream", refuse_the_second)
-    with pytest.raises(BackendUnavailableError, match="no stream is free"):
-        backend.open_plain_lanes([(0,), (1,)])
     assert runtime.lent == []
 
 

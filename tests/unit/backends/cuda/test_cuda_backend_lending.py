@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.cuda.pool import GreenPool
 from mosaic.errors import CudaError
 
 
@@ -72,28 +70,6 @@ def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
     assert driver.num_lent == 0
 
 
-def test_threads_open_and_close_at_once(driver: FakeGreenDriver):
-    api = FakeStreams()
-    failures: list[BaseException] = []
-
-    def use(seed: int) -> None:
-        try:
-            for turn in range(60):
-                with CudaBackend(api=api, driver=driver).open_lanes([((seed + turn) % 4,), (0, 1)]) as lanes:
-                    assert len(list(lanes)) == 2
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert driver.num_lent == 0
-    assert len(driver.pools) == 1
-
-
 def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, runtime: FakeStreams):
     backend = CudaBackend(api=runtime, driver=driver)
     with backend.open_lanes([(0,)]) as lanes:
@@ -102,10 +78,3 @@ def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, ru
         backend.open_lanes([(1,)]).close()
         assert not hold.is_open
         hold.open()
-
-
-def test_the_pool_of_a_process_is_never_freed_by_python(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver)
-    backend.open_lanes([(0,)]).close()
-    assert isinstance(backend.pool, GreenPool)
-    assert not driver.pools[0].closed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import pytest
 
-from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
+from mosaic.backends.cuda.overlap import find_shared_sms
 from mosaic.backends.cuda.records import PartitionRecord
 from mosaic.errors import CudaError
 
@@ -59,31 +58,3 @@ def test_more_than_that_is_an_error_that_names_the_first_pair(
     with pytest.raises(CudaError, match=words) as raised:
         shared(*records, capability=capability)
     assert (raised.value.call, raised.value.status) == ("cuSplit", "CUDA_SUCCESS")
-
-
-def test_all_groups_have_the_same_two_sms_to_share():
-    layouts = [[record([0], more), record([1], more)] for more in (40, 41, 42)]
-    assert find_shared_sms(layouts[:2], compute_capability="9.0", call="") == (40, 41)
-    with pytest.raises(CudaError, match="3 shared in all"):
-        find_shared_sms(layouts, compute_capability="9.0", call="")
-
-
-@pytest.mark.parametrize(
-    ("records", "capability", "words"),
-    [
-        ([record([0], 40, 41), record([1])], "9.0", "1 of 2 partitions run on up to 2 more SMs .*CDP"),
-        ([record([0], *range(40, 50)), record([1], 60)], "9.0", "2 of 2 partitions run on up to 10 more SMs .*MPS"),
-        ([record([0], 40)], "8.0", "1 of 1 partitions run on up to 1 more SMs .*MPS"),
-        ([record([0], 40, missed=1), record([1], 40, missed=1)], "9.0", "partitions share SM 40: .*CDP"),
-    ],
-)
-def test_what_was_seen_beyond_the_partitions_is_one_sentence(
-    records: list[PartitionRecord], capability: str, words: str
-):
-    (sentence,) = describe_excess(records, shared(*records, capability=capability), compute_capability=capability)
-    assert re.search(words, sentence)
-
-
-def test_partitions_on_their_own_sms_are_not_worth_a_word():
-    records = [record([0]), record([1], missed=2), record([2], probed=False)]
-    assert describe_excess(records, (), compute_capability="9.0") == ()

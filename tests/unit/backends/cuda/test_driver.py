@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_driver.harness import FakeDriver, compile_library
+from fake_driver.harness import FakeDriver
 
 # Calls every function that describes devices and slots, in the order of a normal life; those of pools have tests of
 # their own.
@@ -20,27 +20,11 @@ def life():
     with_context.close()
 """
 
-USED = [
-    "cuGetProcAddress",
-    "cuDriverGetVersion",
-    "cuInit",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetName",
-    "cuDeviceGetUuid",
-    "cuDeviceGetAttribute",
-    "cuDeviceTotalMem",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease",
-    "cuDeviceGetDevResource",
-    "cuDevSmResourceSplitByCount",
-]
-
 # Before the driver's own error functions are known, a status has only its number.
 UNNAMED = {"cuGetProcAddress": "CUresult 999", "cuDriverGetVersion": "CUresult 999"}
 
 
-@pytest.mark.parametrize("call", USED)
+@pytest.mark.parametrize("call", ["cuGetProcAddress", "cuDriverGetVersion", "cuInit"])
 def test_each_failing_call_raises_a_cuda_error_that_names_call_and_status(fake_driver: FakeDriver, call: str):
     error = fake_driver.run(LIFE + "result = error_of(life)", fail=f"{call}=999")
     assert (error["kind"], error["call"]) == ("CudaError", call)
@@ -48,32 +32,9 @@ def test_each_failing_call_raises_a_cuda_error_that_names_call_and_status(fake_d
     assert call in error["text"]
 
 
-def test_the_list_of_calls_under_test_is_the_list_of_calls_made(fake_driver: FakeDriver):
-    assert sorted(fake_driver.run(LIFE + "life(); result = called()")) == sorted(USED)
-
-
-@pytest.mark.parametrize("nth", [1, 2])
-def test_the_dry_run_and_the_split_itself_are_both_checked(fake_driver: FakeDriver, nth: int):
-    error = fake_driver.run(LIFE + "result = error_of(life)", fail=f"cuDevSmResourceSplitByCount@{nth}=915")
-    assert error["status"] == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-
-
 def test_a_status_without_a_name_is_given_by_its_number(fake_driver: FakeDriver):
     error = fake_driver.run(LIFE + "result = error_of(life)", fail="cuDeviceGet=4321")
     assert error["status"] == "CUresult 4321"
-
-
-@pytest.mark.parametrize("call", ["cuDeviceGetName", "cuDevSmResourceSplitByCount", "cuDevicePrimaryCtxRelease"])
-def test_a_failure_leaves_no_primary_context_retained_and_the_next_try_works(fake_driver: FakeDriver, call: str):
-    body = f"""
-fake.mosaic_fake_fail(b"{call}", 999)
-first = error_of(life)
-fake.mosaic_fake_fail(b"{call}", 0)
-second = error_of(life)
-result = [first["call"], second, count("created", "primary") - count("destroyed", "primary")]
-"""
-    leaked = 1 if call == "cuDevicePrimaryCtxRelease" else 0  # a release that failed cannot be known to be done
-    assert fake_driver.run(LIFE + body) == [call, None, leaked]
 
 
 @pytest.mark.parametrize(
@@ -129,45 +90,24 @@ result = [_C.device_count(), device.ordinal, device.name, device.uuid, device.co
     assert fake_driver.run(body, devices="132:9.0,108:8.0") == expected
 
 
-@pytest.mark.parametrize("ordinal", [-1, 2])
-def test_an_ordinal_out_of_range_is_refused_with_the_way_out(fake_driver: FakeDriver, ordinal: int):
-    body = f"from mosaic import _C\nresult = error_of(lambda: _C.Device({ordinal}))"
+def test_an_ordinal_out_of_range_is_refused_with_the_way_out(fake_driver: FakeDriver):
+    body = "from mosaic import _C\nresult = error_of(lambda: _C.Device(2))"
     error = fake_driver.run(body, devices="132:9.0,132:9.0")
     assert error == {
         "kind": "ValueError",
-        "text": f"ordinal={ordinal} names no device: this machine has 2; use 0 to 1",
+        "text": "ordinal=2 names no device: this machine has 2; use 0 to 1",
     }
 
 
-@pytest.mark.parametrize("end", ["held.close(); held.close()", "del held", "held = None"])
-def test_a_primary_context_is_released_once(fake_driver: FakeDriver, end: str):
-    body = f"""
+def test_a_primary_context_is_released_once(fake_driver: FakeDriver):
+    body = """
 from mosaic import _C
 held = _C.PrimaryContext(_C.Device(0))
 before = [held.held, count("created", "primary"), count("destroyed", "primary")]
-{end}
+held.close(), held.close()
 result = [before, count("created", "primary"), count("destroyed", "primary")]
 """
     assert fake_driver.run(body) == [[True, 1, 0], 1, 1]
-
-
-def test_a_primary_context_held_at_exit_and_errors_kept_at_exit_crash_nothing(fake_driver: FakeDriver):
-    body = """
-import sys
-from mosaic import _C
-sys.held = _C.PrimaryContext(_C.Device(0))
-try:
-    _C.Device(7)
-except ValueError as error:
-    sys.kept = error
-fake.mosaic_fake_fail(b"cuDeviceGet", 999)
-try:
-    _C.Device(0)
-except Exception as error:
-    sys.also_kept = error
-result = True
-"""
-    assert fake_driver.run(body) is True
 
 
 def test_an_old_driver_names_the_functions_that_it_lacks(fake_driver: FakeDriver):
@@ -222,26 +162,13 @@ def _has_driver() -> bool:
     return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
 
 
-def test_a_driver_without_the_look_up_call_is_too_old(tmp_path):
-    source = tmp_path / "empty.cpp"
-    source.write_text("int nothing;\n")
-    ancient = FakeDriver(compile_library(tmp_path, source))
-    error = ancient.run("from mosaic import _C\nresult = error_of(_C.driver_version)")
-    assert (error["kind"], error["found"]) == (
-        "BackendUnavailableError",
-        "libcuda.so.1 without cuGetProcAddress_v2",
-    )
-
-
-@pytest.mark.parametrize(("status", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (34, "CUDA_ERROR_STUB_LIBRARY")])
-def test_a_driver_without_devices_is_unavailable_rather_than_broken(fake_driver: FakeDriver, status: int, name: str):
+def test_a_driver_without_devices_is_unavailable_rather_than_broken(fake_driver: FakeDriver):
     body = "from mosaic import _C\nresult = error_of(_C.device_count)"
-    error = fake_driver.run(body, fail=f"cuInit={status}")
-    assert (error["kind"], error["found"]) == ("BackendUnavailableError", f"cuInit gave {name}")
+    error = fake_driver.run(body, fail="cuInit=100")
+    assert (error["kind"], error["found"]) == ("BackendUnavailableError", "cuInit gave CUDA_ERROR_NO_DEVICE")
 
 
-@pytest.mark.parametrize("version", [13000, 14000])
-def test_every_function_is_had_in_the_form_that_it_was_written_for(fake_driver: FakeDriver, version: int):
+def test_every_function_is_had_in_the_form_that_it_was_written_for(fake_driver: FakeDriver):
     """A driver has a form for each version that changed a function, and gives the one that is asked for."""
     body = """
 from mosaic import _C
@@ -251,20 +178,9 @@ _C.Device(0).uuid, _C.Device(0).total_memory_bytes
 pool.close()
 result = [misused(), leaked()]
 """
-    assert fake_driver.run(body, version=version) == [[], {}]
+    assert fake_driver.run(body, version=14000) == [[], {}]
 
 
 def test_importing_the_extension_does_not_touch_the_driver(fake_driver: FakeDriver):
     body = "import mosaic._C, mosaic.backends.cuda.driver\nresult = count('calls', 'cuGetProcAddress')"
     assert fake_driver.run(body) == 0
-
-
-def test_a_failed_look_up_is_tried_again(fake_driver: FakeDriver):
-    body = """
-from mosaic import _C
-fake.mosaic_fake_fail(b"cuDriverGetVersion", 999)
-first = error_of(_C.driver_version)["call"]
-fake.mosaic_fake_fail(b"cuDriverGetVersion", 0)
-result = [first, _C.driver_version()]
-"""
-    assert fake_driver.run(body) == ["cuDriverGetVersion", 13000]

@@ -17,7 +17,6 @@ from mosaic.backends.cuda.environment import (
     find_here,
     find_in,
     mps_control,
-    other_processes,
 )
 
 
@@ -56,14 +55,6 @@ def test_a_share_of_threads_under_mps_is_found_and_all_of_them_are_fine(percenta
 def test_each_stream_and_the_loops_own_need_a_queue(setting: str | None, num_streams: int | None, is_enough: bool):
     environ = {} if setting is None else {"CUDA_DEVICE_MAX_CONNECTIONS": setting}
     assert (found(environ, num_streams=num_streams) == []) == is_enough
-
-
-def test_the_finding_about_queues_says_how_many_and_how_to_change_it():
-    (one,) = find_in(Surroundings(environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, num_streams=3))
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 for 3 lanes" in one.sentence
-    assert "set 32 before the process starts" in one.sentence
-    (unset,) = find_in(Surroundings(environ={}, num_streams=9))
-    assert "is not set, so there are 8 queues for 9 lanes" in unset.sentence
 
 
 def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
@@ -140,17 +131,6 @@ def test_nvml_is_asked_about_the_device_by_its_uuid(monkeypatch: pytest.MonkeyPa
     assert answers == NvmlAnswers(processes=tuple(sorted([9, os.getpid()])), mig=True)
     assert nvml.ended
     assert ask_nvml("GPU-2").problem == "Not Found"
-
-
-def test_other_processes_on_a_device_are_those_besides_this_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    assert other_processes("GPU-1") == (9,)
-    assert other_processes("GPU-2") == ()
-
-
-def test_a_device_without_mig_has_none(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(knows_mig=False))
-    assert not ask_nvml("GPU-1").mig
 
 
 @pytest.mark.parametrize("module", [None, FakeNvml(fails=True)])

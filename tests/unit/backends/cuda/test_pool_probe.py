@@ -69,27 +69,6 @@ result = [min(costs) > 0, len(probed), depth, pops, leaked(), misused()]
     assert told == [True, 132, 1, [0, current], {"primary": 1}, []]
 
 
-def test_partitions_that_share_sms_are_told_as_they_are(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0, 1], [2]])
-pool.verify(IMAGE)
-result = [[info.sm_ids for info in pool.partitions(0)], pool.lend(0, 1) > 0]
-"""
-    ids = [[*range(8), *range(9, 16)], [15, *range(17, 24)]]
-    assert run_pools(fake_driver, body, quirk="overlapping_groups") == [ids, True]
-
-
-def test_kernels_that_spread_beyond_their_partition_are_seen(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES)
-pool.verify(IMAGE)
-result = [info.sm_ids for info in pool.partitions(0)]
-"""
-    more = [130, 131]
-    ids = [[*range(64), *more], [*range(64, 128), *more]]
-    assert run_pools(fake_driver, body, quirk="kernels_spread") == ids
-
-
 def test_a_probe_that_ran_nowhere_is_an_error(fake_driver: FakeDriver):
     body = "pool = pool_of(HALVES)\nresult = error_of(lambda: pool.verify(IMAGE))"
     error = run_pools(fake_driver, body, quirk="kernels_nowhere")
@@ -113,14 +92,3 @@ pool.close()
 result = [error["call"], error["status"], leaked()]
 """
     assert run_pools(fake_driver, body) == [call, status, {}]
-
-
-def test_any_stream_can_be_probed_the_default_one_too(fake_driver: FakeDriver):
-    body = """
-whole = _C.probe_stream(_C.Device(0), 0, IMAGE)
-pool = pool_of(HALVES)
-half = _C.probe_stream(_C.Device(0), pool.lend(0, 1), IMAGE)
-pool.close()
-result = [whole, half, leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body) == [list(range(132)), list(range(64, 128)), {}, []]

@@ -39,9 +39,12 @@ result = [loan.shared_sms, loan.notes, lent, leaked(), misused()]
 
 
 @pytest.mark.parametrize(
-    ("placement", "call"), [("merged", "cuDevSmResourceSplitByCount"), ("split", "cuDevSmResourceSplit")]
+    ("placement", "call", "devices", "quirk"),
+    [
+        ("merged", "cuDevSmResourceSplitByCount", "132:9.0", "kernels_spread_far"),
+        ("split", "cuDevSmResourceSplit", "132:10.0", "kernels_spread"),
+    ],
 )
-@pytest.mark.parametrize(("devices", "quirk"), [("132:9.0", "kernels_spread_far"), ("132:10.0", "kernels_spread")])
 def test_more_shared_sms_and_those_of_other_devices_are_refused_each_time(
     fake_driver: FakeDriver, devices: str, quirk: str, placement: str, call: str
 ):

@@ -224,20 +224,6 @@ def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: 
             assert libraries.seen() == ALONE
 
 
-def test_a_backward_after_one_that_failed_is_under_the_settings_too(libraries: Libraries):
-    model, _, right = towers(libraries)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        tell(handle, sm_target=True)
-        loss = model(*pair_batch()).square().mean()
-        right.fails = True
-        with pytest.raises(ZeroDivisionError):
-            loss.backward(retain_graph=True)
-        right.fails = False
-        right.backwards.clear()
-        loss.backward()
-        assert right.backwards == [TARGET]
-
-
 def test_a_forward_that_fails_leaves_nothing_set(libraries: Libraries):
     model, left, _ = towers(libraries)
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
@@ -246,17 +232,6 @@ def test_a_forward_that_fails_leaves_nothing_set(libraries: Libraries):
             model(torch.ones(3, 9), torch.ones(3, 8))
         assert left.forwards[-1] == (NUM_SMS - 8, 8, False, False)
         assert libraries.seen() == ALONE
-
-
-def test_without_cudnn_a_backward_stays_so_until_all_of_it_has_ended(libraries: Libraries):
-    model, _, _ = towers(libraries)
-    seen: list[Any] = []
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        tell(handle, sm_target=True, cudnn=False)
-        x = pair_batch()[0].requires_grad_()
-        x.register_hook(lambda _: seen.append(libraries.seen()))
-        model(x, pair_batch()[1]).square().mean().backward()
-    assert seen[0][2:] == (False, False)  # behind the first of the tower's parameters, where its target has ended
 
 
 @pytest.mark.parametrize("is_reentrant", [False, True])

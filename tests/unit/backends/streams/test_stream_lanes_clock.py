@@ -83,28 +83,6 @@ def test_marks_hours_apart_are_told_to_a_microsecond(runtime: Any):
     assert end.at_ms() - start.at_ms() == pytest.approx(0.0125, abs=1e-5)
 
 
-def test_a_long_wait_between_two_steps_does_not_blur_what_follows(runtime: Any):
-    clock = StreamClock(runtime)
-    clock.mark(None)
-    runtime.now_ms += 36e6  # ten hours
-    clock.start_step()
-    start = clock.mark(None)
-    runtime.now_ms += 0.003
-    end = clock.mark(None)
-    assert end.at_ms() - start.at_ms() == pytest.approx(0.003, abs=1e-6)
-
-
-def test_steps_that_were_read_are_forgotten(runtime: Any):
-    clock = StreamClock(runtime)
-    for step in range(1000):
-        runtime.now_ms += 200.0
-        clock.start_step()
-        mark = clock.mark(None)
-        if step % 10 == 9:
-            assert mark.at_ms() == runtime.now_ms
-            assert len(clock._unread) == 0
-
-
 def test_marks_can_be_read_late_and_in_any_order(runtime: Any):
     clock = StreamClock(runtime)
     marks = []

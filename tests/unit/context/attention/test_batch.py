@@ -30,15 +30,6 @@ def test_gradients_of_embeddings_flow_back_to_the_whole_sequence():
     assert torch.equal(whole.grad, torch.ones(1, 7, 4))
 
 
-def test_positions_of_several_axes_are_cut_along_tokens():
-    axes = torch.arange(7).expand(3, 1, 7)
-    assert batch().inputs(input_ids=torch.ones(1, 7, dtype=torch.long), position_ids=axes)["position_ids"].shape == (
-        3,
-        1,
-        8,
-    )
-
-
 def test_wrong_tensors_are_refused_with_the_way_out():
     with pytest.raises(ValueError, match=r"has 5 tokens in dimension 1 and the mask 7; cut whole sequences, each once"):
         batch().cut(torch.ones(1, 5))
