@@ -141,6 +141,6 @@ def test_colocated_training_is_equal_to_plain_training_and_half_of_the_recipes_o
         met.append(check(recipe))
         event(f"two encoders met: {met[-1]}")
 
-    for_recipes(checked, 24)
+    for_recipes(checked, 38)
     print(f"two encoders ran at the same time in {sum(met)} of {len(met)} recipes")
     assert sum(met) >= len(met) / 2
