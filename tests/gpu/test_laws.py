@@ -17,7 +17,7 @@ from engine_cases import assert_near
 from hidden_state_cases import BETWEEN, CASES, EAGER, held_back, run_on_streams, shown, train
 from loop_cases import LOOPS, check, check_removing_between_forward_and_backward
 from no_trace_cases import DOINGS, by_plan, by_profile, made, no_trace
-from random_models import for_recipes, train_on_streams
+from random_models import Recipe, for_recipes, train_on_streams
 from stream_cases import colocated
 
 from bench.sweep.device import on
@@ -54,7 +54,11 @@ def on_lanes(cuda_backend: CudaBackend, graphs: bool) -> Callable[..., Any]:
 
 
 def test_random_models_and_loops_are_equal_to_plain_training(on_lanes: Callable[..., Any]):
-    for_recipes(lambda recipe: train_on_streams(recipe, on_lanes, compare=assert_near), 12)
+    def check_recipe(recipe: Recipe) -> None:
+        compare = partial(assert_near, of_largest=0.05) if recipe.autocast else assert_near
+        train_on_streams(recipe, on_lanes, compare=compare)
+
+    for_recipes(check_recipe, 12)
 
 
 @pytest.mark.parametrize("name", LOOPS)

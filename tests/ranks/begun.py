@@ -42,6 +42,23 @@ def join(rank: int, size: int, place: Path) -> None:
     )
 
 
+Program = Callable[[int, int, Path], None]
+
+
+def in_turn(*programs: Program) -> Program:
+    """One program of several, which share one start of the ranks; each has a folder of its own."""
+
+    def run(rank: int, size: int, place: Path) -> None:
+        join(rank, size, place)
+        for program in programs:
+            own = place / program.__name__
+            own.mkdir(exist_ok=True)
+            program(rank, size, own)
+        print("equal")
+
+    return run
+
+
 def halves(model: nn.Module, size: int) -> Plan:
     """Every module on some of the ranks, so that rows travel."""
     return draw_plan(model, size, random.Random(3))

@@ -9,7 +9,6 @@ HAS = {name: importlib.util.find_spec(name) is not None for name in ("transforme
 RUNS = (
     # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
     ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
-    ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
     ("huggingface.py", "--model", "audio", "--loop", "trainer"),
     ("lightning_loop.py", "--form", "trainer"),
 )

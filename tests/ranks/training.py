@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -87,57 +86,6 @@ def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -
     graph = find_modules(model, batch(0, 3)).graph
     members = {name: tuple(draw.sample(range(size), draw.randint(least, size))) for name in graph.topological_order()}
     return plan_of(graph, members, size)
-
-
-def random_training(rank: int, size: int) -> list[Any]:
-    """Trains under random plans on random slices of the batch, and compares with data-parallel training."""
-    layouts = []
-    for seed in range(4):
-        draw = random.Random(seed)
-        rows = [draw.randint(1, 4) for _ in range(size)]
-        deaf = [r for r in range(size) if seed % 2 and draw.random() < 0.5][: size - 1]
-        accumulate, clip = draw.choice([1, 2]), draw.choice([0.0, 0.05])
-        everywhere = seed == 3  # where nothing is routed
-        if everywhere:
-            deaf, accumulate, clip = [1], 2, 0.05
-        torch.manual_seed(seed + 10 * rank)  # rank 0's weights become those of all
-        model = Model()
-        torch.manual_seed(seed)
-        twin = Model()
-        expected = plain_training(twin, rows, deaf, accumulate, clip)
-        plan = draw_plan(model, size, draw, least=size if everywhere else 1)
-        layouts.append([list(placed.devices) for placed in plan.placements])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1))
-        assert ("nothing is routed" in handle.describe()) == everywhere
-        losses = []
-        for step in range(STEPS):
-            for micro in range(accumulate):
-                whole = batch(100 * step + micro, sum(rows))
-                loss = loss_of(model(**part_of(whole, slices(rows, rank), has_audio=rank not in deaf)))
-                loss.backward()
-                losses.append(loss.item())
-            if clip:
-                handle.clip_grad_norm_(clip)
-            optimizer.step()
-            optimizer.zero_grad()
-        own = expected[rank::size]
-        assert torch.allclose(torch.tensor(losses), torch.tensor(own), atol=1e-4, rtol=1e-3), (seed, losses, own)
-        found = handle.full_state_dict()
-        for name, tensor in twin.state_dict().items():
-            assert torch.allclose(found[name], tensor, atol=1e-4, rtol=1e-3), (seed, name)
-        sent = {name for name in handle.metrics() if name.startswith("sent_bytes")}
-        assert not everywhere or sent == {
-            f"sent_bytes/reduce/{name}" for name in (placed.module for placed in plan.placements)
-        }
-        copy.deepcopy(twin).load_state_dict(found)
-        here = {placed.module for placed in plan.placements if rank in placed.devices}
-        for name, parameter in model.named_parameters():
-            if name.split(".")[0] in ("image", "text", "audio", "backbone"):
-                assert parameter.is_meta == (name.split(".")[0] not in here), name
-        handle.remove()
-        dist.barrier()
-    return layouts
 
 
 def solved(rank: int, size: int) -> tuple[str, float]:

@@ -31,9 +31,6 @@ def plan(metadata: dict[str, Any], search: Search) -> Any:
             search.offer(value)
         wait_until_stopped(search)
         return None
-    if what == "fail":
-        search.offer(metadata.get("offer", "before"))
-        raise RuntimeError("no such link")
     if what == "exit":
         sys.exit("enough")
     if what == "die":

@@ -82,8 +82,6 @@ DECODERS = {
     "llama": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "llama, tied": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM, tie_word_embeddings=True),
     "llama, dropout": decoder(transformers.LlamaConfig, transformers.LlamaForCausalLM, attention_dropout=0.3),
-    "qwen3": decoder(transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "gemma": decoder(transformers.GemmaConfig, transformers.GemmaForCausalLM),
     "mistral": decoder(transformers.MistralConfig, transformers.MistralForCausalLM, sliding_window=4),
 }
 
@@ -133,12 +131,6 @@ ENCODERS = {
         ),
         batch=image_batch,
         cuts=(("vit[0:3/3]",), ("vit[0:1/3]", "vit[1:2/3]", "vit[2:3/3]")),
-    ),
-    "siglip's vision": PartedCase(
-        make=lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**_VISION)),
-        batch=lambda: {"pixel_values": torch.randn(3, 3, 8, 8)},
-        cuts=(("encoder[0:1/3]", "encoder[1:3/3]"), ("encoder[0:1/3]", "encoder[1:2/3]", "encoder[2:3/3]")),
-        loss=lambda output: output.pooler_output.square().sum(),
     ),
     "torch's encoder": PartedCase(
         make=lambda: OwnEncoder(0.2),
@@ -249,33 +241,12 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
-def siglip() -> nn.Module:
-    text = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 16,
-    }
-    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=_VISION))
-
-
 SEVERAL_MODULES = {
     "t5": PartedCase(
         make=t5,
         batch=lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(), "labels": tokens(), "use_cache": False},
         cuts=(("encoder[0:1/2]", "encoder[1:2/2]", "decoder[0:1/2]", "decoder[1:2/2]"),),
         feeds=(("encoder", "decoder"),),
-    ),
-    "siglip": PartedCase(
-        make=siglip,
-        batch=lambda: {"input_ids": tokens(3), "pixel_values": torch.randn(3, 3, 8, 8), "return_loss": True},
-        cuts=(
-            ("vision_model[0:1/3]", "vision_model[1:3/3]", "text_model[0:1/2]", "text_model[1:2/2]"),
-            ("vision_model[0:1/3]", "vision_model[1:3/3]+text_model[0:1/2]", "text_model[1:2/2]"),
-        ),
-        feeds=(("vision_model", "text_model"),),
     ),
     "whisper": PartedCase(
         make=whisper,

@@ -24,13 +24,6 @@ def test_a_module_that_was_given_up_keeps_its_parameters_as_objects_and_no_memor
     assert give_up(module, home) == 0
 
 
-def test_training_under_random_plans_is_data_parallel_training(tmp_path: Path):
-    told = run_ranks("ranks.training:random_training", 3, tmp_path)
-    assert told[0] == told[1] == told[2]
-    subsets = [set(devices) for layout in told[0] for devices in layout]
-    assert any(a & b and a - b and b - a for a in subsets for b in subsets), "none overlap in part"
-
-
 def test_rank_0_profiles_and_solves_for_all(tmp_path: Path):
     first, second = run_ranks("ranks.training:solved", 2, tmp_path)
     assert first[0] == second[0]

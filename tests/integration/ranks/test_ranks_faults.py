@@ -22,7 +22,6 @@ AT_ONCE = 4
 """Cases that run at the same time: most of their time is waiting."""
 SIZES = {  # those that wait longest side by side
     "in_order": 2,
-    "never_comes": 4,
     "fewer_batches_on_one": 2,
     "uninterrupted": 2,
     "killed": 2,
@@ -104,12 +103,6 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), (name, said)
-
-
-def test_ranks_that_do_not_come_are_named(outcomes: dict[str, list[Ended]]):
-    for rank in (outcomes["never_comes"][0], outcomes["never_comes"][2]):
-        assert rank.code == 1
-        assert "ranks 1, 3 have not come after 1.5 s" in rank.said
 
 
 def test_ranks_that_are_not_alike_are_named_on_all(outcomes: dict[str, list[Ended]]):

@@ -1,4 +1,4 @@
-"""Glued models on two ranks: in pipelines, with sequences shared out, and colocated; beside the plain model."""
+"""Glued models on two ranks: with sequences shared out, and colocated; beside the plain model."""
 
 from __future__ import annotations
 
@@ -27,28 +27,14 @@ def doubled(given: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def steps(*, clips: bool = True) -> list[list[dict[str, Any]]]:
-    """Steps of microbatches, some without images, some without clips."""
-    kinds = (((3, 2), (0, 1), (2, 0), (1, 1)), ((1, 0), (0, 0), (4, 3)))
-    return [[doubled(cases.batch(images, heard if clips else 0, rows=1)) for images, heard in step] for step in kinds]
+def steps() -> list[list[dict[str, Any]]]:
+    """Steps of microbatches, some without images."""
+    return [[doubled(cases.batch(images, 0, rows=1)) for images in step] for step in ((3, 0, 2, 1), (1, 0, 4))]
 
 
 def frozen() -> Glue:
     tower = Tower(cases.vision(), token=cases.IMAGE)
     return Glue(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
-
-
-def in_pipelines(rank: int, size: int, place: Path) -> None:
-    """Two towers wherever planning puts them."""
-    join(rank, size, place)
-    torch.manual_seed(1)
-    model = cases.glued().double()
-    plain = copy.deepcopy(model)
-    trained = steps()
-    pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False)
-    check_equal(pipe, model, plain, trained)
-    pipe.remove()
-    print("equal")
 
 
 def over_sequences(rank: int, size: int, place: Path) -> None:
@@ -57,7 +43,7 @@ def over_sequences(rank: int, size: int, place: Path) -> None:
     torch.manual_seed(1)
     model = frozen()
     plain = copy.deepcopy(model)
-    trained = steps(clips=False)
+    trained = steps()
     specs = {"vision": Parallel(), "language_model": Parallel(context=2, block=4)}
     pipe = mosaic.pipeline(model, trained[0], options=OPTIONS, trial=False, **parallelize(model, specs))
     assert "2 ranks a sequence" in pipe.describe()

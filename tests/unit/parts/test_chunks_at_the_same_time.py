@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
-from mosaic.parts.weights import WeightsInUse
 
 
 class Watched(nn.Module):
@@ -63,40 +62,3 @@ def test_what_a_layer_returns_is_not_worked_out_while_another_thread_computes_wi
     assert torch.equal(first.result()["model"][0], watched.linear(kwargs["x"]))
     assert torch.equal(other.result(), model.layers[1](torch.ones(7, 6)))
     assert not [name for name, module in model.named_modules() if "forward" in module.__dict__]
-
-
-def test_a_thread_that_uses_weights_may_begin_to_again_while_another_waits_to_replace_them():
-    in_use, asked = WeightsInUse(), threading.Event()
-    done: list[str] = []
-
-    def replace() -> None:
-        asked.set()
-        with in_use.alone():
-            done.append("replaced")
-
-    with ThreadPoolExecutor(1) as threads:
-        with in_use.shared():
-            waiting = threads.submit(replace)
-            assert asked.wait(60)
-            with in_use.shared():
-                done.append("used")
-        waiting.result()
-    assert done == ["used", "replaced"]
-
-
-def test_threads_that_use_weights_may_all_replace_them():
-    in_use, both = WeightsInUse(), threading.Barrier(2, timeout=60)
-    inside: list[int] = []
-
-    def replace(number: int) -> None:
-        with in_use.shared(), in_use.shared():
-            both.wait()
-            with in_use.alone():
-                inside.append(number)
-            with in_use.shared():
-                pass
-
-    with ThreadPoolExecutor(2) as threads:
-        for one in [threads.submit(replace, number) for number in (0, 1)]:
-            one.result()
-    assert sorted(inside) == [0, 1]

@@ -74,11 +74,6 @@ def test_a_mask_that_all_layers_read_is_handed_on():
     assert split.carried("model", 2) == (Value(0, 0), Value(2, 0))
 
 
-def test_a_result_that_decides_how_the_model_goes_on_is_handed_on_too():
-    split = split_of(Masked(decides=True))
-    assert split.carried("model", 2) == (Value(0, 0), Value(2, 0))
-
-
 def test_a_tensor_that_is_read_for_its_shape_alone_is_not_handed_on():
     split = split_of(Shaped())
     assert split.carried("model", 1) == (Value(1, 0),)

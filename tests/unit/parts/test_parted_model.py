@@ -46,30 +46,6 @@ def test_each_weight_is_on_the_ranks_that_need_it_and_has_no_memory_elsewhere(na
     assert list(shared) == (["model.decoder.embed_tokens.weight"] if name == "whisper" else [])
 
 
-def test_tied_weights_are_named_with_all_chunks_that_use_them():
-    _, ranks = ranks_of(TIED, 1)
-    assert ranks[0].split.shared_parameters(CUT) == (("model.embed_tokens.weight", (0, 2)),)
-    assert {"lm_head.weight", "model.embed_tokens.weight"} <= ranks[2].state_dict().keys()
-    assert ranks[2].model.lm_head.weight is ranks[2].model.model.embed_tokens.weight
-
-
-def test_an_optimizer_made_before_steps_own_weights_alone():
-    model = TIED.make()
-    kwargs = TIED.batch()
-    optimizer = torch.optim.AdamW(model.parameters())
-    rank = PartedModel(model, find_split(model, kwargs), CUT[:0] + chunks_of("model[0:3/3]"), own=[0])
-    rank.forward(0, kwargs).loss.backward()
-    before = model.lm_head.weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(before, model.lm_head.weight)
-    middle = PartedModel(copy.deepcopy(model), rank.split, CUT, own=[1])
-    optimizer = torch.optim.AdamW(middle.model.parameters())
-    out = middle.forward(1, kwargs, {"model": (torch.randn(2, 6, 16, requires_grad=True),)})
-    out["model"][0].sum().backward()
-    optimizer.step()
-    assert set(optimizer.state) == set(middle.own_parameters(1).values())
-
-
 def test_finding_and_running_leave_the_model_as_it_was():
     case = SEVERAL_MODULES["whisper"]
     model = case.make()
@@ -138,19 +114,6 @@ def test_a_microbatch_that_takes_another_way_than_the_sample_is_refused():
                     parted.forward(1, {**given, "how": how}, sent)
             else:
                 assert torch.equal(parted.forward(1, {**given, "how": how}, sent), wanted)
-
-
-def test_wrong_use_is_named():
-    _, ranks = ranks_of(TIED, 1)
-    kwargs = TIED.batch()
-    with pytest.raises(ValueError, match="chunk 1 received 0 tensors of 'model' and needs 1"):
-        ranks[1].forward(1, kwargs)
-    with pytest.raises(ValueError, match="2 strategies for 1 layers"):
-        ranks[0].forward(0, kwargs, strategies=["keep", "keep"])
-    with pytest.raises(ValueError, match="strategy 'forget'; use one of keep, recompute"):
-        ranks[0].forward(0, kwargs, strategies=["forget"])
-    with pytest.raises(ValueError, match="chunk 2 does not run on this rank"):
-        ranks[0].forward(2, kwargs)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3-vl", "whisper"])

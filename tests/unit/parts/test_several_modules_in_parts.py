@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from chained_chunks import chunks_of
-from lane_cases import Seen, seen_step
 from part_models import IMAGE, SEVERAL_MODULES, PartedCase, tokens
 from parted_equality import check_cut, check_equal
 from torch import nn
@@ -65,18 +63,6 @@ def test_a_microbatch_may_have_other_images_and_other_lengths_than_the_sample():
     )
 
 
-@pytest.mark.parametrize("name", ["whisper", "llava"])
-def test_in_double_precision_gradients_agree_to_twelve_digits(name: str):
-    case = SEVERAL_MODULES[name]
-    double = dataclasses.replace(case, make=lambda: case.make().double())
-    model, split = found(dataclasses.replace(double, batch=lambda: doubled(case.batch())))
-    check_cut(double, model, split, case.cuts[1], doubled(case.batch()), rtol=1e-12, strategy="recompute")
-
-
-def doubled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
-
-
 def test_under_autocast_chunks_know_the_lower_precision_of_what_they_receive():
     case = SEVERAL_MODULES["llava"]
     model, split = found(case)
@@ -100,23 +86,6 @@ def test_images_whose_patches_lie_in_one_tensor_are_cut_by_their_grid():
     assert torch.equal(others["pixel_values"], torch.cat([pixels[2], pixels[0]]))
     with pytest.raises(ValueError, match="units 2, 3 of 'visual'; this microbatch has 3"):
         slice_piece(split, batch, "visual", 2, 2)
-
-
-def test_values_of_an_encoder_travel_on_only_as_long_as_layers_need_them():
-    _, split = found(SEVERAL_MODULES["qwen3-vl"])
-    assert len(split.carried("visual", 1)) == len(split.carried("visual", 2)) == 2  # hidden, and one merged feature
-    assert len(split.exits("visual")) == 3
-    assert [len(split.carried("language_model", layer)) for layer in (1, 2, 3)] == [3, 2, 1]
-    _, whisper = found(SEVERAL_MODULES["whisper"])
-    assert [len(whisper.carried("decoder", layer)) for layer in (1, 2)] == [2, 2]
-
-
-def test_a_chunk_says_what_comes_in_and_what_leaves_it():
-    _, split = found(SEVERAL_MODULES["llava"])
-    first, mixed, last = chunks_of(*SEVERAL_MODULES["llava"].cuts[2])
-    assert (list(split.entries(first)), list(split.leaves(first))) == ([], ["vision_tower"])
-    assert (list(split.entries(mixed)), list(split.leaves(mixed))) == (["vision_tower"], ["language_model"])
-    assert (list(split.entries(last)), list(split.leaves(last))) == (["language_model"], [])
 
 
 def test_a_frozen_encoder_sends_what_takes_no_gradient():
@@ -164,21 +133,3 @@ def test_a_microbatch_that_takes_another_way_than_the_sample_is_refused():
         rank.forward(0, {"x": x, "image": x[0]})
     with pytest.raises(ValueError, match=r"encoder.0:1/2. has nothing to do with a microbatch that calls decoder"):
         rank.forward(0, {"x": x})
-
-
-def test_layers_that_lower_their_precision_under_autocast_are_foreseen():
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-    batch = {"input": torch.randn(2, 4)}
-    case = PartedCase(make=lambda: model, batch=lambda: batch, cuts=(), loss=lambda output: output.float().sum())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        check_cut(case, model, find_split(model, batch), ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]"), batch)
-
-
-def test_a_chunk_hands_an_encoders_tensors_to_its_next_part_or_those_of_its_last_part_to_who_reads_them():
-    split = find_split(Seen().double(), seen_step((3, 2))[0])
-    first, both, last, text = chunks_of("vision[0:2/3]", "vision[2:3/3]+audio[0:1/2]", "audio[1:2/2]", "text[0:4/4]")
-    assert split.handed(first, both) == ("vision",)
-    assert split.handed(first, text) == ()
-    assert split.handed(both, last) == ("audio",)
-    assert split.handed(both, text) == ("vision",)
-    assert split.handed(last, text) == ("audio",)

@@ -103,10 +103,3 @@ def test_zb_h1_with_one_chunk_a_rank_is_the_published_picture():
         "1F0 1F1 1B0 1F2 1B1 1W0 1F3 1B2 1W1 1B3 1W2 1W3",
         "2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3",
     ]
-
-
-def test_what_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="use a multiple of 4"):
-        baselines.interleaved(4, 6, 2)
-    with pytest.raises(ValueError, match="use at least 8"):
-        dual_pipe_v(4, 7)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import chain, images, models, plain, steps, two_encoders, vision_and_text
+from pipeline_cases import chain, images, models, plain, steps, vision_and_text
 from pipeline_oracle import simulated
 
 from bench.papers.baselines import PAPER_BASELINES
-from mosaic.pipelining.baselines import Drawn, Slot, draw_baseline, orders_of
+from mosaic.pipelining.baselines import Drawn, draw_baseline
 from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -72,53 +71,3 @@ def test_optimus_runs_all_encoders_first_and_their_backwards_last():
     stranger = PipelineModel(modules=(plain("a", 4), plain("b", 4, 9.0)))
     with pytest.raises(ValueError, match="'a' does not feed 'b'"):
         drawn("optimus-coarse", stranger, images(1))
-
-
-def test_parallel_encoders_start_at_the_same_time():
-    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=4.0),) * 4
-    for name in ("cornstarch", "lanes"):
-        one = drawn(name, two_encoders(), microbatches, 4)
-        timed = simulated(one.graph, one.candidates[0])
-        first = [
-            next(
-                start
-                for task, start in zip(one.graph.tasks, timed.start_ns, strict=True)
-                if task.parts[0].module == module
-            )
-            for module in ("vision", "audio")
-        ]
-        assert first == [0, 0]
-
-
-def test_knowing_what_is_frozen_is_no_slower():
-    model = PipelineModel(
-        modules=(plain("vision", 12, 2.0, trains=False), plain("text", 12, 2.0, counts="all")),
-        feeds=(Feed(source="vision", target="text"),),
-    )
-    step = images(*[1] * 8)
-    assert best_ms(drawn("cornstarch", model, step, 6)) < 0.9 * best_ms(drawn("cornstarch-unaware", model, step, 6))
-
-
-def test_dynapipes_order_is_no_worse_than_the_order_given():
-    model = vision_and_text(8, 8)
-    step = images(5, 0, 4, 1, 5, 0)
-    reordered, given_order = drawn("dynapipe-order", model, step, 2), drawn("nnscaler*", model, step, 2)
-    assert len(reordered.candidates) == 25
-    assert best_ms(reordered) <= best_ms(given_order)
-
-
-def test_names_and_rules_are_told():
-    with pytest.raises(ValueError, match="use a multiple of 2"):
-        drawn("megatron", chain(4), images(1, 1, 1))
-    with pytest.raises(ValueError, match="4 layers for 8 chunks"):
-        drawn("megatron", chain(4), images(1, 1, 1, 1), 4)
-
-
-def test_slots_and_tasks_must_match():
-    one = drawn("1f1b", chain(2), images(1))
-    rows = [[Slot(0, F, 0), Slot(0, B, 0)], [Slot(1, F, 0), Slot(1, B, 0)]]
-    assert orders_of(one.graph, rows) == one.candidates[0]
-    with pytest.raises(ValueError, match="no slot for"):
-        orders_of(one.graph, [rows[0], rows[1][:1]])
-    with pytest.raises(ValueError, match="its slot of row"):
-        orders_of(one.graph, rows[::-1])

@@ -66,16 +66,6 @@ def test_an_error_is_reported_and_the_next_step_is_planned(steps: Steps, what: s
     assert steps.take().schedule == 12
 
 
-def test_an_offer_before_an_error_is_taken_with_the_error(steps: Steps) -> None:
-    steps.start(do="fail", offer="good enough")
-    planned = steps.take()
-    while not planned.error:
-        planned = steps.take()
-    assert planned.schedule == "good enough"
-    assert "RuntimeError: no such link" in planned.error
-    assert "next_step_cases.py" in planned.error
-
-
 def test_a_search_has_a_share_of_the_steps_own_time_and_ends_with_it(steps: Steps) -> None:
     steps.start(step_s=100.0, do="seconds")
     (left,) = steps.take().schedule
@@ -100,17 +90,6 @@ def test_the_process_has_no_torch_and_half_of_the_cores(shared: NextStepPlanner,
     assert shared.pid != os.getpid()
 
 
-def test_closing_ends_a_process_that_hangs() -> None:
-    planner = NextStepPlanner(plan)
-    planner.start(0, {"do": "hang"})
-    planner.take(0, wait_s=PATIENCE_S)
-    pid = planner.pid
-    planner.close()
-    planner.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 def test_the_process_dies_with_its_parent() -> None:
     script = f"""
 import os, signal
@@ -128,10 +107,3 @@ os.kill(os.getpid(), signal.SIGKILL)
     ) as parent:
         said, _ = parent.communicate(timeout=PATIENCE_S)  # the output ends when the planning process ends, too
     assert int(said) > 0
-
-
-def test_wrong_arguments_are_refused(shared: NextStepPlanner) -> None:
-    with pytest.raises(ValueError, match="step -3 is taken"):
-        shared.take(-3)
-    with pytest.raises(ValueError, match="step_s=nan"):
-        shared.start(1, {}, step_s=float("nan"))

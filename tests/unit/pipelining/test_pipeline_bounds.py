@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracles.pipeline_proof import exchangeable, prove
+from oracles.pipeline_proof import prove
 from task_graph_cases import BACKWARD, FORWARD, random_step
 
 from mosaic.errors import InfeasibleError
 from mosaic.graph import Part
 from mosaic.pipelining.bounds import bound
 from mosaic.pipelining.order.search import OrderLimits, Searched, search_orders
-from mosaic.pipelining.order.simulate import simulate
 from mosaic.pipelining.tasks import Task, TaskGraph, Wait
 
 PARTS = (Part(module="text"),)
@@ -25,7 +22,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("room", [None, 0.4, 0.7])
+@pytest.mark.parametrize("room", [None, 0.5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(shape: dict, room: float | None):
     for seed in range(2):
@@ -42,20 +39,6 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
         assert found.makespan_ns == proven.makespan_ns
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6), room=st.sampled_from((None, 0.5)))
-def test_exchanging_alike_pieces_loses_no_schedule(seed: int, room: float | None):
-    step = random_step(seed, microbatches=2, max_pieces=2, room=room)
-    alike = exchangeable(step)
-    proven = prove(step, seconds=30, effort=0.5)
-    if not proven.is_optimal:
-        return
-    assert simulate(step, proven.orders).makespan_ns == proven.makespan_ns
-    for units in alike:
-        firsts = [proven.start_ns[unit[0]] for unit in units]
-        assert firsts == sorted(firsts)
-
-
 def pairs(limit: int, sizes: tuple[int, ...]) -> TaskGraph:
     """On one rank a forward and a backward for each size, 10 after the other since another rank has both between."""
     tasks, waits = [], []
@@ -69,24 +52,6 @@ def pairs(limit: int, sizes: tuple[int, ...]) -> TaskGraph:
             )  # fmt: skip
         waits += [Wait(source=at, target=at + 1, lag_ns=10), Wait(source=at + 1, target=at + 2, lag_ns=10)]
     return TaskGraph(tasks=tuple(tasks), waits=tuple(waits), rank_of=(0, 1), limit_bytes=(limit, 0))
-
-
-def test_memory_that_holds_two_of_four_microbatches_makes_the_step_more_than_twice_as_long():
-    step = pairs(20, (10, 10, 10, 10))
-    assert bound(step).critical_path_ns == 27
-    assert prove(step).makespan_ns == 59 > 2 * 27
-
-
-def test_two_of_more_than_half_the_memory_never_overlap():
-    step = pairs(19, (10, 10, 10))
-    assert prove(step).makespan_ns == 3 * 27
-
-
-def test_pieces_that_one_task_waits_for_lengthen_what_is_before_it():
-    tasks = [Task(row=0, kind=FORWARD, parts=PARTS, microbatch=0, time_ns=5) for _ in range(4)]
-    tasks.append(Task(row=1, kind=FORWARD, parts=PARTS, microbatch=0, time_ns=3))
-    step = TaskGraph(tasks=tuple(tasks), waits=tuple(Wait(source=i, target=4) for i in range(4)), rank_of=(0, 1))
-    assert (bound(step).critical_path_ns, bound(step).one_machine_ns) == (8, 23)
 
 
 def test_memory_that_no_schedule_fits_is_proven_to_be_too_small():

@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.pipeline_proof import prove
-from pipeline_cases import chain, images, models, steps, two_encoders
+from pipeline_cases import images, models, steps, two_encoders
 from pipeline_oracle import simulated
 
 from bench.papers.pipeline_models import find_known_model
 from mosaic.errors import InfeasibleError
 from mosaic.pipelining.compare import contend
-from mosaic.pipelining.compiled import ActionKind
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import WEIGHTS, PlannerOptions, plan_step
-from mosaic.pipelining.rank_memory import rank_timelines
 from mosaic.pipelining.rank_space import RankSpace
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.workload.microbatch import Microbatch
@@ -71,39 +68,10 @@ def vlm() -> tuple[Request, tuple[Microbatch, ...]]:
     return Request(model=known.model(), num_ranks=4, microbatches=microbatches), microbatches
 
 
-def test_memory_that_is_short_is_kept_by_recomputing_some_layers(vlm):
-    request, microbatches = vlm
-    free = plan_step(request, microbatches, options=FEW)
-    most = max(free.timed.peak_bytes)
-    base = max(free.graph.base_bytes)
-    limit = base + (most - base) * 6 // 10
-    planned = plan_step(request, microbatches, space=RankSpace(limit_bytes=limit), options=FEW)
-    assert planned.bound_ns <= planned.makespan_ns
-    assert planned.strategies != "keep"
-    assert all(line.peak_bytes <= limit for line in rank_timelines(planned.graph, planned.timed.start_ns))
-    check_pipeline_schedule(planned.schedule(), planned.graph)
-
-
 def test_memory_that_no_schedule_fits_is_an_error_that_says_where_and_what_helps(vlm):
     request, microbatches = vlm
     with pytest.raises(InfeasibleError, match=r"rank \d is short of .* GB .* what would help: "):
         plan_step(request, microbatches, space=RankSpace(limit_bytes=10**9), options=FEW)
-
-
-def test_the_planned_step_of_a_model_of_the_paper_is_no_longer_than_any_baseline(vlm):
-    request, microbatches = vlm
-    planned = plan_step(request, microbatches, options=FEW)
-    found = contend(replace(request, chunks_per_rank=2), microbatches, names=("1f1b", "megatron", "zb-v"))
-    assert all(one.makespan_ns is not None and planned.makespan_ns <= one.makespan_ns for one in found)
-
-
-def test_backward_for_weights_is_a_task_of_its_own_only_where_that_is_asked_for():
-    request = Request(model=chain(4), num_ranks=2, microbatches=images(1, 1))
-    contenders = contend(request, images(1, 1), names=("zb-v",))
-    for weights, expected in (("with", False), ("apart", True)):
-        options = FEW if weights == "with" else replace(FEW, weights=weights)
-        planned = plan_step(request, images(1, 1), options=options, contenders=contenders)
-        assert any(task.kind is ActionKind.WEIGHTS for task in planned.graph.tasks) == expected
 
 
 def test_a_baseline_recomputes_where_keeping_does_not_fit_and_says_why_it_cannot_run():
@@ -128,11 +96,3 @@ def test_unknown_baselines_and_steps_without_microbatches_are_refused():
         contend(request, images(1), names=("zigzag",))
     with pytest.raises(ValueError, match="no microbatches"):
         plan_step(request, [], options=FEW)
-
-
-@pytest.mark.parametrize("counts", [(2, 3), (1, 4)])
-def test_a_small_step_is_planned_as_short_as_it_can_be(counts: tuple[int, ...]):
-    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(*counts))
-    options = PlannerOptions(partition="separated", weights="with", limits=OrderLimits(effort=1.0))
-    planned = plan_step(request, images(*counts), options=options)
-    assert planned.makespan_ns == prove(planned.graph, seconds=30).makespan_ns

@@ -13,7 +13,7 @@ from mosaic.pipelining.order.simulate import roll_out
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep, share_out, shares_of
+from mosaic.pipelining.replicas import SharedStep, share_out
 from mosaic.pipelining.schedule.check import check_pipeline_schedule
 
 
@@ -26,12 +26,6 @@ def test_each_microbatch_is_in_one_share_and_no_share_is_far_above_the_others(ti
     assert max(loads) - min(loads) <= max(times, default=0.0) + 1e-9
     assert bool(shares[0]) == bool(times)
     assert max(map(len, shares)) <= 1 or len(times) > num_replicas or 0.0 in times
-
-
-def test_shares_follow_the_times_of_microbatches():
-    request = Request(model=vision_and_text(2, 2), num_ranks=2, microbatches=images(1))
-    assert shares_of(request, images(0, 9, 0, 0), 2) == ((1,), (0, 2, 3))
-    assert shares_of(request, images(3), 2) == ((0,), ())
 
 
 def test_all_shares_are_offered_in_natural_order_before_any_is_searched():

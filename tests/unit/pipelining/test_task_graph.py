@@ -55,25 +55,9 @@ def test_a_wait_for_a_task_that_is_not_there_is_refused():
         graph(task(), waits=(Wait(source=4, target=0),))
 
 
-def test_memory_of_ranks_that_are_not_there_is_refused():
-    with pytest.raises(ValueError, match="limit_bytes has 2 entries and there are 1 ranks"):
-        graph(task(), limit_bytes=(4, 5))
-
-
-def test_a_step_without_tasks_takes_no_time():
-    orders, timed = roll_out(graph())
-    assert (orders, timed.makespan_ns) == (((),), 0)
-
-
 def test_a_graph_survives_pickling_copying_and_replacing():
     step = random_step(3, ranks=2, microbatches=2, room=0.6)
     made = pickle.loads(pickle.dumps(step))
     assert made == step
     assert roll_out(made) == roll_out(step) == roll_out(copy.deepcopy(step))
     assert dataclasses.replace(step, limit_bytes=()).limit_bytes == ()
-
-
-def test_a_step_of_a_hundred_thousand_tasks_is_rolled_out():
-    many = [task(row=i % 2, group=i // 10, microbatch=i // 100) for i in range(100_000)]
-    step = graph(*many, waits=tuple(Wait(source=i, target=i + 1) for i in range(0, 100_000, 2)), rank_of=(0, 1))
-    assert roll_out(step)[1].makespan_ns == 50_001 * 5

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.plan import Plan
-from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, rank_plans_to_try
+from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.solver import solve
 
 
@@ -38,22 +37,3 @@ def test_nothing_is_tried_where_little_gain_is_predicted():
     assert [plan.search.method for plan in found.plans] in (["data-parallel"], [best.search.method])
     assert all(placed.degree == 2 for placed in found.plans[0].placements)
     assert found.sentences[0].startswith("nothing is tried: ")
-
-
-def test_data_parallel_training_predicts_nothing_at_a_degree_that_was_not_measured():
-    profile = profile_of({"a": flat(4), "b": flat(4)}, num_slots=2, degrees=(1, 2))
-    cost = CostModel.from_profile(profile)
-    plain = data_parallel_plan(profile.graph, profile.device, 3, cost=cost)
-    assert [placed.devices for placed in plain.placements] == [(0, 1, 2)] * 2
-    assert plain.predicted_ms == 0
-    best = solve(profile.graph, cost, profile.device, num_devices=3)
-    assert rank_plans_to_try(best, profile.graph, RANK_TRIAL, cost=cost).plans == (plain, best)
-
-
-def test_slots_that_are_reserved_are_so_in_data_parallel_training():
-    profile = profile_of({"a": flat(4)}, num_slots=2)
-    plain = data_parallel_plan(profile.graph, profile.device, 3, communication_slots=1)
-    assert plain.placements[0].slots == (0,)
-    assert (plain.communication_slots, plain.device) == (1, profile.device)
-    with pytest.raises(ValueError, match="communication_slots=2"):
-        data_parallel_plan(profile.graph, profile.device, 3, communication_slots=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from planning_cases import flat, profile_of
 from torch import nn
@@ -26,16 +25,3 @@ def test_a_profile_that_is_given_has_its_own_sums_and_routing_is_added():
     assert given.time_ms("0", Phase.FORWARD, 1, 1) > 3.0
     assert given.time_ms("0", Phase.FORWARD, 1, 1) == made.time_ms("0", Phase.FORWARD, 1, 1)
     assert made.communication("0", 2, 1).reduce_ms > given.communication("0", 2, 1).reduce_ms == 0.0
-
-
-def test_rows_that_travel_take_the_way_that_was_measured_for_them():
-    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
-    finding = find_for_ranks(model, torch.randn(6, 5), NAMES)
-    profile = profile_of(dict.fromkeys(NAMES, flat(3.0)), num_slots=1, degrees=(1, 2))
-    ring = Link(latency_us=1000.0, gb_per_s=1e-5)
-    fast = Link(latency_us=0.0, gb_per_s=ring.gb_per_s * 2)
-    by_ring = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False)
-    routed = cost_of_ranks(model, finding, profile, ring, 2, sums_over_ring=False, route=fast)
-    given = by_ring.communication("1", 1, 1).route_forward_ms
-    assert routed.communication("1", 1, 1).route_forward_ms == pytest.approx((given - 2.0) / 2)
-    assert routed.communication("1", 2, 1).route_forward_ms == 0.0

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.world import world as worlds
-from mosaic.ranks.world.devices import check_place, device_of, own_gpu
+from mosaic.ranks.world.devices import check_place, device_of
 from mosaic.ranks.world.groups import (
     LAUNCH_ORDER,
     carrier_of,
@@ -20,14 +19,6 @@ from mosaic.ranks.world.groups import (
     peers_share_a_communicator,
     set_launch_order,
 )
-
-
-def test_a_rank_s_gpu_is_that_of_its_local_rank_or_the_only_one_that_it_sees():
-    assert own_gpu({"LOCAL_RANK": "3"}, num_visible=8) == 3
-    assert own_gpu({"LOCAL_RANK": "3"}, num_visible=1) == 0
-    assert own_gpu({}, num_visible=1) == 0
-    with pytest.raises(BackendUnavailableError, match="no GPU for local rank 3"):
-        own_gpu({"LOCAL_RANK": "3"}, num_visible=2)
 
 
 def test_a_parameter_elsewhere_is_named():
@@ -68,24 +59,6 @@ def test_the_order_of_launches_is_set_before_nccl_s_first_collective_or_was_set_
     set_launch_order(environ, num_collectives=0)
     assert environ == {LAUNCH_ORDER: "1"}
     set_launch_order(environ, num_collectives=7)
-
-
-@pytest.mark.parametrize(("gpus", "bound"), [(("a", "b"), True), (("a", "a"), False), (("a", ""), False)])
-def test_the_default_group_is_bound_to_a_rank_s_gpu_where_each_rank_has_one(
-    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, str], bound: bool
-):
-    asked: dict[str, Any] = {}
-    store, device = dist.HashStore(), torch.device("cuda", 0)
-    store.set("device/1", gpus[1])
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(worlds, "open_store", lambda rank, timeout_s: store)
-    monkeypatch.setattr(worlds.Members, "gather", lambda *_, **__: SimpleNamespace(store=store))
-    monkeypatch.setattr(worlds, "_gpu_of", lambda device: gpus[0])
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
-    monkeypatch.setattr(worlds.World, "__init__", lambda self, **settings: None)
-    worlds.World.join(device)
-    assert asked["device_id"] == (device if bound else None)
 
 
 @pytest.mark.parametrize(("backend", "shared"), [("nccl", False), ("nccl2", True), ("gloo", False)])

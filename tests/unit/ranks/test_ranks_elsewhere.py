@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, give_up, take_back
@@ -102,18 +101,3 @@ def test_what_writes_does_nothing_here_and_what_is_made_of_stand_ins_is_one():
     assert isinstance((module.weight * 2).norm(), Elsewhere)
     module.load_state_dict({"weight": REAL, "bias": torch.ones(2)})
     assert isinstance(module.weight, Elsewhere)
-
-
-def test_a_copy_and_an_average_of_a_model_stand_for_those_of_other_ranks():
-    model = nn.Sequential(away(), nn.Linear(2, 2))
-    copied = copy.deepcopy(model)
-    assert isinstance(copied[0].weight, Elsewhere)
-    assert isinstance(copied[0].weight, nn.Parameter)
-    assert copied[0].weight is not model[0].weight
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    with torch.no_grad():
-        model[1].weight.zero_()
-    for _ in range(2):
-        average.update_parameters(model)
-    assert average.module[1].weight.abs().max() == 0
-    assert isinstance(average.module[0].weight, Elsewhere)

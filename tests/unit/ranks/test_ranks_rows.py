@@ -102,12 +102,6 @@ def test_a_module_whose_rows_depend_on_each_other_is_refused(work: str, sample: 
         rows(TOGETHER[work], sample)
 
 
-def test_rows_of_numbers_are_made_up_among_those_that_a_table_has():
-    assert rows_of(
-        Subject(name="part", module=nn.Embedding(2, 3), args=(torch.zeros(1, 4, dtype=torch.int64),), kwargs={})
-    )
-
-
 def test_a_trial_leaves_a_module_as_it_was():
     part = Part(lambda part, y: counts(part, dropped(part, y)))
     before = torch.get_rng_state()

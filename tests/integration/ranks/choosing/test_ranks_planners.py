@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from engine_cases import FAST
 from ranks.cases import run_ranks
@@ -12,8 +11,6 @@ from ranks.programs.choosing.planners import Graph
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.solver.methods import METHODS
-from mosaic.solver.runnable import check_method
 
 
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
@@ -44,12 +41,3 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
     assert not handle.is_trying
     assert model(x).item() == plain
     handle.remove()
-
-
-def test_a_method_that_is_unknown_or_needless_is_refused():
-    with pytest.raises(ValueError, match="unknown method 'best'; choose one of: auto, "):
-        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), options=mosaic.Options(method="best"))
-    plan = object()
-    with pytest.raises(ValueError, match="a plan and method='gahc' were given"):
-        check_method("gahc", plan)
-    assert {"megatron", "distmm", "spindle", "sequential", "gahc", "exact"} <= set(METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ranks.nursery import Ended, run_programs
 
-CASES = ("nothing_left", "slowest_counts", "fails", "killed", "untried", "busy")
+CASES = ("nothing_left", "slowest_counts", "fails", "busy")
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +32,5 @@ def test_a_plan_that_one_rank_has_no_memory_for_loses_and_is_named_on_all(ended:
     check(ended["fails"])
 
 
-def test_nothing_is_tried_where_there_is_no_choice(ended: dict[str, list[Ended]]):
-    check(ended["untried"])
-
-
-def test_ranks_plan_from_times_that_others_disturbed_and_say_so_but_for_strict_settings(
-    ended: dict[str, list[Ended]],
-):
+def test_times_that_others_disturbed_end_all_ranks_where_settings_are_strict(ended: dict[str, list[Ended]]):
     check(ended["busy"])
-
-
-def test_a_rank_that_is_killed_while_plans_are_tried_is_named(ended: dict[str, list[Ended]]):
-    first, second = ended["killed"]
-    assert second.code == -9
-    assert first.code == 1, first.said
-    assert "RankFailedError: rank 1 (" in first.said, first.said
-    assert "was killed" in first.said

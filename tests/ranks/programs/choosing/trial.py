@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from dataclasses import replace
 from itertools import cycle
@@ -26,8 +25,7 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.running import handle as handles
-from ranks.begun import join, kill_this_process
+from ranks.begun import join
 from ranks.graphs import difference
 
 ROWS = 2
@@ -236,64 +234,19 @@ def fails(rank: int, size: int, place: Path) -> None:
     print("done")
 
 
-def killed(rank: int, size: int, place: Path) -> None:
-    """Rank 1 is killed while a plan is tried."""
-    join(rank, size, place)
-    model = Towers()
-    if rank == 1:
-        model.right.at = {2 * ROWS: lambda made: kill_this_process()}
-    tried(model, 10, 10)
-
-
-def untried(rank: int, size: int, place: Path) -> None:
-    """Nothing is tried where a plan is given, where none is predicted to gain, and where it is not wanted."""
-    join(rank, size, place)
-    handle = tried(Towers(), 10, 5)
-    plan = handle.plan
-    handle.remove()
-    given = {"sample": torch.ones(ROWS, WIDTH), "modules": [LEFT, RIGHT], "backend": HostBackend(1)}
-    handle = colocate_ranks(Towers(), plan=plan, **given)
-    assert "no plan is tried: the one that was given runs" in handle.describe()
-    assert "trials" not in handle.metrics()
-    handle.remove()
-    handle = colocate_ranks(Towers(), options=Options(profile=measured(), trial=None), **given)
-    assert handle.plan.search.method == "exact"
-    assert "no plan is tried: the one that was planned runs" in handle.describe()
-    handle.remove()
-    even = profile_of(
-        {LEFT: lambda degree, _: 100 / degree, RIGHT: lambda degree, _: 100 / degree}, num_slots=1, degrees=(1, 2)
-    )
-    handle = colocate_ranks(Towers(), options=Options(profile=even), **given)
-    assert handle.plan.search.method in ("data-parallel", "exact")
-    assert [placed.degree for placed in handle.plan.placements] == [2, 2]
-    assert "nothing is tried: " in handle.describe(), handle.describe()
-    handle.remove()
-    print("done")
-
-
 def busy(rank: int, size: int, place: Path) -> None:
-    """Others use the CPU while rank 0 profiles: all plan and say so, and rank 0 again after 100 and 1000 steps.
-
-    Where settings are strict, all raise.
-    """
+    """Others use the CPU while rank 0 profiles, and settings are strict: all raise."""
     join(rank, size, place)
     if rank == 0:
         ForeignLoad.taken = CpuTime(0.61, 1.0, 1.0)  # type: ignore[method-assign,assignment]
-    given = {"sample": torch.ones(ROWS, WIDTH), "modules": [LEFT, RIGHT], "backend": HostBackend(1)}
-    settings = replace(FAST, foreign_share=0.1, retry_seconds=0.0)
+    settings = replace(FAST, foreign_share=0.1, retry_seconds=0.0, strict=True)
     with pytest.raises(MosaicError, match="other processes used 61% of the CPU") as raised:
-        colocate_ranks(Towers(), **given, options=Options(profiling=replace(settings, strict=True)))
+        colocate_ranks(
+            Towers(),
+            sample=torch.ones(ROWS, WIDTH),
+            modules=[LEFT, RIGHT],
+            backend=HostBackend(1),
+            options=Options(profiling=settings),
+        )
     assert raised.errisinstance(UnstableMeasurementError) == (rank == 0), raised.value
-    model = Towers()
-    handle = colocate_ranks(model, **given, options=Options(profiling=settings))
-    said = handle.describe()
-    assert "while the modules were profiled, other processes used 61% of the CPU" in said, said
-    assert handles._REMINDERS == (100, 1000)
-    handles._REMINDERS = (1, 2)
-    records: list[logging.LogRecord] = []
-    logging.getLogger("mosaic").addFilter(lambda record: records.append(record) is not None)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), rank, size)
-    reminders = [record.getMessage() for record in records if "call handle.replan(" in record.getMessage()]
-    assert [text.partition(" steps ago")[0][-1] for text in reminders] == ([] if rank else ["1", "2"]), reminders
-    handle.remove()
     print("done")

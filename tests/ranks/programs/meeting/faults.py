@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine.options import Options, RankSettings
 from mosaic.ranks.colocate import colocate_ranks
-from ranks.begun import ROWS, STEPS, at_step, begin, halves, join, kill_this_process, train, watching
+from ranks.begun import ROWS, STEPS, at_step, begin, join, kill_this_process, train, watching
 from ranks.training import Model, batch
 
 WHOLE_EXITS = {"in_order"}
@@ -48,22 +47,6 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 
 
 # Slow, or stuck.
-
-
-def never_comes(rank: int, size: int, place: Path) -> None:
-    """Ranks 1 and 3 are there, and never call colocate."""
-    join(rank, size, place)
-    model = Model()
-    if rank in (1, 3):
-        threading.Event().wait(4.0)
-        return
-    colocate_ranks(
-        model,
-        sample=batch(0, ROWS),
-        backend=HostBackend(1),
-        plan=halves(model, size),
-        options=Options(ranks=RankSettings(timeout_s=1.5)),
-    )
 
 
 def unlike(rank: int, size: int, place: Path) -> None:

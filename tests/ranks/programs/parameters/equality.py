@@ -70,6 +70,15 @@ def random_graphs(rank: int, size: int) -> list[dict[str, Any]]:
     return [case(seed, rank, size) for seed in range(5 if size == 2 else 2)]  # four ranks share two cores
 
 
+def on_two_ranks(rank: int, size: int) -> dict[str, Any]:
+    """All that is compared on two ranks, in one start of them."""
+    return {
+        "graphs": random_graphs(rank, size),
+        "same bits": bit_for_bit(rank, size),
+        "checkpointed": checkpointed(rank, size),
+    }
+
+
 def bit_for_bit(rank: int, size: int) -> list[bool]:
     """Every module on all of two ranks, none scaled: every sum has two parts, so that its order is one.
 
@@ -126,6 +135,8 @@ def checkpointed(rank: int, size: int) -> bool:
     x = [torch.randn(3, 4, requires_grad=True) for _ in range(size)]
     for part in x:
         (twin(part).sum() / size).backward()
-    colocated(model, x[rank], dict.fromkeys(("tower", "head"), tuple(range(size))), size)
+    handle = colocated(model, x[rank], dict.fromkeys(("tower", "head"), tuple(range(size))), size)
     model(x[rank]).sum().backward()
-    return all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    equal = all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    handle.remove()
+    return equal

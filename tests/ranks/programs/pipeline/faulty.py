@@ -190,18 +190,3 @@ def busy(rank: int, size: int, place: Path) -> None:
     if rank == 1:
         threading.Event().wait()
     pipe.step(words(0))
-
-
-def slow_rank(rank: int, size: int, place: Path) -> None:
-    """Layers of one rank take much longer than planned, those of the other do not."""
-    join(rank, size, place)
-    pipe, model = begun()
-    if rank == 1:
-        heavy = torch.randn(400, 400)
-        model.model.layers[3].register_forward_hook(lambda *_: [heavy @ heavy for _ in range(20)] and None)
-    train(pipe, torch.optim.SGD(model.parameters(), 0.1), 6)
-    pipe.write_trace(place)
-    metrics = pipe.metrics()
-    assert (metrics["waiting_ms"] > metrics["computing_ms"]) == (rank == 0), metrics
-    pipe.remove()
-    print("slow")

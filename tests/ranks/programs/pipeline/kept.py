@@ -15,7 +15,7 @@ from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.train.pipelined import PipelinedModel, PipelinedScores
-from ranks.begun import join
+from ranks.begun import in_turn
 
 TOO_LITTLE = 1200
 """Bytes; for all layers on each rank."""
@@ -67,7 +67,6 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 def around(rank: int, size: int, place: Path) -> None:
     """Scores are those of the plain model; what ranks would do otherwise than one device is refused."""
-    join(rank, size, place)
     torch.manual_seed(3)
     model, batches = Layered().eval(), [batch_of(rows) for rows in (3, 3, 2)]
     with torch.no_grad():
@@ -86,12 +85,10 @@ def around(rank: int, size: int, place: Path) -> None:
     with pytest.raises(MosaicError, match="draws random numbers from Python or NumPy"):
         drawing.add_gradients(batches, None)
     drawing.remove()
-    print("equal")
 
 
 def again(rank: int, size: int, place: Path) -> None:
     """What a trial chose, and its rival, give the same bits once they were in a file."""
-    join(rank, size, place)
     torch.manual_seed(3)
     steps = [[batch_of(rows) for rows in step] for step in ((3, 3, 2), (1, 4, 4))]
 
@@ -107,7 +104,6 @@ def again(rank: int, size: int, place: Path) -> None:
     check_equal(first, gradients_of(begun(load(PipelinePlan, path)), steps))
     rival = replace(way, baseline="" if way.baseline else "1f1b")
     check_equal(*(gradients_of(begun(rival), steps) for _ in range(2)))
-    print("equal")
 
 
 def gradients_of(model: PipelinedModel, steps: Any) -> list[Tensor]:
@@ -128,8 +124,4 @@ def drawn_loss(model: nn.Module, batch: Any) -> Tensor:
     return loss(model, batch) * random.random()
 
 
-def by_rows(rank: int, size: int, place: Path) -> None:
-    """A loss that is no scalar ends all ranks."""
-    join(rank, size, place)
-    torch.manual_seed(3)
-    PipelinedModel(Layered(), lambda model, one: model(**one["inputs"]).sum(1), [batch_of(3)], way=None, memory_bytes=0)
+on_two_ranks = in_turn(again, around)

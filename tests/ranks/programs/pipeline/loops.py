@@ -15,8 +15,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
+from mosaic.rank_trace import RankTrace
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import join
+from ranks.begun import in_turn
 from ranks.graphs import colocated
 from ranks.programs.pipeline.trained import llama, llava, options, ragged, words
 
@@ -40,7 +41,6 @@ def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool
 
 def under_autocast(rank: int, size: int, place: Path) -> None:
     """Steps in bfloat16, gradients of weights apart, and an evaluation in full precision between them."""
-    join(rank, size, place)
     pipe, model, plain = begun(lambda: llama().float(), words(0), options=options(partition="mixed-v", weights="apart"))
     for step in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -55,12 +55,10 @@ def under_autocast(rank: int, size: int, place: Path) -> None:
         if not one.is_meta:
             assert (one.grad - named[name].grad).norm() <= 0.03 * named[name].grad.norm(), name
     pipe.remove()
-    print("equal")
 
 
 def with_averages(rank: int, size: int, place: Path) -> None:
     """An optimizer from before, a schedule of rates, sums of gradients, averages of weights, and the whole model."""
-    join(rank, size, place)
     torch.manual_seed(1)
     model = llava()
     plain = copy.deepcopy(model)
@@ -98,7 +96,6 @@ def with_averages(rank: int, size: int, place: Path) -> None:
     assert not any(one.is_meta for one in model.state_dict().values())
     check_alike(model, plain)
     check_alike_losses(model, plain)
-    print("equal")
 
 
 def check_alike(model: nn.Module, plain: nn.Module) -> None:
@@ -117,7 +114,6 @@ def evaluated(rank: int, size: int, place: Path) -> None:
 
     Dropout begins in the second step, by modules inside of the model, and in the third its rate changes.
     """
-    join(rank, size, place)
     pipe, model, plain = begun(lambda: llava(dropout=0.2), ragged()[0])
     with pytest.raises(ValueError, match="no step has run"):
         pipe.timeline()
@@ -143,17 +139,18 @@ def evaluated(rank: int, size: int, place: Path) -> None:
             assert (one.grad - named[name].grad).norm() <= 1e-10 * (1e-2 + named[name].grad.norm()), name
     assert pipe.metrics()["computing_ms"] > 0
     assert pipe.metrics()["failed_ahead"] == 0
+    pipe.write_trace(place)
+    spans = RankTrace.read(place / f"trace-rank{rank}.json").spans
+    assert any(span.kind == "compute" and span.expected_ms > 0 for span in spans)
     with pytest.raises(ModuleContractError, match=r"weights are on other ranks.*pipe.evaluate"):
         model(**ragged()[0][0])
     pipe.remove(gather=False)
     with pytest.raises(ModuleContractError, match="weights are on other ranks"):
         model(**ragged()[0][0])
-    print("equal")
 
 
 def exchanged(rank: int, size: int, place: Path) -> None:
     """Checkpoints of a pipeline are gone on from by a colocated model, and back again."""
-    join(rank, size, place)
     torch.manual_seed(1)
     plain = llava()
     models = [copy.deepcopy(plain) for _ in range(3)]
@@ -186,7 +183,6 @@ def exchanged(rank: int, size: int, place: Path) -> None:
         other.zero_grad()
     check_alike(models[2], plain)
     pipe.remove()
-    print("equal")
 
 
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -202,7 +198,6 @@ def in_pipeline(pipe: Pipeline, optimizer: torch.optim.Optimizer) -> None:
 
 def with_what_is_not_a_number(rank: int, size: int, place: Path) -> None:
     """All ranks see a loss that is no number, and gradients that are none; nobody ends."""
-    join(rank, size, place)
 
     def loss(output: Any, microbatch: Any) -> torch.Tensor:
         return output.loss * (torch.nan if len(microbatch["input_ids"][0]) == 9 else 1.0)
@@ -221,7 +216,6 @@ def with_what_is_not_a_number(rank: int, size: int, place: Path) -> None:
         scaler.update()
         assert (pipe.digest() == before) == (each == 0)
     pipe.remove()
-    print("equal")
 
 
 class Scaled(nn.Sequential):
@@ -241,7 +235,6 @@ def with_normalized_batches(rank: int, size: int, place: Path) -> None:
 
     Later steps have another rate of dropout, and other shapes, which are looked at without other ranks' weights.
     """
-    join(rank, size, place)
     torch.manual_seed(1)
     model = Scaled().double()
     plain = copy.deepcopy(model)
@@ -259,4 +252,8 @@ def with_normalized_batches(rank: int, size: int, place: Path) -> None:
     with pytest.raises(UnsplittableError, match=r"1 is a BatchNorm1d.*eval\(\) after each"):
         pipe.step(step)
     pipe.remove()
-    print("equal")
+
+
+on_two_ranks = in_turn(
+    under_autocast, with_averages, evaluated, exchanged, with_what_is_not_a_number, with_normalized_batches
+)

@@ -21,7 +21,7 @@ from mosaic.pipelining.planner import plan_step
 from mosaic.pipelining.workload.layers import Feed, PipelineModel
 from mosaic.ranks.pipeline.chunk_work import ChunkWork
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import join
+from ranks.begun import in_turn, join
 from ranks.programs.pipeline.trained import begin, check_equal, llama, llava, microbatch, options, ragged, train, words
 
 
@@ -44,7 +44,6 @@ def dropping_and_frozen_in_part() -> nn.Module:
 
 def two_of_two(rank: int, size: int, place: Path) -> None:
     """Two replicas of two ranks: tied weights, late weights, dropout, what is frozen, and few microbatches."""
-    join(rank, size, place)
     asked = options(partition="mixed-v", weights="apart")
     pipe, model, plain = begun(place, dropping_and_frozen_in_part, options=asked, data=2)
     assert "2 replicas of 2" in pipe.describe()
@@ -55,7 +54,6 @@ def two_of_two(rank: int, size: int, place: Path) -> None:
     with pytest.raises(ModuleContractError, match="requires_grad was False when the pipeline was made"):
         pipe.step(ragged()[0])
     pipe.remove()
-    print("equal")
 
 
 def check_accumulated(pipe: Pipeline, model: nn.Module, plain: nn.Module) -> None:
@@ -73,7 +71,6 @@ def check_accumulated(pipe: Pipeline, model: nn.Module, plain: nn.Module) -> Non
 
 def of_whole_models(rank: int, size: int, place: Path) -> None:
     """Data parallelism alone, by a schedule for one rank; a checkpoint of it is gone on from in a pipeline."""
-    join(rank, size, place)
     modules = (plain_module("vision_tower", 4), plain_module("language_model", 4, counts="all"))
     chain = PipelineModel(modules=modules, feeds=(Feed(source="vision_tower", target="language_model"),))
     request = Request(model=chain, num_ranks=1, microbatches=images(2, 3), sizes={"vision_tower": 2})
@@ -105,12 +102,10 @@ def of_whole_models(rank: int, size: int, place: Path) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
     pipe.remove()
-    print("equal")
 
 
 def tried(rank: int, size: int, place: Path) -> None:
     """On four ranks all grids are looked at; what does not fit, or is predicted to be slower, is named."""
-    join(rank, size, place)
     torch.manual_seed(1)
     model = llama()
     model.config.use_cache = False
@@ -119,12 +114,12 @@ def tried(rank: int, size: int, place: Path) -> None:
     assert looked_at == {"planned", "1f1b", "data parallel", "planned, data=2"}, pipe.describe()
     assert "not tried: data parallel: " in pipe.describe()
     pipe.remove()
-    print("equal")
 
 
 def an_error_in_one_replica(rank: int, size: int, place: Path) -> None:
     """Rank 1 fails in a backward; the other replica hears of it."""
-    pipe, *_ = begin(rank, size, place, llama, options=options(), trial=False, data=2)
+    join(rank, size, place)
+    pipe, *_ = begin(llama, options=options(), trial=False, data=2)
     pipe.step(words(0))
     if rank == 1:
         ChunkWork.backward = fails  # type: ignore[method-assign]
@@ -140,3 +135,7 @@ def with_other_weights(rank: int, size: int, place: Path) -> None:
     join(rank, size, place)
     torch.manual_seed(rank)
     mosaic.pipeline(llama(), [microbatch(0, 6)], data=2, trial=False, options=options())
+
+
+on_two_ranks = in_turn(of_whole_models)
+on_four_ranks = in_turn(two_of_two, tried)

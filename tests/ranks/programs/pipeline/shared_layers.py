@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 import mosaic
 from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import join
+from ranks.begun import in_turn, join
 from ranks.programs.pipeline.trained import check_equal, microbatch, options, train, words
 
 SMALL = {
@@ -47,7 +47,6 @@ def begun(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
 
 def of_two(rank: int, size: int, place: Path) -> None:
     """Two ranks share all layers; a checkpoint goes to a pipeline and back; a scaler."""
-    join(rank, size, place)
     pipe, model, plain = begun(llama, options=options(weights="apart"))
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (16, 16)
     check_equal(pipe, model, plain, [words(0), words(1)])
@@ -70,7 +69,6 @@ def of_two(rank: int, size: int, place: Path) -> None:
         assert tensor == 1 or pipe.digest() == digest
         pipe.export(place / f"{tensor}.safetensors")
         pipe.remove()
-    print("equal")
 
 
 def check_skipped(pipe: Pipeline, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -89,7 +87,6 @@ def check_skipped(pipe: Pipeline, model: nn.Module, optimizer: torch.optim.Optim
 
 def two_by_two(rank: int, size: int, place: Path) -> None:
     """Pipelines of two places, each of two ranks; norms of heads have parts of their gradients on both."""
-    join(rank, size, place)
     pipe, model, plain = begun(qwen3, trial=True)
     assert pipe.degrees.tensor == 2
     check_equal(pipe, model, plain, [words(0), words(1)[:1]])
@@ -98,12 +95,10 @@ def two_by_two(rank: int, size: int, place: Path) -> None:
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(model(**words(0)[0]).loss, plain(**words(0)[0]).loss)
-    print("equal")
 
 
 def refused(rank: int, size: int, place: Path) -> None:
     """What cannot be shared is named."""
-    join(rank, size, place)
     up = "model.layers.*.mlp.up_proj"
     for make, plan, kind, said in (
         (lambda: llama(num_key_value_heads=1), None, UnsplittableError, "k_proj has 1 heads, which tensor=2 ranks"),
@@ -121,7 +116,6 @@ def refused(rank: int, size: int, place: Path) -> None:
     pipe, _, _ = begun(qwen3, tp_plan=without_norms)
     with pytest.raises(ModuleContractError, match=r"self_attn.[qk]_norm.weight is not split.*add 'model.layers"):
         pipe.step(words(0))
-    print("equal")
 
 
 def an_error_of_one(rank: int, size: int, place: Path) -> None:
@@ -136,3 +130,7 @@ def an_error_of_one(rank: int, size: int, place: Path) -> None:
 
 def no_caption(*_: object) -> None:
     raise ValueError("no such caption")
+
+
+on_two_ranks = in_turn(of_two, refused)
+on_four_ranks = in_turn(two_by_two)

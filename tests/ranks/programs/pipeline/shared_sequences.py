@@ -18,7 +18,7 @@ from mosaic.backends.host import HostBackend
 from mosaic.context import ContextSettings, MaskWords, causal, gemma, packed
 from mosaic.errors import InfeasibleError, InvalidScheduleError, UnsplittableError, UnsupportedModelError
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import join
+from ranks.begun import in_turn
 from ranks.programs.pipeline.shared_layers import llama
 from ranks.programs.pipeline.trained import PATCHES, check_equal, llava, microbatch, options
 
@@ -47,7 +47,6 @@ def begun(make: Any = llava, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Modu
 
 def of_two(rank: int, size: int, place: Path) -> None:
     """Two ranks share the sequences of LLaVA, and images where there are two or more; both exchanges, and a trial."""
-    join(rank, size, place)
     for settings, trial in ((shared(), False), (shared(exchange="needed", method="headtail"), True)):
         pipe, model, plain = begun(context=settings, trial=trial)
         assert "2 ranks a sequence" in pipe.describe()
@@ -66,12 +65,10 @@ def of_two(rank: int, size: int, place: Path) -> None:
             own, other = ([one(**each).loss for each in steps()[1]] for one in (model, plain))
         assert torch.allclose(losses.double(), torch.stack(own).double(), rtol=1e-6)
         assert torch.allclose(torch.stack(own), torch.stack(other), rtol=1e-8)
-    print("equal")
 
 
 def beside_others(rank: int, size: int, place: Path) -> None:
     """Ranks that share layers beside them; a checkpoint goes to a grid without them and back; a kept way."""
-    join(rank, size, place)
     pipe, model, plain = begun(llama, tensor=2)
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (16, 16)
     check_equal(pipe, model, plain, text())
@@ -87,7 +84,6 @@ def beside_others(rank: int, size: int, place: Path) -> None:
     pipe, other, _ = begun(llama, plan=way)
     check_equal(pipe, other, llama_of(1), text())
     pipe.remove()
-    print("equal")
 
 
 def llama_of(seed: int) -> nn.Module:
@@ -113,7 +109,6 @@ def packed_documents(images: int) -> tuple[dict[str, Any], MaskWords]:
 
 def packed_and_padded(rank: int, size: int, place: Path) -> None:
     """Masks that the plain model has to be told: packed documents, images that see all of themselves, padding."""
-    join(rank, size, place)
     torch.manual_seed(5)
     masks: dict[int, MaskWords] = {}
     trained = []
@@ -136,12 +131,10 @@ def packed_and_padded(rank: int, size: int, place: Path) -> None:
     pipe = mosaic.pipeline(model, trained, trial=False, options=options(), context=settings)
     check_equal(pipe, model, plain, [trained, trained[::-1]])
     pipe.remove()
-    print("equal")
 
 
 def refused(rank: int, size: int, place: Path) -> None:
     """What cannot be shared, and how it is said; the ranks go on."""
-    join(rank, size, place)
 
     def check(message: str, error: type[Exception], make: Any = llava, **asked: Any) -> None:
         made: list[nn.Module] = []
@@ -167,7 +160,6 @@ def refused(rank: int, size: int, place: Path) -> None:
         pipe.step(steps()[0])
     pipe.remove()
     assert model.model.language_model.config._attn_implementation == "sdpa"
-    print("equal")
 
 
 def crossed(microbatch: Mapping[str, Any]) -> MaskWords:
@@ -197,8 +189,10 @@ class Plain(nn.Module):
 
 def of_four(rank: int, size: int, place: Path) -> None:
     """Two places whose layers two ranks have each, with backward for weights apart and layers made again."""
-    join(rank, size, place)
     pipe, model, plain = begun(options=options(partition="mixed-v", weights="apart"), memory_bytes=300_000)
     check_equal(pipe, model, plain, steps()[1:])
     pipe.remove()
-    print("equal")
+
+
+on_two_ranks = in_turn(of_two, packed_and_padded, refused)
+on_four_ranks = in_turn(of_four, beside_others)

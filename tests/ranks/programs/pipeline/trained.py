@@ -18,7 +18,7 @@ from mosaic.backends.host import HostBackend
 from mosaic.pipelining.order.search import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.handle import Pipeline
-from ranks.begun import join
+from ranks.begun import in_turn
 
 IMAGE, PATCHES = 31, 4
 _SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4}
@@ -109,8 +109,7 @@ def part_of(whole: torch.Tensor, own: torch.Tensor, pipe: Pipeline) -> torch.Ten
     return whole if dim is None else whole.chunk(degree, dim)[pipe.world.rank % degree]
 
 
-def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
-    join(rank, size, place)
+def begin(make: Any, **asked: Any) -> tuple[Pipeline, nn.Module, nn.Module]:
     torch.manual_seed(1)
     model = make()
     plain = copy.deepcopy(model)
@@ -120,7 +119,7 @@ def begin(rank: int, size: int, place: Path, make: Any, **asked: Any) -> tuple[P
 
 def planned_by_default(rank: int, size: int, place: Path) -> None:
     """With the trial, steps of shapes that were not seen before, planned ahead."""
-    pipe, model, plain = begin(rank, size, place, llava, options=options())
+    pipe, model, plain = begin(llava, options=options())
     assert {"planned", "1f1b", "data parallel"} <= set(pipe.trial.step_ms)
     assert "planned" in pipe.describe()
     check_equal(pipe, model, plain, ragged(), ahead=True)
@@ -128,12 +127,10 @@ def planned_by_default(rank: int, size: int, place: Path) -> None:
     for graph, starts in (played.measured, played.simulated):
         assert len(starts) == len(graph.tasks) == len(played.measured[1])
     pipe.remove()
-    print("equal")
 
 
 def in_every_way(rank: int, size: int, place: Path) -> None:
     """Modules cut apart with small pieces, one chain, backward for weights apart, layers made again."""
-    join(rank, size, place)
     for chosen, memory in (
         ({"partition": "separated", "weights": "with"}, 0),
         ({"partition": "mixed-v", "weights": "apart"}, 0),
@@ -145,12 +142,10 @@ def in_every_way(rank: int, size: int, place: Path) -> None:
         pipe = mosaic.pipeline(model, ragged()[0], options=options(**chosen), memory_bytes=memory, trial=False)
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
-    print("equal")
 
 
 def on_lanes(rank: int, size: int, place: Path) -> None:
     """The vision tower on a lane of both ranks, beside the backbone."""
-    join(rank, size, place)
     torch.manual_seed(1)
     model = llava()
     plain = copy.deepcopy(model)
@@ -167,12 +162,10 @@ def on_lanes(rank: int, size: int, place: Path) -> None:
     if tried.trial.best.name == "planned, on lanes":
         assert tried.plan.fitted.share_exponents
     tried.remove()
-    print("equal")
 
 
 def with_frozen_towers(rank: int, size: int, place: Path) -> None:
     """A frozen vision tower has no backward, and its rank no gradients."""
-    join(rank, size, place)
     torch.manual_seed(1)
     model = llava()
     for parameter in model.model.vision_tower.parameters():
@@ -181,12 +174,10 @@ def with_frozen_towers(rank: int, size: int, place: Path) -> None:
     pipe = mosaic.pipeline(model, ragged()[0], options=options(), trial=False)
     check_equal(pipe, model, plain, ragged())
     pipe.remove()
-    print("equal")
 
 
 def with_dropout(rank: int, size: int, place: Path) -> None:
     """Dropped elements are those that the plain loop drops, with layers made again and encoders cut apart, too."""
-    join(rank, size, place)
     for partition, weights, memory in (("mixed-v", "apart", 0), ("separated", "with", 350_000)):
         torch.manual_seed(1)
         model = llava(dropout=0.2)
@@ -196,12 +187,11 @@ def with_dropout(rank: int, size: int, place: Path) -> None:
         assert "encoders take whole microbatches, since these draw" in pipe.describe()
         check_equal(pipe, model, plain, ragged())
         pipe.remove()
-    print("equal")
 
 
 def with_a_scaler(rank: int, size: int, place: Path) -> None:
     """Losses are scaled, one infinite gradient skips the step on all ranks, and torch's clipping works."""
-    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    pipe, model, plain = begin(llama, options=options(), trial=False)
     optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(plain.parameters(), 0.1)
     scaler, plain_scaler = (torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2))
     for step in range(3):
@@ -223,19 +213,17 @@ def with_a_scaler(rank: int, size: int, place: Path) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
     pipe.remove()
-    print("equal")
 
 
 def of_one_schedule(rank: int, size: int, place: Path) -> None:
     """Steps of one schedule whose messages have other shapes: 8 tokens in one row, and in two."""
-    pipe, model, plain = begin(rank, size, place, llama, options=options(), trial=False)
+    pipe, model, plain = begin(llama, options=options(), trial=False)
     steps = []
     for rows in (1, 2, 1):
         ids = torch.randint(0, IMAGE, (rows, 8 // rows))
         steps.append([{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}] * 3)
     check_equal(pipe, model, plain, steps)
     pipe.remove()
-    print("equal")
 
 
 def drops() -> nn.Module:
@@ -244,22 +232,21 @@ def drops() -> nn.Module:
 
 def saved(rank: int, size: int, place: Path) -> None:
     """Two steps, then a checkpoint with the optimizer's state."""
-    pipe, model, _ = begin(rank, size, place, drops, options=options(), trial=False)
+    pipe, model, _ = begin(drops, options=options(), trial=False)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     torch.manual_seed(7)
     train(pipe, optimizer, 2)
-    pipe.save(place.parent / "kept", step=2, optimizer=optimizer)
+    pipe.save(place.parents[1] / "kept", step=2, optimizer=optimizer)
     pipe.finish_saving()
     pipe.remove()
-    print("saved")
 
 
 def resumed(rank: int, size: int, place: Path) -> None:
     """Another number of ranks goes on from it, as the plain loop does that was never cut; so do random numbers."""
-    pipe, model, plain = begin(rank, size, place, drops, options=options(), trial=False)
+    pipe, model, plain = begin(drops, options=options(), trial=False)
     optimizer, other = torch.optim.AdamW(model.parameters(), 0.01), torch.optim.AdamW(plain.parameters(), 0.01)
     torch.manual_seed(rank)
-    assert pipe.load(place.parent / "kept", optimizer=optimizer).step == 2
+    assert pipe.load(place.parents[1] / "kept", optimizer=optimizer).step == 2
     train(pipe, optimizer, 1, first=2)
     torch.manual_seed(7)
     for step in range(3):
@@ -271,7 +258,6 @@ def resumed(rank: int, size: int, place: Path) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.is_meta or (parameter - named[name]).norm() <= 1e-9 * named[name].norm(), name
     pipe.remove()
-    print("equal")
 
 
 def words(step: int) -> list[dict[str, Any]]:
@@ -287,15 +273,8 @@ def train(pipe: Pipeline, optimizer: torch.optim.Optimizer, steps: int, *, first
         optimizer.zero_grad()
 
 
-def with_other_microbatches(rank: int, size: int, place: Path) -> None:
-    """One rank has a microbatch more."""
-    pipe, _, _ = begin(rank, size, place, llama, options=options(), trial=False)
-    pipe.step(words(0)[: 3 - rank])
-
-
 def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
     """A model without memory, and weights from a file, of which each rank reads its layers."""
-    join(rank, size, place)
     torch.manual_seed(1)
     plain = llava()
     if rank == 0:
@@ -313,4 +292,9 @@ def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
     pipe.load_weights(place / "weights.safetensors")
     check_equal(pipe, model, plain, ragged())
     pipe.remove()
-    print("equal")
+
+
+on_two_ranks = in_turn(
+    planned_by_default, in_every_way, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes
+)
+on_three_ranks = in_turn(with_frozen_towers, with_a_scaler, resumed)

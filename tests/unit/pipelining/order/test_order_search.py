@@ -40,31 +40,12 @@ def test_the_same_seed_gives_the_same_answer(method: str, threads: int):
     assert (first.orders, first.timed, first.num_rollouts) == (second.orders, second.timed, second.num_rollouts)
 
 
-@pytest.mark.parametrize("rollouts", [0, 1, 50])
-def test_a_search_keeps_its_limit_of_roll_outs_and_has_an_answer_without_any(rollouts: int):
-    step = random_step(5, ranks=3, microbatches=4)
-    assert search(step, rollouts).num_rollouts <= max(1, rollouts)
-
-
-def test_progress_falls_down_to_the_answer():
-    found = search(random_step(5, ranks=3, microbatches=4), 2000)
-    makespans = [makespan for _, makespan in found.progress]
-    assert makespans == sorted(set(makespans), reverse=True)
-    assert makespans[-1] == found.makespan_ns
-
-
 def test_memory_too_small_for_one_microbatch_is_a_deadlock():
     step = random_step(5, ranks=2, microbatches=2)
     tight = TaskGraph(tasks=step.tasks, waits=step.waits, rank_of=step.rank_of, limit_bytes=(18, 18))
     found = search_orders(tight, limits=OrderLimits(rollouts=200))
     assert isinstance(found, Deadlock)
     assert max(found.short_bytes) > 0
-
-
-def test_somebody_can_stop_a_search_that_has_no_other_limit_in_sight():
-    step = random_step(5, ranks=3, microbatches=5)
-    found = search_orders(step, limits=OrderLimits(effort=300, threads=2, should_stop=lambda: True), bound_ns=0)
-    assert isinstance(found, Searched)
 
 
 def test_effort_is_counted_and_no_clock_decides():
@@ -74,14 +55,3 @@ def test_effort_is_counted_and_no_clock_decides():
     assert found[0].num_rollouts == found[1].num_rollouts
     assert abs(found[0].effort - 0.02) < 0.01
     assert found[2].num_rollouts > 1.5 * found[0].num_rollouts
-
-
-@pytest.mark.parametrize("given", [{"effort": -1}, {"seconds": float("nan")}, {"rollouts": -1}, {"threads": 0}])
-def test_limits_that_end_no_search_are_refused(given: dict):
-    with pytest.raises(ValueError):
-        OrderLimits(**given)
-
-
-def test_an_unknown_method_is_refused_with_those_that_there_are():
-    with pytest.raises(ValueError, match="unknown method 'magic'; choose one of: natural, tree"):
-        search_orders(random_step(1), method="magic")

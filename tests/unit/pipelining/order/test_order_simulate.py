@@ -50,16 +50,6 @@ def test_orders_that_memory_stops_are_a_deadlock_that_says_by_how_much():
     assert found.short_bytes[1] == 0
 
 
-def test_forwards_and_backwards_alternate_where_both_could_run():
-    orders, _ = roll_out(chain(4))
-    assert orders[1] == (1, 2, 5, 6, 9, 10, 13, 14)
-
-
-def test_the_first_group_of_a_ranking_goes_first():
-    orders, _ = roll_out(chain(3), (2, 0, 1))
-    assert orders[0][:3] == (8, 0, 4)
-
-
 def interlocked() -> TaskGraph:
     """Two microbatches with two forwards each on one rank, which holds three of the four."""
     tasks = []

@@ -50,19 +50,6 @@ def test_no_other_share_of_one_lane_is_simulated_to_be_shorter(slots: int):
         assert step_ns(best) <= step_ns(replace(best, chunks=chunks))
 
 
-def test_an_encoder_of_fewer_layers_than_ranks_is_on_some_of_them():
-    model = vision_and_text(2, 8)
-    partition = colocated(Request(model=model, num_ranks=4, microbatches=images(1, 2), slots_per_rank=2))
-    assert [chunk.rank for chunk in partition.chunks if chunk.parts[0].module == "vision"] == [0, 1]
-    assert {chunk.rank for chunk in partition.chunks if chunk.parts[0].module == "text"} == {0, 1, 2, 3}
-
-
-def test_more_encoders_than_a_rank_has_lanes_share_one():
-    model = two_encoders()
-    request = Request(model=model, num_ranks=1, microbatches=BOTH, slots_per_rank=2)
-    assert {chunk.lane for chunk in colocated(request).chunks} == {0, 1}
-
-
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -77,8 +64,3 @@ def test_more_encoders_than_a_rank_has_lanes_share_one():
 def test_where_no_lanes_can_be_is_said(request_: Request, message: str):
     with pytest.raises(ValueError, match=message):
         colocated(request_)
-
-
-def test_a_rank_has_a_slot_at_least():
-    with pytest.raises(ValueError, match="slots_per_rank=0"):
-        Request(model=chain(4), num_ranks=1, microbatches=BOTH, slots_per_rank=0)

@@ -35,15 +35,3 @@ def test_a_schedule_of_another_model_is_refused_and_both_are_named():
     other = replace(request, model=two_encoders())
     with pytest.raises(InvalidScheduleError, match=r"of vision of 8 layers, text of 8 .* vision of 6 layers, audio"):
         partition_of_schedule(planned(request, "separated"), other)
-
-
-def test_a_schedule_in_which_a_chunk_has_no_task_is_refused():
-    request = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
-    with pytest.raises(InvalidScheduleError, match="has no task in the schedule"):
-        partition_of_schedule(planned(request, "separated", step=images(0)), request)
-
-
-def test_a_schedule_with_lanes_is_refused():
-    request = Request(model=two_encoders(), num_ranks=2, microbatches=images(2))
-    with pytest.raises(InvalidScheduleError, match="has lanes"):
-        partition_of_schedule(planned(request, "lanes", step=images(2)), request)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_cases import images, models, steps, two_encoders, vision_and_text
+from pipeline_cases import images, models, steps, vision_and_text
 from pipeline_oracle import natural, simulated
 
 from mosaic.artifact import load, save
@@ -26,7 +26,6 @@ from mosaic.pipelining.schedule.lower import lower
 from mosaic.pipelining.schedule.schedule import PipelineSchedule, rows_of
 from mosaic.pipelining.task_graph import task_graph, training_chunks
 from mosaic.pipelining.tasks import Orders, TaskGraph
-from mosaic.pipelining.workload.microbatch import Microbatch
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 NAMES = st.builds(TaskName, st.integers(0, 99), st.sampled_from(ActionKind), st.integers(0, 99), st.integers(0, 9))
@@ -135,16 +134,6 @@ def test_what_is_lowered_from_any_order_that_runs_is_accepted(model, microbatche
         assert (list(timed.start_ns), timed.peak_bytes) == (plain.start_ns, plain.peak_bytes)
 
 
-def test_both_ends_of_every_pair_see_one_order_of_messages():
-    partition, graph = case()
-    made = lowered(partition, graph)
-    for verb, other in (("SEND", "RECV"), ("SENT", "GOT")):
-        for row in (0, 1):
-            sent = [cell[len(verb) :] for cell in made.rows[row] if cell.startswith(f"{verb}(")]
-            got = [cell[len(other) :] for cell in made.rows[1 - row] if cell.startswith(f"{other}(")]
-            assert (sent == got) if verb == "SEND" else (sorted(sent) == sorted(got))
-
-
 def mutated(made: PipelineSchedule, change) -> PipelineSchedule:
     rows = [list(row) for row in made.rows]
     change(rows)
@@ -236,17 +225,6 @@ def test_memory_above_a_ranks_limit_is_refused_and_the_moment_named():
     late = mutated(made, lambda rows: [moved(rows, f"FREE({name})", -1) for name in ("0F0", "0F0.1", "2F0")])
     with pytest.raises(InvalidScheduleError, match="more than it has"):
         check_pipeline_schedule(late, dataclasses.replace(graph, limit_bytes=peak))
-
-
-def test_lanes_of_a_rank_send_each_other_nothing():
-    microbatches = (Microbatch(text_tokens=1, images=2, audio_s=4.0),) * 2
-    model = two_encoders()
-    partition = partition_by("lanes", Request(model=model, num_ranks=3, microbatches=microbatches))
-    graph = task_graph(model, partition, microbatches)
-    made = lowered(partition, graph)
-    assert made.rank_of == (0, 0, 1, 2)
-    check_pipeline_schedule(made, graph)
-    assert not any(">0B" in cell and "SEND" in cell for cell in made.rows[1])
 
 
 def test_orders_that_leave_out_or_repeat_a_task_are_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -89,34 +88,6 @@ def test_one_context_rank_is_as_none_bit_for_bit(unit: str) -> None:
         same = module(unit=unit, items=items, method="ring", exchange="needed", block=64)
         assert same.layers(microbatch, units) == plain.layers(microbatch, units)
         assert same.boundary_bytes(microbatch, units) == plain.boundary_bytes(microbatch, units)
-
-
-def test_whole_images_are_repeated_or_shared_out_and_their_features_gathered() -> None:
-    shape, three = dataclasses.replace(CAUSAL, causal=False), Microbatch(images=3)
-    plain, repeated, shared_out, split = (
-        module(shape, unit="image", context=context, items=items)
-        for context, items in ((1, "repeat"), (2, "repeat"), (2, "share"), (2, "split"))
-    )
-    assert repeated.layers(three, 3) == plain.layers(three, 3)
-    most, two = shared_out.layers(three, 3)[0], plain.layers(three, 2)[0]
-    assert most.forward_ms == pytest.approx(two.forward_ms, rel=0.02)  # the rank with two of the images
-    assert shared_out.boundary_bytes(three, 3) == plain.boundary_bytes(three, 2)
-    assert shared_out.output_bytes(three, 3) == 2 * 2 * 256 * 512 * 2  # two ranks' room, as it is gathered
-    assert shared_out.layers(three, 1) == plain.layers(three, 1)  # fewer images than ranks: each rank encodes all
-    assert split.boundary_bytes(three, 3) == plain.boundary_bytes(three, 3) / 2
-    costs = [one.context_costs(three) for one in (split, shared_out)]
-    assert [each is not None and each.received_bytes > 0 for each in costs] == [True, False]
-    assert len({one.forward_flops(three, 3) for one in (plain, repeated, shared_out, split)}) == 1
-
-
-def test_an_uneven_distribution_and_other_masks_change_the_time_of_attention_alone() -> None:
-    even, uneven, packed = (
-        layers(16384, context=8, **sharing)[1] for sharing in ({}, {"method": "ring"}, {"mask": DRAWN["mp"]})
-    )
-    assert packed.forward_ms < even.forward_ms < uneven.forward_ms
-    assert even.weights_ms == uneven.weights_ms == packed.weights_ms
-    assert even.strategies[0].kept_bytes == uneven.strategies[0].kept_bytes
-    assert layers(16384, mask=DRAWN["mp"])[1].forward_ms < layers(16384)[1].forward_ms
 
 
 def test_what_cannot_be_shared_is_refused() -> None:

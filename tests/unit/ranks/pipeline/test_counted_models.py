@@ -20,12 +20,3 @@ def test_layers_whose_operators_follow_from_values_are_counted_on_data():
     assert all(layer.forward_ms > 0 and layer.backward_ms > 0 for layer in counted.layers["visual"])
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_language_model_that_reads_the_sizes_of_images_is_not_cut():
-    case = SEVERAL_MODULES["qwen3-vl"]
-    torch.manual_seed(3)
-    model, batch = case.make(), case.batch()
-    counted = count_model(model, find_split(model, batch), batch, RankHardware(cluster=find_cluster("host", 2)))
-    seen = counted.microbatch(batch).counted
-    assert {name: one.units for name, one in seen.items()} == {"visual": 3, "language_model": 1}

@@ -12,26 +12,9 @@ from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.partition.methods import partition_by
 from mosaic.pipelining.partition.request import Request
 from mosaic.pipelining.planner import PlannerOptions, plan_step
-from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.options import degrees_of, partition_of
 
 REQUEST = Request(model=vision_and_text(), num_ranks=2, microbatches=images(2))
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "data", "tensor", "is_planned", "expected"),
-    [
-        (8, None, 1, False, Degrees(pipeline=8)),
-        (8, 2, 2, False, Degrees(data=2, pipeline=2, tensor=2)),
-        (8, None, 2, True, Degrees(data=2, pipeline=2, tensor=2)),
-        (2, None, 1, True, Degrees(pipeline=2)),
-    ],
-)
-def test_ranks_are_laid_out_as_was_asked_or_as_the_plan_leaves_them(
-    num_ranks: int, data: int | None, tensor: int, is_planned: bool, expected: Degrees
-):
-    partition = partition_by("separated", REQUEST) if is_planned else None
-    assert degrees_of(num_ranks, data=data, tensor=tensor, partition=partition) == expected
 
 
 @pytest.mark.parametrize(

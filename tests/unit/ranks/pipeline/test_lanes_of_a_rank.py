@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from executor_cases import NumberWork, Step, evaluated, no_caption, on_lanes, step
-from lane_cases import Seen, check_equal, laned, lanes_of_host, run, seen_step
-from ranks.programs.pipeline.trained import llava, ragged
-from torch.utils.flop_counter import FlopCounterMode
+from lane_cases import Seen, check_equal, laned, run, seen_step
 
 from bench.pipeline.in_process import InProcess
 from mosaic.backends.host.lanes import HostLanes
@@ -37,13 +35,6 @@ def test_lanes_make_the_plain_loops_gradients(num_ranks: int, own_lanes: bool):
     )
 
 
-def test_encoders_in_pieces_run_on_lanes():
-    torch.manual_seed(1)
-    made = laned(Seen().double(), seen_step(*RAGGED), num_ranks=2, sizes={"vision": 1, "audio": 1})
-    assert any(cell.endswith(".2") for row in made.drawn(0).rows for cell in row)
-    check_equal(made, made.drawn(0))
-
-
 def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     torch.manual_seed(1)
     sizes = {"vision": 1, "audio": 1}  # which would draw other numbers: encoders take all images of a microbatch
@@ -52,13 +43,6 @@ def test_lanes_that_drop_elements_drop_those_of_the_plain_loop():
     check_equal(made, made.drawn(0), made.drawn(1, strategy="recompute"))
     made.model.eval()
     assert any("." in cell for row in made.drawn(0).rows for cell in row)
-
-
-def test_a_model_of_the_users_runs_on_two_lanes_of_two_ranks():
-    torch.manual_seed(1)
-    made = laned(llava(), ragged()[0], num_ranks=2, loss=lambda output, _: output.loss)
-    assert len(made.drawn(0).rows) == 4
-    check_equal(made, made.drawn(0, weights_apart=True))
 
 
 def test_under_autocast_lanes_compute_in_the_lower_precision():
@@ -81,17 +65,6 @@ def test_a_weight_that_lanes_of_one_rank_train_is_refused():
     model.audio[0].inner.weight.requires_grad_(False)
     frozen = laned(model, seen_step((1, 1)))
     check_equal(frozen, frozen.drawn(0))
-
-
-def test_a_mode_that_counts_operators_sees_all_lanes():
-    torch.manual_seed(1)
-    made = laned(Seen(), [{name: one.float() for name, one in each.items()} for each in seen_step(*RAGGED)])
-    counts = []
-    for backend in (lanes_of_host, None):
-        with FlopCounterMode(display=False) as counter:
-            run(made, made.drawn(0), backend=backend)
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] > 0
 
 
 def test_random_schedules_on_lanes_make_what_one_thread_makes():
@@ -176,14 +149,6 @@ def test_a_lane_that_fails_ends_the_lane_and_the_rank_that_wait_for_it():
     assert str(other) == "rank 0 failed in 1F0: ValueError: no such caption"
 
 
-def test_a_step_of_one_lane_runs_on_the_calling_thread():
-    seen: list[int] = []
-    work = ActingWork(exits=defaultdict(list), acts={0: lambda: seen.append(threading.get_ident())})
-    rank, schedule = InProcess(1).transports[0], two_lanes("0F0", "")
-    Executor(rank).run(schedule, work, lanes=on_lanes(rank, schedule))
-    assert seen == [threading.get_ident()]
-
-
 def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch):
     """While one of them waits for a rank that does not send."""
     rows = "RECV(2F0>0F0) GOT(2F0>0F0) 0F0", "1F0", "2F0 SEND(2F0>0F0) SENT(2F0>0F0)"
@@ -224,8 +189,3 @@ def test_lanes_end_when_their_caller_is_interrupted(monkeypatch: pytest.MonkeyPa
 )
 def test_each_lane_has_slots_of_its_own(shares: tuple[float, ...], num_slots: int, slots: tuple[tuple[int, ...], ...]):
     assert slots_of(shares, num_slots) == slots
-
-
-def test_more_lanes_than_slots_are_refused():
-    with pytest.raises(InvalidPlanError, match="2 lanes on a device of 1 slots; a lane has one at least"):
-        slots_of((0.5, 0.5), 1)

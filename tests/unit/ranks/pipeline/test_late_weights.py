@@ -35,19 +35,6 @@ def test_late_gradients_equal_those_of_one_backward_bit_for_bit(bias: bool):
         assert not own.grad.requires_grad  # else it would keep the forward's activations
 
 
-def test_frozen_weights_and_products_without_gradients_are_left_alone():
-    frozen = nn.Linear(4, 4).requires_grad_(False)
-    late = LateWeights()
-    given = torch.randn(2, 4, requires_grad=True)
-    with late.collecting():
-        late.backward([frozen(given).sum()])
-        with torch.no_grad():
-            nn.Linear(4, 4)(given)
-    late.run()
-    assert given.grad is not None
-    assert frozen.weight.grad is None
-
-
 def test_matrices_whose_gradients_hooks_wait_for_have_them_in_backward():
     layers = [nn.Linear(4, 4) for _ in range(3)]
     layers[0].weight.register_hook(lambda gradient: 2 * gradient)

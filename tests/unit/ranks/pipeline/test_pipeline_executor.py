@@ -55,45 +55,14 @@ def outcomes(size: int, program: Callable[[Transport], object]) -> list[BaseExce
     return list(InProcess(size).run(caught))
 
 
-@pytest.mark.parametrize("first", range(0, 500, 50))
-def test_500_random_schedules_make_what_one_thread_makes(first: int):
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_random_schedules_make_what_one_thread_makes(first: int):
     lanes = 0
     for seed in range(first, first + 50):
         drawn = step(seed)
         check(executed(drawn), drawn)
         lanes += len(drawn.schedule.rows) > drawn.num_ranks
     assert lanes
-
-
-def test_one_executor_takes_another_schedule_each_step_and_keeps_those_that_it_knows(monkeypatch: pytest.MonkeyPatch):
-    drawn = [step(seed, num_ranks=2) for seed in (1, 2, 3)]
-    read = []
-
-    def program(transport: Transport) -> None:
-        executor = Executor(transport)
-        for number in (0, 1, 0, 2, 1):
-            executor.run(drawn[number].schedule, NumberWork.of(drawn[number].graph))
-
-    def counted(schedule: PipelineSchedule, rank: int, *args, **options):
-        read.append((schedule.hash, rank))
-        return program_of(schedule, rank, *args, **options)
-
-    monkeypatch.setattr("mosaic.ranks.pipeline.executing.executor.program_of", counted)
-    InProcess(2).run(program)
-    assert sorted(read) == sorted((each.schedule.hash, rank) for each in drawn for rank in (0, 1))
-
-
-def test_times_of_actions_are_in_order():
-    drawn = chain_step(2)
-
-    def program(transport: Transport):
-        return Executor(transport).run(drawn.schedule, NumberWork.of(drawn.graph), is_timed=True)
-
-    for row, times in zip(drawn.schedule.rows, InProcess(2).run(program), strict=True):
-        assert times.cells == row
-        assert len(times.start_ns) == len(times.end_ns) == len(row)
-        both = [ns for pair in zip(times.start_ns, times.end_ns, strict=True) for ns in pair]
-        assert both == sorted(both)
 
 
 def test_a_failed_action_ends_the_others_which_name_it():
@@ -136,12 +105,6 @@ def test_ranks_that_differ_are_refused_on_all_of_them_before_the_first_action(wh
         assert isinstance(error, InvalidScheduleError)
         assert message in str(error)
     assert not done
-
-
-def test_a_schedule_for_more_ranks_than_there_are_is_refused_on_all():
-    drawn = chain_step(3)
-    for error in outcomes(2, lambda each: Executor(each).run(drawn.schedule, NumberWork.of(drawn.graph))):
-        assert "the schedule is for 3 ranks, and there are 2; start 3" in str(error)
 
 
 def test_a_rank_that_cannot_run_its_schedule_is_named_on_the_others():
