@@ -78,12 +78,6 @@ def test_products_of_usual_lengths_reach_what_was_published():
     assert 628 <= product.flops / operator_ms(product, find_hardware("h800"), 132) / 1e9 <= 705
 
 
-def test_efficiencies_divide_their_part():
-    hardware = dataclasses.replace(PERFECT, efficiency=dataclasses.replace(PERFECT.efficiency, matmul=0.5))
-    assert operator_ms(operator(OperatorKind.MATMUL, flops=989_400_000_000), hardware, 132) == pytest.approx(2.0)
-    assert operator_ms(operator(read_bytes=3_350_000_000), hardware, 132) == pytest.approx(1.0)
-
-
 def test_an_operator_that_sends_needs_a_link():
     sends = operator(OperatorKind.NETWORK, network_bytes=10**9)
     assert operator_ms(sends, PERFECT, 132, network_gb_per_s=50.0) == pytest.approx(20.0)
