@@ -25,9 +25,7 @@ from mosaic.errors import InvalidCheckpointError, NoRoomError
 
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, amsgrad=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "Muon": torch.optim.Muon,
     "Adafactor": torch.optim.Adafactor,
 }
 
@@ -257,17 +255,10 @@ def test_a_full_disk_is_an_error_of_its_own_after_which_old_checkpoints_can_go(
     assert [found.step for found in checkpoints_in(tmp_path)] == [5, 2]
 
 
-def test_where_no_checkpoint_is_whole_all_stay(tmp_path: Path):
-    loop = Loop("image")
-    (loop.save(tmp_path, 1) / "state.json").write_text("{}")
-    assert loop.kept.make_room(tmp_path) == ()
-    assert [found.step for found in checkpoints_in(tmp_path)] == [1]
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_room_for_a_checkpoint_is_known_before_the_first_step(kind: str, tmp_path: Path):
     model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 200, bias=False))
-    model[1].weight.requires_grad_(kind == "Muon")
+    model[1].weight.requires_grad_(False)
     average = AveragedModel(model)
     optimizer = OPTIMIZERS[kind]([parameter for parameter in model.parameters() if parameter.ndim == 2])
     before = room_needed(model, optimizer, {"ema": average})
@@ -279,7 +270,7 @@ def test_room_for_a_checkpoint_is_known_before_the_first_step(kind: str, tmp_pat
     kept.finish_saving()
     taken = sum(file.stat().st_size for file in path.iterdir())
     assert taken <= before
-    assert before < (2 if kind in ("Muon", "Adafactor") else 1.3) * taken
+    assert before < (2 if kind == "Adafactor" else 1.3) * taken
 
 
 def test_a_run_without_room_is_told_what_is_free_and_what_is_needed(tmp_path: Path):

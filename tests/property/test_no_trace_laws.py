@@ -78,13 +78,6 @@ class Within(nn.Module):
         return x * 1
 
 
-@pytest.mark.parametrize("name", DOINGS)
-def test_what_a_forward_does_is_undone(name: str):
-    model, batch = made([name])
-    with no_trace(model, batch):
-        by_plan(model, batch).remove()
-
-
 def test_all_of_it_together_is_undone(size: str):
     model, batch = made(doings_of(size))
     with no_trace(model, batch):
@@ -117,7 +110,7 @@ def test_a_module_that_is_profiled_finds_the_attributes_that_the_model_leaves_it
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("at", [1, 4, 9, 15, 30, 60, 90])
+@pytest.mark.parametrize("at", [1, 9, 30, 90])
 def test_a_call_that_raises_is_undone(at: int, error: type[BaseException]):
     model, batch = made(doings_of("large"))
     with no_trace(model, batch), raising(error, at):

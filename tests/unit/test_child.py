@@ -34,11 +34,6 @@ def test_a_child_that_ended_is_an_error_with_its_code(echo):
         child.ask({"die": True})
 
 
-def test_a_child_that_cannot_start_its_module_is_an_error(echo):
-    with pytest.raises(MosaicError, match="exit code 1"), Child("no_such_module", "me") as child:
-        child.ask({"a": 1})
-
-
 def test_a_child_ends_with_its_block_also_after_an_error(echo):
     child = Child(echo, "me")
     child.__enter__()

@@ -294,16 +294,13 @@ def calling_branches(model: nn.Module, record: Record) -> None:
 
 LOOPS = {
     "AdamW": LoopCase(loop=train(5), host=ON_LANES),
-    "SGD": LoopCase(loop=train(5, torch.optim.SGD, momentum=0.9), host=ON_LANES),
     "dropout": LoopCase(make=dropping, loop=train(5), host=ON_LANES),
     "drop path": LoopCase(make=lambda: TwoTowers(tower(8, 16, DropPath()), tower(8, 16)), loop=train(5), host=ON_LANES),
     "masked spectra": LoopCase(
         make=lambda: TwoTowers(Doing(masking_spectra), Doing(masking_spectra)), loop=train(5), host=ON_LANES
     ),
     "batch norm": LoopCase(make=normed, loop=train(5), host=ON_LANES),
-    "two forwards before one backward": LoopCase(loop=several(2)),
     "three forwards before one backward": LoopCase(loop=several(3)),
-    "four forwards before one backward": LoopCase(loop=several(4)),
     "one forward of a module that repeats a parameter": LoopCase(
         make=lambda: TwoTowers(Repeating(), Repeating()), loop=train(4), host=ON_LANES
     ),

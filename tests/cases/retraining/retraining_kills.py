@@ -1,6 +1,6 @@
 """Kills of ``mosaic retrain run``: a chain at random instants, and some on the way of a promotion.
 
-Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what tests look at, a line of JSON each.
+Run as ``python retraining_kills.py chain|promotion FOLDER``; prints what tests look at, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from typing import Any
 import retraining_forks
 from retraining_forks import Fork, launcher, start
 
-from bench.retrain.chain import alive, descendants
 from bench.retrain.kills import killed_days
-from bench.retrain.small_folder import bits_of, write_day, write_folder
-from mosaic.artifact import load, to_json
+from bench.retrain.small_folder import write_day, write_folder
+from mosaic.artifact import to_json
 from mosaic.lines import lines_of
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.report import is_reported
-from mosaic.train.records import StoredPlan
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
-EVERY = 9
-"""Of a promotion's writes to the disk every ninth is met by a kill; the bench kills at random instants."""
+EVERY = 13
+"""Of a promotion's writes to the disk every thirteenth is met by a kill; the bench kills at random instants."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -44,7 +42,7 @@ def kill_chain(top: Path) -> None:
 
 
 def kill_promotion(top: Path) -> None:
-    """Kills the launcher at every ninth write to the disk once all is scored; then goes on, and goes back."""
+    """Kills the launcher at every thirteenth write to the disk once all is scored; then goes on, and goes back."""
     before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
     assert start(before).wait() == 0
     write_day(before.path, SECOND)
@@ -109,25 +107,7 @@ def _killed_at(instant: int, folder: Folder) -> int:
     return launcher.run(folder.path, print)
 
 
-def kill_planning(top: Path) -> None:
-    """Kills a day while it looks for a plan, before its first step; then lets it end."""
-    plain, killed = (
-        write_folder(top / name, FIRST, budget={"colocate": name == "killed"}) for name in ("plain", "killed")
-    )
-    assert start(plain).wait() == 0
-    day = killed.day(FIRST)
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        process = start(killed)
-        while not day.data_check.is_file() or not descendants(process.pid):
-            assert process.poll() is None
-        family = descendants(process.pid)
-        os.kill(process.pid, number)
-        tell(planned=day.plan.is_file(), ended=process.wait(), left=alive(family))
-    assert start(killed).wait() == 0
-    tell(equal=bits_of(day) == bits_of(plain.day(FIRST)), plan=load(StoredPlan, day.plan).said)
-
-
-WAYS: dict[str, Callable[[Path], None]] = {"chain": kill_chain, "promotion": kill_promotion, "planning": kill_planning}
+WAYS: dict[str, Callable[[Path], None]] = {"chain": kill_chain, "promotion": kill_promotion}
 
 if __name__ == "__main__":
     assert retraining_forks.torch.get_num_threads() == 1

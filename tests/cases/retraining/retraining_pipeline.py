@@ -1,4 +1,4 @@
-"""A day that two ranks train and score in a pipeline: undisturbed, and killed; and what ``check`` says of it.
+"""A day that two ranks train and score in a pipeline: undisturbed, and killed.
 
 Run as ``python retraining_pipeline.py FOLDER``; prints what tests look at, a line of JSON each.
 """
@@ -71,7 +71,6 @@ def strike(process: Fork, ready: Callable[[], bool], choose: Callable[[tuple[int
 
 def main(top: Path) -> None:
     quiet = written(top / "quiet", LAYERS)
-    tell(check=aside(quiet, "check", "check"))
     process = start(quiet)
     ranks = strike(process, quiet.day(DAY).plan.is_file, lambda ranks: process.pid)
     tell(launcher_killed={"code": process.wait(), "nobody_left": not alive(ranks)})

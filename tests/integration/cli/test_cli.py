@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import pytest
 from user_models import FILE
 
@@ -42,19 +38,12 @@ def test_a_wrong_model_is_an_error_that_says_why(tmp_path, capsys, where, messag
     assert not (tmp_path / "p.json").exists()
 
 
-def test_a_model_is_profiled_and_planned_in_one_command(tmp_path):
-    output, picture = tmp_path / "p.json", tmp_path / "plan.svg"
-    arguments = ["plan", "--model", f"{FILE}:make", "--output", str(output), "--picture", str(picture)]
-    assert run(arguments) == 0
-    assert {placed.module for placed in artifact.load(Plan, output).placements} == {"left", "right"}
-    assert "<svg" in picture.read_text()
-
-
 def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    output = tmp_path / "plan.json"
+    output, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     arguments = ["plan", "--model", f"{FILE}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
-    assert run([*arguments, "--compare"]) == 0
+    assert run([*arguments, "--compare", "--picture", str(picture)]) == 0
+    assert "<svg" in picture.read_text()
     plan = artifact.load(Plan, output)
     assert plan.num_devices == 8
     assert plan.device.num_slots == 16
@@ -91,15 +80,6 @@ def test_a_plan_needs_a_profile_or_a_model(capsys):
     assert "give either FILE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["plan", "{profile}"], ["demo"]])
-def test_an_unwritable_output_folder_is_an_error_before_any_work(profile, tmp_path, capsys, command):
-    blocker = tmp_path / "blocker"
-    blocker.write_text("")
-    given = [word.format(profile=profile) for word in command]
-    assert run([*given, "--output", str(blocker / "out.json")]) == 1
-    assert "choose a folder that can be written" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--rounds", "many"], []])
 def test_a_wrong_command_line_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -113,10 +93,3 @@ def test_every_command_has_help(command, capsys):
         run([command, "--help"])
     assert caught.value.code == 0
     assert "--json" in capsys.readouterr().out
-
-
-def test_the_command_has_openmp_wait_passively_before_torch_is_loaded():
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    code = "import mosaic.cli.main, os, sys; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.strip() == "PASSIVE"

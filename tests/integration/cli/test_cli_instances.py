@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_checker import check_plan
 
 from bench.solver.generate import Recipe, generate
 from mosaic import artifact
@@ -62,40 +61,9 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
     assert not Path("plan.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda raw: [m.update(after=[raw["modules"][i - 1]["name"]]) for i, m in enumerate(raw["modules"])], "cycle"),
-        (lambda raw: raw.update(schema_version=9), "newer"),
-        (lambda raw: raw["modules"][0].update(name="a\x1b[2J"), r"'a\\x1b\[2J' has characters"),
-    ],
-)
-def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
-    assert run(["plan", changed(file, change)]) == 1
-    assert re.search(says, capsys.readouterr().err)
-
-
-def test_a_file_that_is_no_json_is_named(file, capsys):
-    file.write_text(file.read_text() + "[]")
-    assert run(["plan", str(file)]) == 1
-    assert file.name in " ".join(capsys.readouterr().err.split())
-
-
-def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
-    code = (
-        "import sys; from mosaic.cli.main import run; "
-        f"assert run(['plan', {str(file)!r}]) == 0; "
-        "assert 'torch' not in sys.modules and 'ortools' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize("method", ["megatron", "spindle"])
-def test_a_planner_to_compare_with_answers_with_a_plan_that_the_checker_accepts(file, method):
-    plan = planned(file, "--method", method)
-    assert (plan.search.status, plan.search.bound_ms) == ("feasible", 0.0)
-    assert check_plan(MADE, plan).problems == ()
-    assert run(["plan", str(file), "--check", "plan.json"]) == 0
+def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys):
+    assert run(["plan", changed(file, lambda raw: raw.update(schema_version=9))]) == 1
+    assert "newer" in capsys.readouterr().err
 
 
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
@@ -145,25 +113,3 @@ def test_an_interrupted_search_ends_at_once_and_leaves_the_best_plan_so_far(tmp_
     assert "has the best plan so far" in " ".join(done.stderr.split())
     assert [one.name for one in plan.parent.iterdir()] == ["plan.json"]
     assert run(["plan", str(path), "--check", str(plan)]) == 0
-
-
-def test_more_modules_than_the_search_takes_is_exit_code_2_and_says_how_many(file, capsys):
-    def multiply(raw: Any) -> None:
-        first = raw["modules"][0]
-        raw["modules"] = [{**first, "name": f"m{index}", "after": []} for index in range(17)]
-        raw["disturbances"] = []
-
-    assert run(["plan", changed(file, multiply), "--method", "exact"]) == 2
-    assert "17 modules" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("method", ["exact", "gahc"])
-def test_memory_that_no_machine_of_these_holds_is_exit_code_3_whatever_the_method(file, capsys, method):
-    def keep(raw: Any) -> None:
-        raw["memory_bytes"] = 10
-        for module in raw["modules"]:
-            for option in module["options"]:
-                option.update(memory_bytes=9, resident_bytes=6, activation_bytes=2)
-
-    assert run(["plan", changed(file, keep), "--method", method]) == 3
-    assert "what the 6 modules keep across stages" in capsys.readouterr().err

@@ -27,9 +27,6 @@ class Towers(nn.Module):
 
 def narrow():
     return Towers(), {"image": torch.randn(4, 7), "text": torch.randn(4, 8)}
-
-def partial():
-    return Towers(), {"image": torch.randn(4, 8)}
 """
 
 
@@ -58,37 +55,20 @@ def test_an_interrupt_during_imports_shows_no_traceback(
     assert capsys.readouterr().err == "mosaic: interrupted\n"
 
 
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [("narrow", "mat1 and mat2 shapes cannot be multiplied"), ("partial", "missing 1 required positional argument")],
-)
-def test_a_sample_that_the_model_does_not_accept_is_a_message(
-    model: Path, factory: str, reason: str, capsys: pytest.CaptureFixture[str]
-):
-    assert run(["profile", "--model", f"{model}:{factory}", "--output", str(model.parent / "profile.json")]) == 2
+def test_a_sample_that_the_model_does_not_accept_is_a_message(model: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["profile", "--model", f"{model}:narrow", "--output", str(model.parent / "profile.json")]) == 2
     message = capsys.readouterr().err
-    assert reason in message
+    assert "mat1 and mat2 shapes cannot be multiplied" in message
     assert "pass one batch that the model accepts" in message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["plan", "absent.json", "--method", "best"],
-        ["bench", "overlap", "--backend", "gpu"],
-    ],
-)
-def test_a_wrong_value_of_an_option_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
-    assert run(arguments) == 2
-    assert capsys.readouterr().err.startswith("mosaic: ")
 
 
 def test_missing_and_unwritable_files_are_found_before_torch_is_loaded(model: Path):
     lines = (
-        "import sys; from mosaic.cli.main import run",
+        "import os, sys; from mosaic.cli.main import run",
         f"assert run(['profile', '--model', {str(model.with_name('absent.py'))!r} + ':make']) == 1",
         f"assert run(['run', '--model', {str(model)!r} + ':make', '--output', {str(model / 'below')!r}]) == 1",
         "assert 'torch' not in sys.modules",
+        "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'",
     )
     answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr

@@ -11,7 +11,6 @@ from mosaic.cli.main import run
 from mosaic.pipelining.schedule.schedule import PipelineSchedule
 
 QUICK = ("--seconds", "0.2")
-MASKS = f"{Path(__file__).parents[3]}/bench/papers/masks.py:multimodal_packed"
 VLM = ("--model", f"{Path(__file__).parents[3]}/bench/papers/pipeline_models.py:vlm_s", "--tensor", "4")
 
 
@@ -47,19 +46,6 @@ def test_a_models_own_tables_of_layers_come_from_a_file(tmp_path: Path, capsys: 
     )
 
 
-def test_sequences_that_devices_share_are_told_with_their_time_memory_and_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    asked = ("--context", "2", "--mask", MASKS, "--exchange", "needed", "--encoders", "share")
-    base = ["plan", "--pipeline", "4", *VLM, *QUICK, "--output", str(tmp_path / "s.json"), "--baselines"]
-    assert run([*base, *asked]) == 0
-    said = capsys.readouterr().out
-    for word in ("Sequences shared", "vision", "4096", "returns twice as much", "sums of gradients over 2 ranks"):
-        assert word in " ".join(said.split())
-    assert run(base) == 0
-    assert "Sequences shared" not in capsys.readouterr().out
-
-
 def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "torch_model.py").write_text(
         "import torch\n"
@@ -75,13 +61,6 @@ def test_a_model_of_torch_is_counted_and_planned(tmp_path: Path, capsys: pytest.
     assert load(PipelineSchedule, output).num_microbatches == 4
 
 
-def test_a_model_of_the_zoo_is_counted_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    output = tmp_path / "s.json"
-    asked = ("--model", "zoo:qwen3-vl-tiny:2", "--microbatches", "3", *QUICK, "--output", str(output))
-    assert run(["plan", "--pipeline", "2", *asked]) == 0
-    assert load(PipelineSchedule, output).num_microbatches == 3
-
-
 def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -89,7 +68,7 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
         "import accelerate, torch\n"
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
         "def make():\n"
-        "    config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=32,\n"
+        "    config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=8,\n"
         "        num_attention_heads=64, num_key_value_heads=8, vocab_size=32000, use_cache=False)\n"
         "    with accelerate.init_empty_weights(include_buffers=False):\n"
         "        model = LlamaForCausalLM(config).bfloat16()\n"
@@ -98,7 +77,7 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     )
     output = tmp_path / "s.json"
     asked = ["--tensor", "8", "--context", "2", "--data", "64", "--microbatches", "8", *QUICK, "--output", str(output)]
-    assert run(["plan", "--pipeline", "16", "--model", f"{tmp_path / 'large.py'}:make", *asked]) == 0  # 16,384 GPUs
+    assert run(["plan", "--pipeline", "4", "--model", f"{tmp_path / 'large.py'}:make", *asked]) == 0  # 4,096 GPUs
     said = " ".join(capsys.readouterr().out.split())
     assert load(PipelineSchedule, output).num_microbatches == 8
     assert "sums of gradients over 128 ranks" in said
@@ -110,8 +89,6 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     [
         (("--model", "zoo:vlm-s", "--tensor", "1"), "is not zoo:NAME-SIZE: unknown model 'vlm'; choose one of: clip"),
         (("--partition", "diagonal"), "unknown partition 'diagonal'; choose one of: separated"),
-        (("--baselines", "zigzag"), "unknown baseline 'zigzag'; choose one of: gpipe"),
-        (("--method", "luck"), "unknown method 'luck'; choose one of: natural"),
         (("--microbatches", "0"), "microbatches=0; a step has at least one"),
         (("--pipeline", "100"), "layers for 100 ranks"),
         (("--share", "luck"), "method='luck'; use one of lpt"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import odd_models
 import pytest
-from engine_cases import colocate, run_both, train
+from engine_cases import run_both, train
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -102,14 +102,3 @@ def test_the_command_writes_json_and_exits_with_1_only_where_a_model_is_refused(
     assert line_of("Twice") in capsys.readouterr().out  # whole, however narrow the terminal
     assert run(["doctor", "--model", f"{FILE}:make_Refusing"]) == 1
     assert "cannot be colocated" in capsys.readouterr().err
-
-
-def test_a_colocated_model_describes_its_remarks():
-    model, sample = odd_models.make_Reading()
-    handle = colocate(model, sample, [{"left": 1, "right": 1}])
-    try:
-        said = next(line for line in handle.describe().splitlines() if line.startswith("to know: left: "))
-        assert "looks at a value of its result (__bool__)" in said
-        assert line_of("Reading") in said
-    finally:
-        handle.remove()

@@ -31,8 +31,6 @@ class Skips(nn.Module):
         hidden = self.norm(self.first(x))
         if self.kind == "drops" and x[0, 0] > 0:
             hidden = self.drop(hidden)
-        if self.kind == "drops not" and x[0, 0] < 0:
-            hidden = self.drop(hidden)
         if self.kind == "drops by a function" and x[0, 0] < 0:
             hidden = functional.dropout(hidden, 0.3)
         if self.kind == "shape":
@@ -80,22 +78,6 @@ class Expecting(Ragged):
 def test_an_error_that_comes_of_a_result_of_another_shape_is_none_of_the_loop_s():
     described = run_both(lambda: Expecting("takes"), pair_batch(), SIDE_BY_SIDE, train(8))
     assert "depend on values" in described
-
-
-class Recurrent(nn.Module):
-    """Keeps its weights in a list as well, as every ``nn.RNNBase`` does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.GRU(8, 16, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.cells(x[:, None])[0][:, 0]
-
-
-def test_a_list_of_weights_is_no_attribute_that_changes():
-    described = run_both(lambda: TwoTowers(Recurrent(), Recurrent()), pair_batch(), SIDE_BY_SIDE, train(12))
-    assert "ran in place" not in described
 
 
 def test_a_dropout_whose_rate_changes_in_the_loop_is_learned_anew():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -102,18 +100,6 @@ def test_a_sharded_model_is_refused(model: TwoTowers):
         mosaic.colocate(model, sample=pair_batch())
 
 
-def test_distributed_wrappers_are_refused(model: TwoTowers, tmp_path: Any):
-    from torch.distributed import destroy_process_group, init_process_group
-
-    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        with pytest.raises(UnsupportedModelError, match="DistributedDataParallel"):
-            mosaic.colocate(wrapped, sample=pair_batch())
-    finally:
-        destroy_process_group()
-
-
 def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, handle: Handle):
     for again in (model, nn.ModuleDict({"inner": model.left})):
         with pytest.raises(UnsupportedModelError, match=r"(the model|'inner') is colocated already; remove\(\)"):
@@ -166,25 +152,6 @@ def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTo
         mosaic.colocate(model, pair_batch(), backend="gpu")
 
 
-def test_a_given_plan_runs_as_it_is(model: TwoTowers):
-    handle = colocate(model, pair_batch(), [{"left": 1}, {"right": 2}])
-    assert handle.active
-    assert [stage.names for stage in handle.plan.stages] == [("left",), ("right",)]
-    handle.remove()
-    assert not handle.active
-
-
-def test_a_profile_taken_by_colocating_leaves_no_trace(model: TwoTowers):
-    before = copy.deepcopy(model.state_dict())
-    state = torch.get_rng_state()
-    mosaic.colocate(
-        model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=mosaic.Options(profiling=FAST)
-    ).remove()
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 # What stays as it was.
 
 
@@ -203,17 +170,9 @@ def test_keys_types_and_references_stay(model: TwoTowers, handle: Handle):
     assert_trains_like_plain(model, handle)
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 def test_a_copy_is_plain_and_runs_its_own_weights(model: TwoTowers, handle: Handle, way: str):
-    if way == "deepcopy":
-        twin = copy.deepcopy(model)
-    elif way == "pickle":
-        twin = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = copy.deepcopy(model) if way == "deepcopy" else pickle.loads(pickle.dumps(model))
     assert type(twin) is TwoTowers
     assert type(twin.left) is Trap
     before = model(*pair_batch()).detach().clone()
@@ -224,10 +183,6 @@ def test_a_copy_is_plain_and_runs_its_own_weights(model: TwoTowers, handle: Hand
     assert not twin(*pair_batch()).any()
     assert len(handle.timeline().spans) == spans
     assert torch.equal(model(*pair_batch()), before)
-
-
-def test_the_model_returns_plain_tensors(model: TwoTowers, handle: Handle):
-    assert type(model(*pair_batch())) is torch.Tensor
 
 
 def test_disabled_runs_the_plain_model(model: TwoTowers, handle: Handle):
@@ -251,11 +206,3 @@ def test_remove_gives_the_plain_model_back(model: TwoTowers, handle: Handle):
     assert torch.equal(kept, model.left(pair_batch()[0]))
     (kept * 2).sum().backward()
     assert type(model.left.layers[0].weight.grad) is torch.Tensor
-
-
-def test_timeline_and_metrics_tell_what_ran(model: TwoTowers, handle: Handle):
-    metrics = handle.metrics()
-    assert metrics["steps"] >= 1
-    assert {"forward_ms/left", "backward_ms/right"} <= set(metrics)
-    handle.clear_timeline()
-    assert handle.timeline().spans == ()

@@ -24,12 +24,6 @@ def slopes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return made.primal.square().mean() + made.tangent.square().mean()
 
 
-def products(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Forward mode, as ``torch.func`` has it."""
-    made, tangent = torch.func.jvp(lambda x: model(x, y), (x,), (torch.ones_like(x),))
-    return made.square().mean() + tangent.square().mean()
-
-
 def stepping(loss: Callable[..., torch.Tensor], model: nn.Module, record: Record) -> None:
     """Trains by an odd loss and by a plain one in turns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -56,7 +50,7 @@ def per_sample(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, at its first forward derivative
 @pytest.mark.parametrize("on", ["host", "streams"])
-@pytest.mark.parametrize("loss", [slopes, products, per_sample])
+@pytest.mark.parametrize("loss", [slopes, per_sample])
 def test_other_derivatives_of_a_model_are_those_of_the_plain_one(loss: Callable[..., torch.Tensor], on: str):
     both = run_both if on == "host" else stream_cases.run_both
     described = both(TwoTowers, pair_batch(), SIDE_BY_SIDE, partial(stepping, loss))

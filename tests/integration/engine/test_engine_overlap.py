@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -97,18 +96,6 @@ def test_encoders_behind_a_backbone_meet_in_backward_through_a_projection():
             meeting.on = step > 0
             model(*pair_batch(step)).square().mean().backward()
     assert meeting.meetings.count("forward") == meeting.meetings.count("backward") == 4
-
-
-def test_overlapping_partitions_of_different_stages_take_turns():
-    model = TwoTowers()
-    handle = colocate(model, pair_batch(), [{"left": 2}, {"right": 1}])
-    try:
-        for step in range(10):
-            model(*pair_batch(step)).square().mean().backward()
-        spans = sorted((s for s in handle.timeline().spans if 0 in s.slots), key=lambda span: span.start_ms)
-        assert all(before.end_ms <= after.start_ms for before, after in pairwise(spans))
-    finally:
-        handle.remove()
 
 
 def test_nothing_that_a_step_made_outlives_it():

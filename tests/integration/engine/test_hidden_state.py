@@ -84,16 +84,8 @@ class Scaled(TwoTowers):
         return torch.cat([left @ self.weight, self.right(y)]) * self.scale
 
 
-def by_number(model: Any, value: float) -> None:
-    model.left.scale = value
-
-
 def by_inner_number(model: Any, value: float) -> None:
     model.left.layers.scale = value
-
-
-def by_dict(model: Any, value: float) -> None:
-    model.left.settings["scale"] = value
 
 
 def by_list(model: Any, value: float) -> None:
@@ -107,10 +99,6 @@ def by_object(model: Any, value: float) -> None:
 
 def by_context(model: Any, value: float) -> None:
     SCALE.set(value)
-
-
-def by_buffer(model: Any, value: float) -> None:
-    model.left.center.fill_(value)
 
 
 def by_buffer_data(model: Any, value: float) -> None:
@@ -127,7 +115,7 @@ def by_global(model: Any, value: float) -> None:
 
 @pytest.mark.parametrize(
     "around",
-    [by_number, by_inner_number, by_dict, by_list, by_object, by_buffer, by_buffer_data, by_class, by_global],
+    [by_inner_number, by_list, by_object, by_buffer_data, by_class, by_global],
 )
 def test_a_module_that_its_caller_changes_around_the_call_runs_in_place(around: Any):
     seen_on_lanes()
@@ -167,44 +155,26 @@ def test_what_a_forward_writes_in_a_variable_that_it_encloses_keeps_it_in_place(
     assert "'total', a global or a variable that its code names, changes while the model runs" in described
 
 
-def test_what_a_forward_keeps_once_in_a_global_costs_its_first_call_alone():
-    kept: dict[str, torch.Tensor] = {}
-
-    def forward(self: Doing, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) * kept.setdefault("scale", torch.full((16,), 0.5))
-
-    kept_by_both = run_both(lambda: TwoTowers(Doing(forward)), pair_batch(), SIDE_BY_SIDE, train(5))
-    assert "ran in place" not in kept_by_both
-
-
 class Momentum(TwoTowers):
     """The right tower follows the left one by a moving average, which is taken after its call."""
 
-    def __init__(self, follow: Callable[[Any], None], from_step: int = 0) -> None:
+    def __init__(self, follow: Callable[[Any], None]) -> None:
         super().__init__(tower(), tower())
         self.right.requires_grad_(False)
-        self.follow, self.from_step, self.step = follow, from_step, 0
+        self.follow = follow
         self.pairs = list(zip(self.left.parameters(), self.right.parameters(), strict=True))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             target = self.right(y)
         found = self.left(x)
-        self.step += 1
-        if self.step > self.from_step:
-            self.follow(self)
+        self.follow(self)
         return found - target
 
 
 def by_asking(model: Any) -> None:
     for new, old in zip(model.left.parameters(), model.right.parameters(), strict=True):
         old.data.mul_(0.5).add_(new.data, alpha=0.5)
-
-
-@torch.no_grad()
-def by_pairs(model: Any) -> None:
-    for new, old in model.pairs:
-        old.mul_(0.5).add_(new, alpha=0.5)
 
 
 def by_data_of_pairs(model: Any) -> None:
@@ -217,13 +187,9 @@ def by_all_at_once(model: Any) -> None:
     torch._foreach_mul_([old for _, old in model.pairs], 0.5)
 
 
-@pytest.mark.parametrize("follow", [by_asking, by_pairs, by_data_of_pairs, by_all_at_once])
+@pytest.mark.parametrize("follow", [by_asking, by_data_of_pairs, by_all_at_once])
 def test_a_module_whose_weights_follow_after_its_call_has_read_the_old_ones(follow: Any):
     run_both(lambda: Momentum(follow), pair_batch(), SIDE_BY_SIDE, train(5))
-
-
-def test_weights_that_follow_only_later_are_waited_for_where_they_are_asked_for():
-    run_both(lambda: Momentum(by_asking, from_step=12), pair_batch(), SIDE_BY_SIDE, train(5))
 
 
 def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_names_it():
@@ -259,25 +225,22 @@ def mean_kept(self: Doing, x: torch.Tensor) -> torch.Tensor:
 
 
 class Reads(TwoTowers):
-    """Reads a buffer and a counter that the left tower writes, between modules, from the given step on."""
+    """Reads a buffer and a counter that the left tower writes, between modules."""
 
-    def __init__(self, from_step: int) -> None:
+    def __init__(self) -> None:
         super().__init__(Doing(mean_kept))
         self.left.register_buffer("mean", torch.zeros(16))
-        self.left.calls, self.step, self.from_step = 0, 0, from_step
+        self.left.calls = 0
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left, right = self.left(x), self.right(y)
-        self.step += 1
-        if self.step > self.from_step:
-            left = left * (self.left.mean.square().sum() + self.left.calls)
+        left = left * (self.left.mean.square().sum() + self.left.calls)
         return left @ self.weight + right
 
 
-@pytest.mark.parametrize("from_step", [0, 12])
-def test_a_module_that_writes_an_attribute_runs_in_place(from_step: int):
+def test_a_module_that_writes_an_attribute_runs_in_place():
     seen_on_lanes()
-    run_both(lambda: Reads(from_step), pair_batch(), SIDE_BY_SIDE, train(6))
+    run_both(Reads, pair_batch(), SIDE_BY_SIDE, train(6))
     assert seen_on_lanes() == 0
 
 
@@ -365,12 +328,10 @@ def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, 
 KEPT: dict[str, torch.Tensor] = {}
 
 
-@pytest.mark.parametrize("of", ["a part"])
-def test_a_module_whose_hook_keeps_a_feature_for_the_loss_stays_in_place(of: str):
+def test_a_module_whose_hook_keeps_a_feature_for_the_loss_stays_in_place():
     def make() -> TwoTowers:
         model = TwoTowers()
-        kept = model.left[0] if of == "a part" else model.left
-        kept.register_forward_hook(lambda _, __, result: KEPT.update(feature=result))
+        model.left[0].register_forward_hook(lambda _, __, result: KEPT.update(feature=result))
         return model
 
     def loop(model: nn.Module, record: Record) -> None:

@@ -111,27 +111,3 @@ def test_a_module_that_writes_into_a_container_runs_in_place():
         return left * seen["rows"] + self.right(y)
 
     run_both(lambda: Glued(glue, Counts(), Counts()), pair_batch(), SIDE_BY_SIDE, train(6), on_lanes=False)
-
-
-class Registered(nn.Module):
-    """Has a register of its subclasses."""
-
-    known: list[str] = []  # noqa: RUF012  # a register is shared
-
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        Registered.known.append(name)
-        super().__init_subclass__(**kwargs)
-
-
-class Named(Registered, name="named"):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
-def test_a_register_of_subclasses_does_not_hear_of_swapped_ones():
-    run_both(lambda: TwoTowers(Named(), Named()), pair_batch(), SIDE_BY_SIDE, train(3))
-    assert Registered.known == ["named"]

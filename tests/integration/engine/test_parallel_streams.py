@@ -123,18 +123,14 @@ class Normed(nn.Module):
         return self.encoder(x)  # type: ignore[no-any-return]
 
 
-def trained_with(backend: FakeBackend, how: str, pieces: Any, *, casts: bool, graphs: bool) -> list[torch.Tensor]:
-    """Trains two steps with the pieces ``left`` and ``right``; returns their results."""
+def trained_with(backend: FakeBackend, pieces: Any, *, graphs: bool) -> list[torch.Tensor]:
+    """Trains two steps under autocast with the pieces ``left`` and ``right``; returns their results."""
     found: list[torch.Tensor] = []
     for step in range(2):
         x, y = pair_batch(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        with torch.autocast("cpu", torch.bfloat16):
             with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
-                if how == "run":
-                    left, right = p.run("left", pieces[0], x), p.run("right", pieces[1], y)
-                else:
-                    both = p.run_all({"left": (pieces[0], (x,)), "right": (pieces[1], (y,))})
-                    left, right = both["left"], both["right"]
+                left, right = p.run("left", pieces[0], x), p.run("right", pieces[1], y)
             found += [left.detach() + 0, right.detach() + 0]
             (left + right).float().sum().backward()
     return found
@@ -144,8 +140,7 @@ def trained_with(backend: FakeBackend, how: str, pieces: Any, *, casts: bool, gr
     ("kind", "graphs"),
     [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
 )
-@pytest.mark.parametrize(("how", "casts"), [("run", True)])
-def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, how: str, graphs: bool, casts: bool, kind: str):
+def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, graphs: bool, kind: str):
     model = Normed()
     twin = copy.deepcopy(model)
     pieces = {
@@ -153,9 +148,9 @@ def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, how: str, g
         "method": (model.encoder, model.encode),
         "function": (lambda x: model.encoder(x), model.encode),
     }
-    found = trained_with(backend, how, pieces[kind], casts=casts, graphs=graphs)
+    found = trained_with(backend, pieces[kind], graphs=graphs)
     for step in range(2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        with torch.autocast("cpu", torch.bfloat16):
             for index, given in enumerate(pair_batch(step)):
                 assert torch.equal(twin.encode(given).detach(), found[2 * step + index])
     for ours, plain in zip(model.buffers(), twin.buffers(), strict=True):
@@ -178,22 +173,16 @@ BETWEEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("casts", "grad", "graphs"),
-    [(True, True, True)],
-)
 @pytest.mark.parametrize("between", BETWEEN)
-def test_what_a_piece_uses_may_be_used_between_pieces(
-    backend: FakeBackend, between: str, graphs: bool, casts: bool, grad: bool
-):
+def test_what_a_piece_uses_may_be_used_between_pieces(backend: FakeBackend, between: str):
     for kind in ("module", "method", "function"):
         model = Normed()
         twin, found = copy.deepcopy(model), []
         pieces = {"module": model.encoder, "method": model.encode, "function": lambda x, model=model: model.encoder(x)}
         for step in range(2):
             x, y = pair_batch(step)
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=casts):
-                with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
+            with torch.autocast("cpu", torch.bfloat16):
+                with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
                     left = p.run("left", pieces[kind], x)
                     other = BETWEEN[between](model.encoder, y)
                 found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))

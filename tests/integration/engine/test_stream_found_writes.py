@@ -47,8 +47,7 @@ FOUND: dict[str, tuple[str, Callable[[], Glued]]] = {
     "a layer with statistics is called beside it": ("left", with_layers),
     **{
         f"weights are {update.__name__} {when} the call": ("right", partial(teacher, update, when))
-        for update in COUNTED
-        for when in ("between", "after")
+        for update, when in zip(COUNTED, ("after", "between", "after", "between"), strict=True)
     },
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import pickle
 import threading
 from typing import Any
 
@@ -17,7 +16,6 @@ from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import TrialSettings
-from mosaic.engine.calls.attach import is_attached
 
 
 @pytest.fixture
@@ -61,8 +59,7 @@ def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_me
     assert said.count("trial (") == 1
 
 
-@pytest.mark.parametrize("beside", [5.0])
-def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towers: TwoTowers, beside: float):
+def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towers: TwoTowers):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     twin = copy.deepcopy(towers)
@@ -83,9 +80,8 @@ def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towe
                 optimizer.zero_grad()
         else:
             with trying(model) as (handle, clock):
-                ran = steps(
-                    model, handle, clock, times(plain=10, beside=beside), 80, optimizer=optimizer, until_decided=False
-                )
+                took = times(plain=10, beside=5)
+                ran = steps(model, handle, clock, took, 80, optimizer=optimizer, until_decided=False)
                 assert {PLAIN, BESIDE, IN_TURN} <= set(ran)
                 assert not handle.is_trying
         records.append(record)
@@ -137,15 +133,6 @@ def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: 
         assert sum(message.startswith(f"the trial goes on without {BESIDE}: on the sample") for message in warned) == 1
         assert BESIDE not in steps(model, handle, clock, times(plain=10, beside=5))
         assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
-
-
-def test_plans_are_tried_without_a_comparison_where_the_sample_s_backward_fails(
-    towers: TwoTowers, caplog: pytest.LogCaptureFixture
-):
-    towers.left.order = "backward"
-    with trying(towers) as (handle, _):
-        assert handle.is_trying
-    assert "without a comparison on the sample, which raised ValueError: backward failed" in caplog.text
 
 
 def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):
@@ -219,31 +206,16 @@ def until(towers: TwoTowers, handle: Any, clock: LoopClock, what: str) -> None:
     raise AssertionError(f"{what} never ran")
 
 
-@pytest.mark.parametrize("way", ["pickle"])
-def test_a_copy_made_in_the_middle_of_a_trial_is_plain(towers: TwoTowers, way: str):
-    with trying(towers) as (handle, clock):
-        until(towers, handle, clock, BESIDE)
-        twin = copy.deepcopy(towers) if way == "deepcopy" else pickle.loads(pickle.dumps(towers))
-        assert type(twin) is TwoTowers
-        assert not any(is_attached(part) for part in twin.modules())
-        assert list(twin.state_dict()) == list(towers.state_dict())
-        twin.load_state_dict(towers.state_dict())
-        assert torch.equal(twin(*pair_batch()), towers(*pair_batch()))
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        assert running(handle) == BESIDE
-
-
-@pytest.mark.parametrize("what", [PLAIN, BESIDE])
-def test_removing_in_the_middle_of_a_trial_gives_the_plain_model_back(towers: TwoTowers, what: str):
+def test_removing_in_the_middle_of_a_trial_gives_the_plain_model_back(towers: TwoTowers):
     before = threading.active_count()
     with trying(towers) as (handle, clock):
-        until(towers, handle, clock, what)
+        until(towers, handle, clock, BESIDE)
         handle.remove()
         assert threading.active_count() == before
         assert type(towers) is TwoTowers
         assert type(towers.left) is Trap
         steps(towers, handle, clock, times(plain=10), 3, until_decided=False)
-        assert running(handle) in (PLAIN, what)
+        assert running(handle) in (PLAIN, BESIDE)
         assert not handle.active
 
 
@@ -262,13 +234,12 @@ def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_tri
         assert "ModuleContractError was raised under it" in handle.describe()
 
 
-@pytest.mark.parametrize("order", ["fail", "backward"])
-def test_an_error_of_the_user_s_reaches_the_loop_and_the_trial_goes_on(towers: TwoTowers, order: str):
+def test_an_error_of_the_user_s_reaches_the_loop_and_the_trial_goes_on(towers: TwoTowers):
     with trying(towers) as (handle, clock):
         until(towers, handle, clock, BESIDE)
         steps(towers, handle, clock, times(plain=10), 1)
-        towers.left.order = order
-        with pytest.raises(ValueError, match=r"(forward|backward) failed"):
+        towers.left.order = "backward"
+        with pytest.raises(ValueError, match="backward failed"):
             towers(*pair_batch()).sum().backward()
         towers.left.order = "work"
         towers.zero_grad()

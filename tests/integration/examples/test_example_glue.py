@@ -31,15 +31,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def test_glued_models_learn_and_are_equal(cache: Path, capsys: pytest.CaptureFixture[str]):
-    ran = check(["--steps", "30", "--rows", "8", "--cache", str(cache)])
-    losses = ran.returned[2]
-    assert losses[-1] < losses[0] / 2
-    said = capsys.readouterr().out
-    assert "step 0: loss 3." in said
-    assert "letters right with both: " in said
-
-
 def test_a_glued_model_that_is_frozen_in_part_is_equal_and_saved_as_it_was_trained(cache: Path, tmp_path: Path):
     arguments = ["--steps", "3", "--rows", "4", "--cache", str(cache), "--save", str(tmp_path)]
     ran = check([*arguments, "--freeze", "vision.model", "audio.model"])

@@ -26,12 +26,9 @@ def test_an_example_differs_from_the_plain_loop_by_one_line_or_two_in_the_explic
     assert source.count("mosaic.") == sum(line.count("mosaic.") for line in lines) + source.count("from mosaic.")
 
 
-@pytest.mark.parametrize(("precision", "accumulate"), [("fp32", "2"), ("amp", "1")])
-def test_an_openclip_loop_is_equal(precision: str, accumulate: str):
+def test_an_openclip_loop_is_equal():
     check(
-        "openclip.py",
-        ["--precision", precision, "--accum-freq", accumulate],
-        placed={"visual", "transformer", "token_embedding"},
+        "openclip.py", ["--precision", "amp", "--accum-freq", "2"], placed={"visual", "transformer", "token_embedding"}
     )
 
 

@@ -33,7 +33,6 @@ def fresh_accelerate() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("model", "loop", "precision"),
     [
-        ("clip", "accelerate", "bf16"),
         ("llava", "trainer", "fp32"),
         ("audio", "bare", "bf16"),
     ],
@@ -41,11 +40,6 @@ def fresh_accelerate() -> Iterator[None]:
 def test_a_hugging_face_model_is_equal(model: str, loop: str, precision: str):
     options = ["--bf16"] if precision == "bf16" else []
     check("huggingface.py", ["--model", model, "--loop", loop, *options], placed=PLACED[model])
-
-
-def test_a_model_whose_first_layers_are_frozen_is_equal():
-    ran = check("frozen.py", ["--what", "first-layers"], placed=PLACED["clip"])
-    assert "backward_ms/vision_model" in ran.metrics[0]
 
 
 def test_a_model_with_lora_adapters_is_equal():

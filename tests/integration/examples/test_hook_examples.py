@@ -1,4 +1,4 @@
-"""The hooks for MLflow and TensorBoard, run as `mosaic retrain` runs them, beside stand-ins for these libraries."""
+"""The hook for MLflow, run as `mosaic retrain` runs it, beside a stand-in for the library."""
 
 from __future__ import annotations
 
@@ -50,17 +50,6 @@ class MlflowClient:
         return SimpleNamespace(version=str(len(self._heard("create_model_version"))))
 """,
     "mlflow/entities.py": "def Metric(*what): return what",
-    "torch/__init__.py": "",
-    "torch/utils/__init__.py": "",
-    "torch/utils/tensorboard.py": """
-from notes import note
-class SummaryWriter:
-    def __init__(self, folder): note("folder", folder)
-    def __enter__(self): return self
-    def __exit__(self, *error): note("closed")
-    def add_scalar(self, name, value, step, walltime=None): note(name, value, step)
-    def add_text(self, name, text): note(name, text)
-""",
 }
 
 
@@ -106,17 +95,3 @@ def test_mlflow_has_each_version_once_and_the_champions_alias(folder: Folder):
     assert batch[-1]["metrics"] == [["loss", 1.0, 1795454644250, 1], ["loss", 0.5, 1795454644250, 2]]
     model = next(each for each in heard if each[0] == "log_artifacts")
     assert model[1:4] == ["run", str((folder.versions / "0001").resolve()), "model"]
-
-
-def test_tensorboard_has_a_days_steps_and_verdict(folder: Folder):
-    heard = told(folder, "tensorboard_hook.py")
-    assert heard[: len(heard) // 2] == heard[len(heard) // 2 :]
-    assert heard[0] == ["folder", f"tensorboard/{DAY} 0001", {}]
-    assert ["train/loss", 0.5, 2, {}] in heard
-    assert ["gate/frozen", 0.9, 1, {}] in heard
-    assert ["verdict", "promoted: It is better.", {}] in heard
-
-
-@pytest.mark.parametrize("path", sorted(HOOKS.glob("*.py")), ids=lambda path: path.name)
-def test_a_hook_is_short(path: Path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30

@@ -35,16 +35,6 @@ def test_a_day_killed_while_its_ranks_train_ends_with_the_bits_of_an_undisturbed
     assert (told["outcome"], told["steps"]) == ("promoted", 40)
 
 
-def test_the_layers_of_a_day_are_on_both_ranks_and_its_report_says_which(told: dict[str, Any]):
-    assert "rank 0: left[0:2/2]" in told["plan"]
-    assert "not tried: data parallel" in told["plan"]
-
-
 def test_steps_of_a_divided_day_are_repeated_with_the_same_bits(told: dict[str, Any]):
     assert told["verify"] == {"outcome": None, "reason": ""}
     assert "have the same losses to the last bit, and the parameters after step 40 too" in told["said"]
-
-
-def test_check_takes_steps_of_a_divided_model(told: dict[str, Any]):
-    assert told["check"] == {"outcome": None, "reason": ""}
-    assert "plan: rank 1: " in told["said"]

@@ -18,7 +18,6 @@ from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms
 from mosaic.hardware import Hardware, find_cluster, find_hardware
 from mosaic.profile import Phase
 
-SIZES = st.integers(1, 5000)
 HARDWARE = st.sampled_from([find_hardware(name) for name in ("a100-80g", "h100-80g", "h200", "h800", "a40", "host")])
 
 

@@ -77,12 +77,6 @@ def test_active_waiting_of_openmp_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     assert not any("OMP_WAIT_POLICY" in note for note in HostBackend().notes)
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_host_without_slots_is_refused(count: int):
-    with pytest.raises(ValueError, match="at least one slot"):
-        HostBackend(num_slots=count)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_lanes_refuse_to_be_used_in_a_forked_child():

@@ -64,7 +64,7 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     return place.final
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_file_of_tensors_is_what_the_library_reads(seed: int, tmp_path: Path):
     tensors = some_tensors(seed)
     specs = [replace(describe(name, tensor), file=RANK_0) for name, tensor in tensors.items()]
@@ -85,13 +85,6 @@ def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
         (tmp_path / "cut").write_bytes(content[:length])
         with pytest.raises(InvalidFileError, match="cut short"):
             open_tensors(tmp_path / "cut")
-
-
-def test_a_tensor_that_no_file_holds_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"odd is of dtype torch.complex128"):
-        describe("odd", torch.zeros(1, dtype=torch.complex128))
-    with pytest.raises(TypeError, match="sparse_coo"):
-        describe("odd", torch.zeros(2, 2).to_sparse())
 
 
 def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: Path):
@@ -124,7 +117,7 @@ def test_any_byte_that_is_changed_or_missing_is_found(tmp_path: Path):
     draw = random.Random(0)
     for file in sorted(whole.iterdir()):
         length = file.stat().st_size
-        for place in {0, length - 1, *(draw.randrange(length) for _ in range(20))}:
+        for place in {0, length - 1, *(draw.randrange(length) for _ in range(6))}:
             for cut in (False, True):
                 copy = tmp_path / "copy"
                 shutil.copytree(whole, copy)
@@ -149,12 +142,6 @@ def _read_or_none(folder: Path) -> Manifest | None:
         return Manifest.read(folder)
     except InvalidCheckpointError:
         return None
-
-
-def test_files_are_verified_in_parts_that_together_are_all(tmp_path: Path):
-    whole = write(tmp_path, 1)
-    (whole / RANK_0).write_bytes(b"")
-    assert [len(damage_of(whole, part=part, parts=3)) for part in range(3)] == [1, 0, 0]
 
 
 def test_weights_come_out_of_a_checkpoint_under_all_of_their_names(tmp_path: Path):

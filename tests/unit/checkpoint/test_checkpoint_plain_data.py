@@ -106,28 +106,3 @@ def test_random_generators_go_on_where_they_were():
     assert draws() != first
     set_random_state(from_plain(json.loads(json.dumps(state))))
     assert draws() == first
-
-
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_generators_of_all_devices_go_on_and_the_current_one_where_there_are_others(
-    num_devices: int, monkeypatch: pytest.MonkeyPatch
-):
-    devices = [torch.Generator().manual_seed(device) for device in range(3)]
-    fakes = {
-        "is_available": lambda: True,
-        "default_generators": devices,
-        "current_device": lambda: len(devices) - 1,
-        "device_count": lambda: len(devices),
-        "set_rng_state": lambda state: devices[-1].set_state(state),
-        "set_rng_state_all": lambda states: [
-            device.set_state(state) for device, state in zip(devices, states, strict=True)
-        ],
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    state = to_plain(random_state(), "state")
-    drawn = [torch.rand(2, generator=device).tolist() for device in devices]
-    del devices[num_devices:]
-    set_random_state(from_plain(json.loads(json.dumps(state))))
-    again = [torch.rand(2, generator=device).tolist() for device in devices]
-    assert again == (drawn if num_devices == 3 else drawn[-1:])

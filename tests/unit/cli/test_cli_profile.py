@@ -11,7 +11,6 @@ from user_models import FILE
 
 from mosaic.artifact import load
 from mosaic.cli.main import run
-from mosaic.cli.profile import parse_quotas
 from mosaic.profile import Profile
 
 
@@ -34,11 +33,6 @@ def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytes
     assert load(Profile, tmp_path / "profile.json").samples == first.samples
     assert run([*arguments, *more, "--fresh"]) == 0
     assert load(Profile, tmp_path / "profile.json").samples != first.samples
-
-
-def test_links_are_those_usual_for_the_device_unless_they_are_described(arguments: list[str], tmp_path: Path):
-    assert run([*arguments, "--degrees", "2"]) == 0
-    assert {s.source for s in load(Profile, tmp_path / "profile.json").samples} == {"measured", "composed"}
 
 
 def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: list[str], tmp_path: Path):
@@ -69,10 +63,3 @@ def test_options_that_mean_nothing_are_refused(
     degrees = ["--degrees", "2"] if option == "--cluster" else []
     assert run([*arguments, *degrees, f"{option}={value}"]) == 2
     assert text in " ".join(capsys.readouterr().err.split())
-
-
-def test_quotas_are_a_choice_or_numbers():
-    assert parse_quotas("all") == "all"
-    assert parse_quotas("1,4") == (1, 4)
-    with pytest.raises(ValueError, match="choose one of: tenths, all, or numbers of slots"):
-        parse_quotas("1;4")

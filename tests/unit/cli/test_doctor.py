@@ -64,15 +64,9 @@ def test_a_gpu_is_described_with_its_slots(fake_driver: FakeDriver):
     assert "Fake GPU" in report["printed"]
 
 
-@pytest.mark.parametrize(
-    ("version", "lost"), [(12000, ["cuDeviceGetDevResource", "cuGreenCtxCreate"]), (12040, ["StreamCreate (12.5)"])]
-)
-def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(
-    fake_driver: FakeDriver, version: int, lost: list[str]
-):
-    report = fake_driver.run(COLLECT, version=version)
-    errors = " ".join(texts(report, "error"))
-    assert all(call in errors for call in lost)
+def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(fake_driver: FakeDriver):
+    report = fake_driver.run(COLLECT, version=12040)
+    assert "StreamCreate (12.5)" in " ".join(texts(report, "error"))
     assert any("CUDA 12.5 or newer" in finding["remedy"] for finding in report["findings"])
     assert not any("the cuda backend" in line for line in report["works"])
 
@@ -81,8 +75,6 @@ def test_an_old_driver_is_an_error_that_names_the_calls_and_the_driver_needed(
     ("fail", "words"),
     [
         ("cuInit=803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
-        ("cuDeviceGetName=999", "cuDeviceGetName"),
-        ("cuDriverGetVersion=999", "cuDriverGetVersion"),
         ("cuDevSmResourceSplitByCount=915", "device 0 cannot be split"),
     ],
 )
@@ -94,7 +86,6 @@ def test_a_broken_driver_becomes_an_error_in_the_report(fake_driver: FakeDriver,
     ("module", "severity", "words"),
     [
         ("mosaic._C", "error", "the extension mosaic._C does not load"),
-        ("pynvml", "warning", "NVML does not respond"),
         ("cuda.bindings", "warning", "cannot be probed"),
     ],
 )
@@ -144,7 +135,7 @@ def test_a_node_is_examined_from_its_files(tmp_path: Path, monkeypatch: pytest.M
     assert "loginctl enable-linger ada" in page
 
 
-@pytest.mark.parametrize("recipe", ["budget = 3", "[budget]\nkeep = 'many'", "[", "[budget]\nkeep = []"])
+@pytest.mark.parametrize("recipe", ["[", "[budget]\nkeep = []"])
 def test_an_empty_machine_and_a_wrong_recipe_raise_nothing(tmp_path: Path, recipe: str):
     (tmp_path / "retrain.toml").write_text(recipe)
     page = printed(examine_node(tmp_path, root=tmp_path / "nothing"))

@@ -6,14 +6,12 @@ import dataclasses
 from typing import get_args, get_type_hints
 
 import pytest
-import torch
 import tyro
 
 from mosaic.cli import options
 from mosaic.cli.main import COMMANDS
 from mosaic.cli.options import open_named_backend
 from mosaic.cli.retrain import Retrain
-from mosaic.cli.workload import Loop, Workload
 
 POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 SHARED = {name: hint for name, hint in vars(options).items() if hasattr(hint, "__metadata__")}
@@ -45,10 +43,3 @@ def test_there_are_at_most_45_options_and_shared_ones_are_declared_once():
 def test_a_backend_that_is_none_is_refused_with_the_names_that_there_are(name: str):
     with pytest.raises(ValueError, match="choose one of: cuda, host, or cuda:1"):
         open_named_backend(name)
-
-
-def test_a_timed_step_ends_when_its_loss_has_been_read(monkeypatch: pytest.MonkeyPatch):
-    read: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "item", lambda loss: read.append(loss))
-    workload = Workload(torch.nn.Linear(2, 2).requires_grad_(False), torch.ones(1, 2), torch.sum)
-    assert len(Loop(workload).steps(3)) == len(read) == 3

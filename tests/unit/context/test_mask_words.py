@@ -82,11 +82,6 @@ def test_packed_documents_see_nothing_of_each_other_and_padding_sees_nothing():
     assert mask.documents.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, -1, -1, -1, -1]
 
 
-def test_positions_begin_anew_in_each_document():
-    mask = packed([packed([causal(3)], 5), causal(2), causal(1)], num_tokens=10)
-    assert mask.positions().tolist() == [0, 1, 2, 0, 0, 0, 1, 0, 0, 0]
-
-
 def test_hashes_tell_masks_apart():
     assert causal(8).digest() == causal(8).digest() != causal(9).digest()
     assert packed([causal(4), causal(4)]).digest() != causal(8).digest()

@@ -8,7 +8,6 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import Bandwidths, Eq8, Eq8Interference, PairwiseInterference, Sharing
-from mosaic.cost.interference import AssumedSharing
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -55,13 +54,6 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
     assert form.is_pairwise
-
-
-def test_the_assumed_form_takes_the_geometric_mean_of_the_two_extremes() -> None:
-    form = PairwiseInterference({F: AssumedSharing()}, bandwidths(a=0.25, b=0.4, c=0.2))
-    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(10 * 0.5 * 0.6)
-    assert form.pair_shares("a", "b", F, quotas=(1,), beside_quotas=(1,)) == [[pytest.approx(0.2)]]
-    assert form.pair_shares("a", "b", B, quotas=(1,), beside_quotas=(1,)) == ()
 
 
 def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:

@@ -32,6 +32,11 @@ def test_arithmetic_runs_at_the_peak_of_its_dtype():
     assert operator_ms(single, PERFECT, 132) == pytest.approx(989.4 / 66.9)
 
 
+def test_convolutions_in_single_precision_use_tf32():
+    conv = operator(OperatorKind.CONV, flops=494_700_000_000, dtype="float32")
+    assert operator_ms(conv, PERFECT, 132) == pytest.approx(1.0)
+
+
 def test_traffic_runs_at_the_bandwidth_until_few_sms_are_left():
     copy = operator(read_bytes=1_675_000_000, written_bytes=1_675_000_000)
     assert operator_ms(copy, PERFECT, 132) == pytest.approx(1.0)

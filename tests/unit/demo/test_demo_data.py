@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -53,11 +52,6 @@ def digits_of(caption: torch.Tensor) -> list[int]:
     return [recordings.WORDS.index(word) for word in letters.replace(",", "").split() if word in recordings.WORDS]
 
 
-def test_a_seed_gives_the_same_batches(triples: DigitTriples) -> None:
-    for first, second in zip(batches(triples.train, 8, 3, 4), batches(triples.train, 8, 3, 4), strict=True):
-        assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_a_batch_never_has_equal_strings(triples: DigitTriples) -> None:
     for batch in batches(triples.train, 96, 0, 30):
         strings = {tuple(digits_of(caption)) for caption in batch["text"]}
@@ -100,26 +94,11 @@ def test_the_split_depends_on_the_seed_and_the_file_does_not(cache: Path) -> Non
     assert (cache / FILE).stat().st_mtime_ns == before
 
 
-def test_the_same_words_are_spoken_every_time_and_counted(cache: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    first = recordings.load_recordings(tmp_path, lambda done, total: seen.append((done, total)))
-    words = 10 * len(recordings.VOICES)
-    assert seen == [(done, words) for done in range(1, words + 1)]
-    assert first.speech.tobytes() == recordings.load_recordings(cache).speech.tobytes()
-
-
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "a folder's entry missing"])
-def test_a_damaged_file_is_made_again_with_a_message(
-    copied_cache: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_made_again_with_a_message(copied_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = copied_cache / FILE
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    damaged = {"truncated": bytes(content[: len(content) // 2]), "one bit": bytes(content)}
-    if damage in damaged:
-        path.write_bytes(damaged[damage])
-    else:
-        np.savez(path, scans=np.zeros(1))
+    path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         recordings.load_recordings(copied_cache)
     assert "making it again" in caplog.text
@@ -134,9 +113,8 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         recordings.load_recordings(tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize("module", ["sklearn.datasets", "espeakng_loader"])
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[demo\]'"):
         load(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -150,13 +128,3 @@ def test_a_batch_without_enough_strings_and_an_unknown_voice_or_speed_are_refuse
             synthesiser.speak("one", voice="xx-none", words_per_minute=180)
         with pytest.raises(ValueError, match="use 80 to 450"):
             synthesiser.speak("one", voice="en-us", words_per_minute=20)
-
-
-def test_speech_works_from_a_deep_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, data = speech._find_library()
-    deep = tmp_path.joinpath(*["a-long-name"] * 20)
-    deep.mkdir(parents=True)
-    (deep / "espeak-ng-data").symlink_to(data)
-    monkeypatch.setattr(speech, "_find_library", lambda: (library, deep / "espeak-ng-data"))
-    with speech.Synthesiser() as synthesiser:
-        assert len(synthesiser.speak("one", voice="en-us+f2", words_per_minute=180)) > 1000

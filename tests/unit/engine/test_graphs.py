@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.engine.graphs import ModuleGraphs
 from mosaic.errors import MosaicError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,23 +54,6 @@ class Many(nn.Module):
         return shown, (inputs["y"], hidden.argmax(-1), "flipped" if flip else "plain")
 
 
-def test_nested_results_and_keywords_come_through():
-    with bench() as ours:
-        model = Many()
-        x, y = pair_batch()
-        for _ in range(3):
-            shown = None  # or it would still be waiting for its backward
-            shown, (same, best, word) = ours.call("many", model, {"x": x, "y": y}, scale=0.5, flip=True)
-            plain, (_, plain_best, plain_word) = model({"x": x, "y": y}, scale=0.5, flip=True)
-            assert same is y
-            assert shown["again"] is shown["hidden"]
-            assert torch.equal(shown["pooled"], plain["pooled"])
-            assert torch.equal(best, plain_best)
-            assert not best.requires_grad
-            assert word == plain_word
-        assert ours.graphs.num_replays == 3
-
-
 @pytest.mark.parametrize("used", [("pooled",), ()])
 def test_a_result_without_a_gradient_takes_no_part_in_the_backward(used: tuple[str, ...]):
     def step(model: Any, call: Any, number: int) -> torch.Tensor:
@@ -89,21 +71,6 @@ class Named:
 
     def __init__(self, modules: Any) -> None:
         self.__dict__.update(modules.items())
-
-
-def test_capturing_leaves_no_trace():
-    model, twin = (tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)) for _ in range(2))
-    twin.load_state_dict(model.state_dict())
-    x = pair_batch()[0]
-    with bench() as ours:
-        torch.manual_seed(7)
-        result = ours.call("tower", model, x)
-        drawn = torch.rand(3)
-        assert all(parameter.grad is None for parameter in model.parameters())
-    torch.manual_seed(7)
-    assert torch.equal(result, twin(x))
-    assert torch.equal(drawn, torch.rand(3))
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
 
 
 def test_hooks_on_parameters_run_once_in_each_backward():
@@ -390,13 +357,6 @@ def test_closed_graphs_say_so():
             loss.backward()
         with pytest.raises(MosaicError, match="closed"):
             ours.call("tower", tower(), pair_batch()[0])
-
-
-def test_the_stream_of_trial_runs_is_given_back():
-    with bench() as ours:
-        lent = len(ours.runtime.lent)
-        ModuleGraphs(ours.runtime).close()
-        assert len(ours.runtime.lent) == lent
 
 
 # Random modules and loops.

@@ -76,18 +76,6 @@ def test_a_frozen_language_model_hands_gradients_to_projectors():
     assert all(".projector" in name for name in found)
 
 
-def test_unfreezing_trains_what_trained_before_and_no_more():
-    model = cases.glued()
-    before = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    model.freeze("audio.model", "vision").unfreeze("audio.model")
-    found = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert found == {name for name in before if not name.startswith("vision.")}
-    assert model.audio.model.training
-    assert model.frozen == ("vision",)
-    assert model.freeze("vision").unfreeze("vision").frozen == ()
-    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == before
-
-
 @pytest.mark.parametrize("order", [("vision", "vision.model"), ("vision.model", "vision")])
 def test_a_frozen_module_inside_of_another_stays_frozen_until_it_is_unfrozen_itself(order: tuple[str, str]):
     model = cases.glued()

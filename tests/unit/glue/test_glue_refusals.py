@@ -144,12 +144,3 @@ def test_batches_that_do_not_fit_are_refused(name: str):
     make, match = CALLS[name]
     with pytest.raises(ValueError, match=match):
         cases.glued()(**make())
-
-
-def test_features_of_another_width_are_refused():
-    tower = Tower(cases.vision(), token=cases.IMAGE, after_projector=lambda inputs, features: features[..., :7])
-    given = cases.batch(clips=0)
-    with pytest.raises(
-        ValueError, match=r"'vision' returns features of shape \(12, 7\), the language model takes .* 16"
-    ):
-        glue_of(vision=tower)(**given)

@@ -55,14 +55,6 @@ def test_items_beside_each_other_are_told_apart_by_their_lengths():
         model.mask(ids, "gemma", lengths={"vision": [4, 1]})
 
 
-def test_streams_are_numbered_anew_in_each_document():
-    ids = torch.tensor([cases.IMAGE, 1] * 80)
-    documents = torch.arange(160) // 40
-    assert cases.glued().mask(ids, "gemma", documents=documents).num_tokens == 160
-    with pytest.raises(ValueError, match="streams are 0 to 55: pack fewer images into one document"):
-        cases.glued().mask(ids, "gemma")
-
-
 def test_masks_of_no_kind_or_of_several_rows_are_refused():
     with pytest.raises(ValueError, match="kind='prefix' is not a kind of mask; use one of causal, gemma, cornstarch"):
         cases.glued().mask(IDS, "prefix")

@@ -65,10 +65,8 @@ def test_a_description_survives_its_file(tmp_path):
     ("changes", "words"),
     [
         ({"memory_gb_per_s": 0}, "memory_gb_per_s=0.*use a finite number above 0"),
-        ({"bf16_tflops": math.nan}, "bf16_tflops=nan"),
         ({"num_sms": None}, "num_sms"),
         ({"sms_per_slot": 200}, "sms_per_slot=200 is more than num_sms=132"),
-        ({"kernel_us": -1.0}, "kernel_us=-1.0; use a finite number, 0 or more"),
         ({"efficiency": {"conv": 2.5}}, "efficiency.conv=2.5; use above 0 and at most 2"),
         ({"tensor_cores": 4}, "tensor_cores"),
     ],
@@ -128,12 +126,9 @@ def test_a_device_file_without_links_is_no_cluster(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"intra_node": {"gb_per_s": 0}}, "gb_per_s=0"),
         ({"intra_node": {"gb_per_s": math.nan}}, "gb_per_s=nan"),
         ({"intra_node": {"gb_per_s": 1, "latency_us": -1}}, "latency_us=-1"),
-        ({"intra_node": {"gb_per_s": 1, "ll_us": -1}}, "ll_us=-1"),
         ({"nodes": 0}, "nodes"),
-        ({"nics_per_node": 0}, "nics_per_node"),
         ({"switches": 2}, "switches"),
         ({"hardware": {"name": "x"}}, "hardware"),
     ],

@@ -14,12 +14,11 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
-from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.interference import measure_interference
+from mosaic.microbench import QUESTIONS, BenchSettings
 from mosaic.microbench.isolation import measure_isolation
 from mosaic.microbench.overlap import Overlap, Row, VariantTime, measure_overlap
 from mosaic.microbench.result import NotMeasured
-from mosaic.microbench.timing import Pieces, time_beside, window_ms
+from mosaic.microbench.timing import time_beside
 from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
@@ -85,11 +84,6 @@ def test_the_cuda_backend_itself_answers_on_a_driver_in_process():
     assert result.layouts
 
 
-@pytest.mark.parametrize("name", list(QUESTIONS))
-def test_a_spent_budget_opens_nothing_that_stays_open(backend: StreamsBackend, name: str):
-    assert QUESTIONS[name].measure(backend, TINY, Budget(0)).left_out
-
-
 def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(backend: StreamsBackend):
     order: list[str] = []
     with backend.open_lanes([(0,), (1,)]) as lanes:
@@ -97,26 +91,6 @@ def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(backend: Stre
         pieces = time_beside(lanes, both, [1.0, 1.0], TINY, backend.torch_device)
     assert all(found.all_ms for found in pieces)
     assert "".join(order).startswith("abab")
-
-
-def test_only_pieces_inside_of_the_window_count():
-    first, second = Pieces((0.0, 1.0, 2.0, 3.0), 1), Pieces((0.5, 2.5), 2)
-    start, end = window_ms((first, second))
-    assert (start, end) == (0.5, 2.5)
-    assert first.within(start, end) == (1.0,)
-    assert second.within(start, end) == (1.0,)
-    start, end = window_ms((Pieces((0.0, 1.0), 1), Pieces((2.0, 3.0), 1)))
-    assert start > end
-    assert Pieces((0.0, 1.0), 1).within(start, end) == ()
-
-
-def test_slowdowns_are_ratios_of_what_was_measured(backend: StreamsBackend):
-    result = measure_interference(backend, TINY, kernels=("gemm", "elementwise"))
-    assert {(point.quota + point.beside_quota) for point in result.points} == {4}
-    for point in result.points:
-        if point.together_ms is not None:
-            assert point.overlap_ms > 0
-            assert point.slowdown == pytest.approx(point.together_ms.median / point.alone_ms.median)
 
 
 def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(backend: StreamsBackend):
@@ -133,25 +107,6 @@ def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(backend: S
     for gain in result.gains:
         assert gain.total == pytest.approx(gain.concurrency * gain.quotas)
     assert any(launch.name == "graph replay" for launch in backend.runtime.launches)
-
-
-def test_what_partitions_run_on_is_absent_where_it_cannot_be_read(backend: StreamsBackend):
-    result = measure_isolation(backend, TINY)
-    assert result.layouts == ()
-    assert any("SM ids" in absent.what and "cannot be read" in absent.reason for absent in result.absent)
-    assert {delay.variant for delay in result.delays} == {"partitions 2+2", "plain streams", "prioritised streams"}
-
-
-def small_pair() -> tuple[Subject, Subject]:
-    left, right = (Subject(name, torch.nn.Linear(4, 4), (torch.ones(2, 4),), {}) for name in ("left", "right"))
-    return left, right
-
-
-def test_modules_keep_their_gradients_out_of_the_way(backend: StreamsBackend):
-    left, right = small = small_pair()
-    result = measure_overlap(backend, TINY, subjects=small)
-    assert result.modules == ("left", "right")
-    assert all(parameter.grad is None for parameter in (*left.module.parameters(), *right.module.parameters()))
 
 
 class Fails(torch.nn.Linear):
@@ -195,16 +150,6 @@ def test_what_one_variant_raises_is_the_reason_of_its_own_rows_and_the_others_go
     assert backend.runtime.current_stream() == backend.runtime.main
 
 
-def test_a_variant_that_fails_in_a_later_round_keeps_the_rounds_it_had(backend: StreamsBackend):
-    before_it_fails = 1 + TINY.steps_per_round  # the step that warms up, and the first round
-    rows = rows_of(backend, Fails(backend, RuntimeError("no workspace"), first_call=before_it_fails))
-    kept = [row for row in rows if isinstance(row, VariantTime) and row.kind == "partitions"]
-    assert [time.step_ms.count for time in kept] == [TINY.steps_per_round]
-    assert NotMeasured(
-        what="partitions 2+2, forward+backward, eager: rounds from 2 on", reason="RuntimeError: no workspace"
-    ) in rows  # fmt: skip
-
-
 def test_after_an_error_that_sticks_each_later_row_says_so_and_the_earlier_ones_stay(backend: StreamsBackend):
     rows = rows_of(backend, Fails(backend, RuntimeError("CUDA error: an illegal memory access"), sticks=True))
     assert [row for row in rows if isinstance(row, VariantTime)] == []  # all were open when it happened
@@ -230,23 +175,3 @@ def test_an_interrupt_ends_the_question_and_gives_the_lanes_back(backend: Stream
     with pytest.raises(KeyboardInterrupt):
         rows_of(backend, Fails(backend, KeyboardInterrupt()))
     assert backend.num_open == 0
-
-
-def test_rows_come_out_when_their_kind_of_step_has_been_measured(backend: StreamsBackend):
-    rows = Overlap(backend, TINY, None, subjects=small_pair()).rows()
-    first = next(row for row in rows if isinstance(row, VariantTime))
-    assert (first.kind, first.passes, first.launching) == ("sequential", "forward+backward", "eager")
-    assert not any(launch.name == "graph replay" for launch in backend.runtime.launches)
-    rows.close()
-    assert backend.num_open == 0
-
-
-def test_what_cannot_be_ended_costs_no_row(backend: StreamsBackend, monkeypatch: pytest.MonkeyPatch):
-    def broken(self: StreamLanes) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    whole = StreamLanes.close
-    monkeypatch.setattr(StreamLanes, "close", lambda self: (whole(self), broken(self)))
-    rows = list(Overlap(backend, TINY, None, subjects=small_pair()).rows())
-    assert sum(isinstance(row, VariantTime) for row in rows) == 16
-    assert any(isinstance(row, NotMeasured) and row.what == "ending plain streams" for row in rows)

@@ -85,15 +85,6 @@ def test_ranks_that_torchrun_started_are_no_others(machine: Machine, monkeypatch
     assert load.share == pytest.approx(2 / 40)
 
 
-def test_only_the_cores_that_the_process_may_use_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    machine = Machine(tmp_path, monkeypatch, cores=(1, 2))
-    load = ForeignLoad(machine.root)
-    machine.now = 10.0
-    machine.cores(10, 4, 4, 10)
-    machine.process(OWN, used_s=5)
-    assert load.share == pytest.approx(3 / 20)
-
-
 def test_the_quota_of_a_control_group_counts_where_it_allows_fewer_cores(machine: Machine):
     machine.write("proc/self/cgroup", "4:memory:/x\n0::/jobs/mine\n")
     machine.write("sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n")

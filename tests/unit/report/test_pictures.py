@@ -21,7 +21,7 @@ from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report.charts import Bar, Line, Words, draw_bars, draw_lines, draw_matrix
 from mosaic.report.context_picture import context_figure, draw_context
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipelines_figure
-from mosaic.report.plan_picture import draw_plan, plan_figure
+from mosaic.report.plan_picture import plan_figure
 from mosaic.report.table import plan_table
 from mosaic.report.timeline import choose_steps, draw_timelines, timeline_figure
 from mosaic.timeline import Span, Timeline
@@ -105,13 +105,6 @@ def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     assert "nothing was recorded" in texts(timeline_figure([COLOCATED, timeline()]))
 
 
-@pytest.mark.filterwarnings("error")
-def test_any_name_is_drawn_as_it_is(tmp_path: Path) -> None:
-    run = timeline(span("_private$x$", "forward", (0,), 0, 5), span("a" * 300, "forward", (1,), 0, 5), title="$\\frac")
-    draw_timelines([run], tmp_path / "a.png", subtitle="b" * 500)
-    assert "_private$x$" in texts(timeline_figure([run]))
-
-
 def test_only_whole_steps_are_drawn_the_last_or_the_typical_ones() -> None:
     pairs = ((number, phase) for number in range(4) for phase in ("forward", "backward"))
     whole = [span("image", phase, (0,), index, index + 1, step) for index, (step, phase) in enumerate(pairs)]
@@ -143,24 +136,6 @@ def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[plot\]'"):
         draw_timelines([PLAIN], tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_planned_module_is_as_tall_as_its_quota_on_each_of_its_devices(tmp_path: Path) -> None:
-    figure = plan_figure(PLAN)
-    by_gid = boxes(figure)
-    assert by_gid["image/forward/0"] == [(0, 0, 5, 0.75)]
-    assert by_gid["image/forward/1"] == [(0, 1.12, 5, 0.75)]
-    assert by_gid["audio/forward/0"] == [(0, 0.75, 3, 0.25)]
-    # Backwards follow all forwards, in reverse order.
-    assert [by_gid[f"{name}/0"][0][0] for name in ("head/forward", "head/backward", "image/backward")] == [5, 9, 11]
-    assert "(predicted)" in texts(figure)
-    assert "predicted speed-up 2.00×" in texts(figure)
-    stages = tuple(Stage(placements=(placement(name, (0, 1, 2, 3), 9),)) for name in ("image", "audio", "head"))
-    sequential = Plan(device=PLAN.device, stages=stages, graph="g", search=SearchRecord(method="sequential"))
-    first, second = plan_figure(PLAN, sequential=sequential).axes[:2]
-    assert first.get_xlim() == second.get_xlim()
-    draw_plan(PLAN, tmp_path / "plan.png", sequential=sequential)
-    assert (tmp_path / "plan.png").stat().st_size > 1000
 
 
 def test_a_plan_of_a_busy_machine_says_so_in_its_file_its_picture_and_its_table(tmp_path: Path) -> None:
@@ -203,27 +178,6 @@ SMALL = PipelineRun(
 )
 
 
-def test_tasks_lie_in_their_ranks_row_and_mixed_modules_share_its_height() -> None:
-    figure = pipelines_figure([SMALL])
-    by_gid = boxes(figure)
-    ((left, low, width, height),) = by_gid["small/1/llm/B"]
-    assert (left, width) == (4, 2)
-    assert 1 < low < low + height < 2
-    ((_, top, _, height),), ((_, below, _, _),) = by_gid["small/0/vit/F"], by_gid["small/0/llm/F"]
-    assert 0 < top < top + height == pytest.approx(below)
-    assert "lightest: for weights" in texts(figure)
-
-
-def test_memory_lies_under_its_rank_and_only_excess_over_the_limit_is_marked() -> None:
-    assert SMALL.memory_of(0) == ([0.0, 2.0, 6.0, 8.0], [4e9, 4e9, 4e9, 1e9])
-    figure = pipelines_figure([SMALL])
-    gids = {drawn.get_gid() for drawn in figure.axes[0].collections}
-    assert {"small/0/over", "small/0/memory", "small/1/memory"} <= gids
-    assert "small/1/over" not in gids
-    assert "4 of 3 GB" in texts(figure)
-    assert "1 of 3 GB" in texts(figure)
-
-
 def test_pipelines_are_compared_on_one_axis_and_a_step_of_nothing_is_drawn(tmp_path: Path) -> None:
     slow = replace(SMALL, title="slow", start_ns=[2 * at for at in SMALL.start_ns])
     figure = pipelines_figure([slow, SMALL], subtitle="a node")
@@ -241,19 +195,6 @@ def test_each_visible_pair_has_a_colour_of_its_querys_rank() -> None:
     figure = context_figure([plan])
     pixels = np.asarray(figure.axes[1].images[0].get_array())
     assert np.array_equal((pixels != 1).any(axis=2), plan.mask.dense())
-
-
-def test_long_sequences_are_drawn_by_tiles_and_every_work_bar_is_a_ranks(tmp_path: Path) -> None:
-    plan = plan_context(causal(4096), 3)
-    figure = context_figure([plan, plan_context(causal(4096), 3, method="headtail")], title="Two ways")
-    assert "lighter: tiles seen in part" in texts(figure)
-    assert "headtail: rank with most has" in texts(figure)
-    bars = context_figure([plan_context(packed([causal(300)], num_tokens=330), 40, block=8)])
-    assert [label.get_text() for label in bars.axes[2].get_yticklabels()] == [str(rank) for rank in range(0, 40, 3)]
-    for words in ("text", "images", "padding", "ranks' colours repeat"):
-        assert words in texts(bars)
-    draw_context(plan, tmp_path / "mask.png")
-    assert (tmp_path / "mask.png").stat().st_size > 5_000
 
 
 @pytest.mark.filterwarnings("error")

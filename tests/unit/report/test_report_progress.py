@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 
 from rich.console import Console
 
@@ -20,15 +18,6 @@ class Clock:
 def log() -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, width=40), file
-
-
-def test_a_log_gets_a_line_when_a_phase_starts_and_lines_are_not_broken() -> None:
-    console, file = log()
-    with Progress(console, clock=Clock()) as progress:
-        progress.phase("profiling", total=8)
-        progress.phase("solving")
-        progress.phase("x" * 100)
-    assert file.getvalue().splitlines() == ["[0 s] profiling ... 0/8", "[0 s] solving ...", f"[0 s] {'x' * 100} ..."]
 
 
 def test_a_log_gets_at_most_one_line_in_five_seconds() -> None:
@@ -52,19 +41,3 @@ def test_a_line_has_note_count_and_time_left() -> None:
         clock.now += 12
         progress.advance(3)
     assert file.getvalue().splitlines()[-1] == "[12 s] profiling image[0] ... 3/8, 20 s left"
-
-
-def test_color_forced_into_a_pipe_does_not_make_a_bar() -> None:
-    console = Console(file=(file := io.StringIO()), force_terminal=True, color_system=None)
-    with Progress(console) as progress:
-        progress.phase("profiling", total=4)
-    assert "\x1b[?25" not in file.getvalue()
-
-
-def test_nothing_heavy_is_imported_before_something_is_drawn() -> None:
-    code = (
-        "import sys, mosaic.report, mosaic.report.timeline, mosaic.report.table, mosaic.report.progress\n"
-        "heavy = {'torch', 'matplotlib', 'rich'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

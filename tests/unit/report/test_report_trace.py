@@ -50,19 +50,6 @@ def test_each_timeline_is_a_named_process_and_starts_at_zero() -> None:
         assert min(event["ts"] for event in complete(found) if event["pid"] == process) == 0
 
 
-def test_each_lane_is_a_named_sorted_thread_below_the_steps() -> None:
-    found = events(RUN)
-    names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    order = {event["tid"]: event["args"]["sort_index"] for event in found if event["name"] == "thread_sort_index"}
-    assert [names[thread] for thread in sorted(order, key=order.__getitem__)] == [
-        "steps",
-        "slot 0",
-        "slots 0-1",
-        "slot 1",
-    ]
-    assert {names[event["tid"]] for event in complete(found, "glue")} == {"slots 0-1"}
-
-
 def test_events_of_one_thread_never_overlap() -> None:
     crossing = (span("a", (0,), 0, 2), span("b", (0,), 1, 3), span("c", (0,), 2, 4), span("d", (0,), 1.5, 1.7))
     found = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))
@@ -70,13 +57,6 @@ def test_events_of_one_thread_never_overlap() -> None:
     for thread in {event["tid"] for event in found}:
         row = sorted((e["ts"], e["ts"] + e["dur"]) for e in found if e["tid"] == thread)
         assert all(first[1] <= second[0] for first, second in pairwise(row))
-
-
-def test_neighbouring_spans_with_awkward_times_share_a_thread() -> None:
-    times = [index * 0.1 / 3 for index in range(100)]
-    spans = [span("a", (0,), start, end) for start, end in pairwise(times)]
-    found = complete(events(Timeline(title="x", num_slots=1, spans=tuple(spans))))
-    assert len({event["tid"] for event in found}) == 1
 
 
 def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

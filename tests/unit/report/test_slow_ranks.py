@@ -55,10 +55,6 @@ def test_a_rank_that_waits_is_not_slow():
     assert "no rank is slow" in found.sentences()[0]
 
 
-def test_a_module_that_costs_next_to_nothing_makes_no_rank_slow():
-    assert compare_ranks([trace(0, {"image": 5.0, "glue": 0.01}), trace(1, {"image": 5.0, "glue": 0.05})]).slow == ()
-
-
 def test_a_rank_that_was_held_up_for_two_steps_of_five_is_not_slow():
     def steps(rank: int, times_ms: list[float]) -> RankTrace:
         spans = [
@@ -90,15 +86,7 @@ def test_ranks_without_a_trace_are_named():
     ("traces", "says"),
     [
         ([trace(0, {"image": 1.0})], "two or more ranks"),
-        ([trace(0, {"image": 1.0}), trace(0, {"image": 1.0})], "two traces of rank 0"),
         ([trace(0, {"image": 1.0}), trace(1, {"image": 1.0}, run="b")], "different runs"),
-        (
-            [
-                trace(0, {"image": 1.0}),
-                RankTrace(run="a", rank=1, num_ranks=2, host="", clock_offset_us=0.0, clock_error_us=0.0, spans=()),
-            ],
-            "no step in common",
-        ),
     ],
 )
 def test_traces_that_do_not_belong_together_are_refused(traces: list[RankTrace], says: str):
@@ -122,9 +110,6 @@ def write(path: Path, content: str) -> Path:
     [
         ('{"traceEvents": [', "line 1: not valid JSON"),
         ("[]", "is no trace of a rank; handle.write_trace"),
-        ('{"traceEvents": []}', "is no trace of a rank"),
-        ('{"mosaic": {"schema_version": 7}}', "schema_version=7 is not 1"),
-        ('{"mosaic": {"schema_version": 1}, "traceEvents": []}', "KeyError: 'run'"),
         ('{"mosaic": {"schema_version": 1}, "traceEvents": [{"ph": "X", "ts": 1, "dur": -2}]}', "no length of time"),
     ],
 )

@@ -74,10 +74,6 @@ def test_honest_drift_is_let_through_up_to_the_budget_and_told():
     assert not checked(drifted, settings=DataCheckSettings(max_drop=0.5)).quarantine
 
 
-def test_a_few_wrong_rows_prove_nothing():
-    assert not checked(figures(9, rows=4, champion=0.5, champion_error=0.29)).quarantine
-
-
 def test_the_first_day_has_nothing_to_compare_with():
     check = checked(figures(9), before=())
     assert not check.quarantine
@@ -142,14 +138,3 @@ def test_frozen_rows_among_todays_rows_quarantine_the_day():
     assert check.quarantine
     assert check.reason.startswith("1 of today's 2 rows are frozen rows")
     assert not check_data(figures(9), BEFORE, SETTINGS, today_rows={"a"}, frozen_rows={"b"}).quarantine
-
-
-def test_the_error_of_the_champions_value_is_by_groups():
-    values = [1.0, 0.0] * 50
-    alone = Scores.of("0041", "fresh", "r", {"value": values})
-    together = Scores.of(
-        "0041", "fresh", "r", {"value": sorted(values), "cluster": [index // 10 for index in range(100)]}
-    )
-    errors = [day_figures("d", one, unreadable={}, inputs={}).champion_error for one in (alone, together)]
-    assert errors[0] == pytest.approx(0.5 / 10, rel=0.02)
-    assert errors[1] == pytest.approx(0.5 / np.sqrt(10), rel=0.1)

@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from bench.retrain.small_folder import write_recipe
 from mosaic.cli.main import run as command_line
 from mosaic.errors import InvalidRecipeError
 from mosaic.retrain.recipe import Recipe, read_recipe
@@ -84,11 +83,6 @@ def test_a_folder_without_a_recipe_says_how_to_make_one(tmp_path: Path):
     assert command_line(["retrain", "run", str(tmp_path)]) == 2
     with pytest.raises(InvalidRecipeError, match="mosaic retrain init"):
         read_recipe(tmp_path / "retrain.toml")
-
-
-def test_the_small_folders_recipe_is_right(tmp_path: Path):
-    write_recipe(tmp_path, budget={"workers": 2})
-    assert read_recipe(tmp_path / "retrain.toml").budget.workers == 2
 
 
 def at(text: str) -> datetime:

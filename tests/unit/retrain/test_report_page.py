@@ -20,7 +20,7 @@ from mosaic.retrain.records import (
     SourceRows,
     Usual,
 )
-from mosaic.retrain.report import figure_text, page_of
+from mosaic.retrain.report import page_of
 
 HOSTILE = "\"'><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>&amp;\ud800{}"
 
@@ -43,8 +43,8 @@ def comparison(name: str, difference: float, **changed: object) -> Comparison:
     return replace(base, **changed)  # type: ignore[arg-type]
 
 
-def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **changed: object) -> DayReport:
-    """A report with ``many`` of everything; ``text`` stands in the place of every text."""
+def report(outcome: Outcome = "promoted", text: str = "", **changed: object) -> DayReport:
+    """A report with some of everything; ``text`` stands in the place of every text."""
 
     def words(plain: str) -> str:
         return text or plain
@@ -57,9 +57,9 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         comparisons=(
             comparison("frozen", 0.004),
             comparison("anchor", -0.3),
-            *(comparison(f"{words('site')}={index:03}", 0.1 - index / 100) for index in range(12 * many)),
+            *(comparison(f"{words('site')}={index:03}", 0.1 - index / 100) for index in range(12)),
         ),
-        findings=(finding, replace(finding, passed=True)) * many,
+        findings=(finding, replace(finding, passed=True)),
         margin=0.01,
         confidence=0.95,
     )
@@ -72,7 +72,7 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         planned_steps=12000,
         num_ranks=2,
         device=words("cpu"),
-        restarts=(Restart(at="2026-11-22T01:44:12Z", cause=words("killed (SIGKILL)"), from_step=4100),) * many,
+        restarts=(Restart(at="2026-11-22T01:44:12Z", cause=words("killed (SIGKILL)"), from_step=4100),),
         identical=False,
         differs_from_step=7,
         differs_because=words("there were 2 ranks and are 1"),
@@ -90,10 +90,9 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         reason=words("0042 is as good as 0041."),
         todo=words("Approve an anchor."),
         gate=gate,
-        data_check=(finding,) * many,
-        data=(SourceRows(name=words("new 2026-11-22"), rows=18240, drawn=4_300_800, rejected={words("torn"): 12}),)
-        * many,
-        usual=(usual, replace(usual, today=5.0), replace(usual, usual=None, low=None, high=None)) * many,
+        data_check=(finding,),
+        data=(SourceRows(name=words("new 2026-11-22"), rows=18240, drawn=4_300_800, rejected={words("torn"): 12}),),
+        usual=(usual, replace(usual, today=5.0), replace(usual, usual=None, low=None, high=None)),
         history=days,
         run=run,
         champion="0042",
@@ -101,7 +100,7 @@ def report(outcome: Outcome = "promoted", text: str = "", many: int = 1, **chang
         anchor=None,
         digests={words("recipe"): "9f86d081"},
         undo="mosaic retrain rollback shop",
-        messages=(words("a hook failed"),) * many,
+        messages=(words("a hook failed"),),
     )
     return replace(base, **changed)  # type: ignore[arg-type]
 
@@ -114,38 +113,10 @@ def test_a_page_says_outcome_reason_and_task(outcome: Outcome):
     assert "Approve an anchor." in page
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "+0.004",
-        "−0.002 to +0.010",  # the interval
-        "✕ fails",  # the anchor
-        "✕ unusual",
-        "torn: 12",
-        "May differ from an undisturbed run from step 7: there were 2 ranks and are 1",
-        "killed (SIGKILL), went on from step 4,100",
-        "1.32× the plain loop",
-        "mosaic retrain rollback shop",
-        "a hook failed",
-        "a broken rule",
-        "Slices are shown",
-    ],
-)
-def test_a_page_shows(words: str):
-    assert words in page_of(report())
-
-
 def test_a_day_that_trained_nothing_has_a_page():
     nothing = report("failed", gate=None, data=(), data_check=(), usual=(), history=(), run=None, digests={})
     assert "Nothing was trained." in page_of(nothing)
     assert "This is the first day." in page_of(nothing)
-
-
-def test_slices_that_are_worse_are_not_folded():
-    page = page_of(report(many=2))
-    opened, _, folded = page.partition("more slices</summary>")
-    assert "site=023" in opened
-    assert "site=000" in folded
 
 
 def test_names_of_users_stay_text_and_the_page_asks_for_nothing():
@@ -154,15 +125,3 @@ def test_names_of_users_stay_text_and_the_page_asks_for_nothing():
     assert "<img" not in page
     assert "&lt;script&gt;" in page
     page.encode()
-
-
-def test_long_texts_and_lists_do_not_make_a_large_page():
-    assert len(page_of(report(text="x" * 5000, many=200)).encode()) < 100_000
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (float("nan"), "NaN"), (1234.0, "1,234"), (-0.01234, "−0.0123"), (1e-9, "1.00e−09"), (2.5, "2.5")],
-)
-def test_figures_have_about_three_digits(value: float | None, text: str):
-    assert figure_text(value) == text

@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
-from dataclasses import fields
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
-from mosaic.cli.retrain import Retrain
 from mosaic.errors import MosaicError
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
@@ -58,11 +55,6 @@ def test_a_reader_resolves_the_link_once_and_never_finds_none(folder: Folder):
     assert all(name == weights == of_card for name, weights, of_card in seen)
 
 
-def test_a_folder_without_a_champion_says_so(tmp_path: Path):
-    with pytest.raises(MosaicError, match="no champion yet"):
-        versions.champion(tmp_path)
-
-
 def test_rolling_back_goes_to_the_version_before_whatever_lines_are_torn(folder: Folder):
     whole = folder.history.read_bytes()
     folder.history.write_bytes(b'{"event": "prom' + b"\n" + whole + b'{"event": "promoted", "champion": "00')
@@ -81,11 +73,6 @@ def test_nobody_goes_back_to_what_is_not_known(folder: Folder):
     folder.history.unlink()
     with pytest.raises(MosaicError, match="no version before 0003"):
         steering.rollback(folder.path)
-
-
-def test_every_command_takes_the_folder_first():
-    for action in get_args(get_type_hints(Retrain)["action"]):
-        assert fields(action)[0].name == "folder"
 
 
 def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):

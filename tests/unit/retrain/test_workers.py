@@ -64,20 +64,6 @@ def run(folder: Path, *programs: str, total_s: float | None = None) -> tuple[End
     return ended, made
 
 
-def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "PRINT_S", 0.0)
-    monkeypatch.setattr(workers, "POLL_S", 0.05)
-    said: list[str] = []
-    made = Scripted(tmp_path, "")
-    made._say = said.append
-    metrics = made._day.metrics
-    metrics.parent.mkdir(parents=True)
-    line = '{"step": 7, "loss": 0.25}\n{"step": 8, "lo'
-    made.programs = [f"import time; open({str(metrics)!r}, 'w').write({line!r}); time.sleep(0.3)"]
-    assert made.run("training", None, None).how == "done"
-    assert said == ["step 7, loss 0.25"]
-
-
 @pytest.mark.parametrize(
     ("code", "how", "outcome", "crashed"),
     [

@@ -12,7 +12,7 @@ from mosaic.profile import Profile
 from mosaic.report.table import comparison_table
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.methods import METHODS, Method, compared_methods
-from mosaic.solver.task import Answer, PlannerSettings, SearchOptions, Task
+from mosaic.solver.task import Answer, Task
 
 
 def small() -> Profile:
@@ -38,20 +38,6 @@ def test_every_planner_and_solver_is_listed_in_order() -> None:
     assert compared_methods()[:2] == ("sequential", "megatron")
     assert all(row.plan is not None and row.predicted_ms and not row.reason for row in rows)
     assert all(row.seconds > 0 for row in rows)
-
-
-def test_slices_show_and_cannot_be_run() -> None:
-    times = dict.fromkeys("ab", lambda degree, quota: {1: 42.0, 2: 18.0}[degree])
-    profile = profile_of(times, num_slots=1, degrees=(1, 2))
-    (sliced,) = compared(profile, 3, methods=("spindle",))
-    assert sliced.plan is not None
-    assert sliced.plan.sliced == ("a", "b")
-    (whole,) = compared(
-        profile, 3, methods=("spindle",), search=SearchOptions(planners=PlannerSettings(num_layers={"a": 1, "b": 1}))
-    )
-    assert whole.plan is not None
-    assert not whole.plan.sliced
-    assert "cannot be run: it slices modules" in printed((sliced,))
 
 
 def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,3 @@ def test_the_search_rounds_every_product_so_that_processors_with_fused_steps_cho
         assert texts
         assert not [flag for flag in LOOSE if flag in (*extension.extra_compile_args, *texts)]
         assert not [flag for flag in LOOSE for text in texts if flag in text]
-
-
-def test_the_search_asks_the_standard_library_for_no_distribution(extensions: dict[str, Any]) -> None:
-    """Generators are the same everywhere by the standard; what is drawn from them by its distributions is not."""
-    for source in extensions["mosaic._search"].sources:
-        text = (ROOT / source).read_text(encoding="utf-8")
-        assert not any(name in text for name in ("_distribution", "std::shuffle", "std::sample", "random_device"))

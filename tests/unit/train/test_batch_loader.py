@@ -41,8 +41,7 @@ def contents(batches: Iterable[StepBatch]) -> dict[int, list[tuple[int, list[flo
 WHOLE = contents(loader(BatchCut(batch=12), range(8)))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("micro_batches", [1, 6])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 6), (3, 1), (2, 6)])
 def test_ranks_and_micro_batches_share_the_same_global_batches(ranks: int, micro_batches: int):
     found: dict[int, list[tuple[int, list[float]]]] = {step: [] for step in range(8)}
     for rank in range(ranks):
@@ -50,12 +49,6 @@ def test_ranks_and_micro_batches_share_the_same_global_batches(ranks: int, micro
         for step, rows in contents(loader(cut, range(8))).items():
             found[step] += rows
     assert found == WHOLE
-
-
-@pytest.mark.parametrize("workers", [2])
-def test_workers_load_the_same_samples_with_the_same_augmentations(workers: int):
-    cut = BatchCut(batch=12, micro_batches=3)
-    assert contents(loader(cut, range(3, 8), workers)) == {n: WHOLE[n] for n in range(3, 8)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -67,9 +60,8 @@ def test_going_on_after_any_step_gives_the_steps_that_were_left(workers: int):
     assert found == WHOLE
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_rows_come_back_with_the_batch_and_are_counted(workers: int):
-    batches = loader(BatchCut(batch=12, micro_batches=2), range(8), workers)
+def test_unreadable_rows_come_back_with_the_batch_and_are_counted():
+    batches = loader(BatchCut(batch=12, micro_batches=2), range(8), workers=2)
     rejects = [reject for batch in batches for reject in batch.rejects]
     assert {reject.position // 12 for reject in rejects} <= set(range(8))
     assert batches.rejects.by_source == {"old": {"ValueError": len(rejects)}}
@@ -82,10 +74,9 @@ def test_too_many_unreadable_rows_end_the_run():
         list(BatchLoader(samples(3, BAD), BatchCut(batch=12), range(100), rejects=RejectCount(0)))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_the_data_are_said_in_a_sentence(workers: int):
+def test_errors_of_the_data_are_said_in_a_sentence():
     bad = {"old": {row: ValueError("torn") for row in range(90)}}
-    with BatchLoader(samples(3, bad), BatchCut(batch=12), range(9), workers=workers) as batches:
+    with BatchLoader(samples(3, bad), BatchCut(batch=12), range(9), workers=1) as batches:
         with pytest.raises(
             MosaicError, match=r"^position \d+ read no row .*ValueError: torn\. Check that source"
         ) as found:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from engine_cases import colocated, pair_batch
 from torch import nn
@@ -73,9 +72,8 @@ def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     return Loop(program, state, settings, group, told, step=0, notes=DayNotes(loaded="", rejects={}))
 
 
-@pytest.mark.parametrize("rows", [(6, 4, 4)])
-def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(rows: tuple[int, ...], tmp_path: Path):
-    states = []
+def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(tmp_path: Path):
+    states, rows = [], (6, 4, 4)
     for is_known in (False, True):
         torch.manual_seed(0)
         model = Pair()

@@ -43,10 +43,6 @@ def test_clusters_are_held_out_whole():
     assert (found.all(1) == found.any(1)).all()
 
 
-def test_no_share_holds_no_row_out():
-    assert not out(list(range(1000)), share=0.0).any()
-
-
 def test_what_is_trained_on_is_asked_for_rows_by_python_integers():
     class Rows(list[int]):
         def __getitem__(self, index):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mosaic.errors import MosaicError
-from mosaic.train.data.iterable import IterableLoader, difference
+from mosaic.train.data.iterable import IterableLoader
 from mosaic.train.data.loader import BatchCut
 
 
@@ -142,29 +142,3 @@ def test_the_state_of_other_ranks_is_refused():
 def test_an_empty_data_set_is_refused():
     with pytest.raises(MosaicError, match="list has no samples"):
         next(loader([]))
-
-
-A = {"image": [torch.zeros(2, 3), np.zeros(4)], "text": ("a", 1.0)}
-
-
-@pytest.mark.parametrize(
-    ("other", "place"),
-    [
-        ({**A, "image": [torch.ones(2, 3), np.zeros(4)]}, "sample['image'][0] is another"),
-        ({**A, "image": [torch.zeros(2, 3), np.zeros(5)]}, "sample['image'][1] is another"),
-        ({**A, "text": ("b", 1.0)}, "sample['text'][0] is another"),
-        ({**A, "text": ["a", 1.0]}, "sample has other entries"),
-        ({"image": A["image"]}, "sample has other entries"),
-    ],
-)
-def test_differences_name_the_first_place(other: Any, place: str):
-    assert difference(A, other) == place
-
-
-def test_equal_samples_have_no_difference_though_they_hold_nan_and_objects():
-    class Box:
-        def __init__(self) -> None:
-            self.values = [float("nan"), torch.tensor([float("nan"), 1], dtype=torch.bfloat16)]
-
-    assert difference(Box(), Box()) == ""
-    assert difference(torch.tensor([torch.nan, 1]), torch.tensor([torch.nan, 1])) == ""

@@ -39,16 +39,11 @@ def test_a_share_of_threads_under_mps_is_found_and_all_of_them_are_fine(percenta
     [
         (None, 7, True),
         (None, 8, False),
-        (None, 31, False),
         ("1", 1, False),
         ("2", 1, True),
         ("32", 31, True),
-        ("32", 60, True),
         ("33", 1, False),
-        ("0", 1, False),
         ("many", 1, False),
-        ("8", None, True),
-        ("4", None, False),
         (None, None, True),
     ],
 )
@@ -84,12 +79,6 @@ def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own
     findings = find_in(seen)
     assert bool(findings) == bool(others)
     assert all(f"(ids {others})" in one.found for one in findings)
-
-
-def test_a_silent_nvml_is_said_to_leave_it_unknown():
-    (one,) = find_in(Surroundings(environ={}, num_streams=2, nvml=NvmlAnswers(problem="no library")))
-    assert "NVML does not answer (no library)" in one.sentence
-    assert "unknown" in one.rule
 
 
 class FakeNvml:

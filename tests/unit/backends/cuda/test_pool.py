@@ -66,8 +66,3 @@ result = [refused(call) for call in {list(REFUSED)!r}]
         assert error["kind"] == "ValueError"
         assert words in error["text"]
         assert (unchanged, contexts) == (True, 2)
-
-
-def test_a_driver_that_has_no_green_streams_is_named(fake_driver: FakeDriver):
-    error = run_pools(fake_driver, "result = error_of(lambda: pool_of(HALVES))", version=12040)
-    assert (error["kind"], error["needed"]) == ("BackendUnavailableError", "a driver of CUDA 12.5 or newer")

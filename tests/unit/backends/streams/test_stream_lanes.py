@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import weakref
 from typing import Any
 
 import pytest
@@ -64,16 +62,6 @@ def test_a_result_can_be_used_once_it_was_waited_for_and_not_before(runtime: Fak
         kept[0] + 1
 
 
-def test_waiting_does_not_block_the_thread(runtime: FakeStreams):
-    with open_on(runtime, (0,)) as lanes:
-        held: list[Any] = []
-        ticket = lanes.lane((0,)).submit(lambda: (held.append(runtime.hold()), torch.ones(2))[1])
-        ticket.wait()
-        assert not ticket.done
-        held[0].open()
-        assert ticket.done
-
-
 def test_tensors_of_a_result_may_be_let_go_while_the_caller_still_uses_them(runtime: FakeStreams):
     with open_on(runtime, (0,)) as lanes:
         lane = lanes.lane((0,))
@@ -81,27 +69,6 @@ def test_tensors_of_a_result_may_be_let_go_while_the_caller_still_uses_them(runt
         result["deep"][0] * 2
         del result
         launched(runtime, lane, behind_caller=False)  # checks what was let go
-
-
-def test_an_error_and_what_it_saw_is_let_go_with_its_ticket(runtime: FakeStreams):
-    class Thing:
-        pass
-
-    def fail() -> None:
-        local = Thing()
-        seen.append(weakref.ref(local))
-        raise ValueError("no")
-
-    seen: list[weakref.ref[Thing]] = []
-    with open_on(runtime, (0,)) as lanes:
-        gc.disable()
-        try:
-            ticket = lanes.lane((0,)).submit(fail)
-            assert seen[0]() is not None
-            del ticket
-            assert seen[0]() is None
-        finally:
-            gc.enable()
 
 
 def test_draining_blocks_until_the_streams_have_ended_whatever_was_launched_on_them(runtime: FakeStreams):
@@ -137,19 +104,6 @@ def test_closing_gives_back_once_after_the_work_has_ended(runtime: FakeStreams):
     assert runtime.host.get(lane.stream.handle) == 1
     with pytest.raises(MosaicError, match="closed"):
         lane.launch(lambda: None)
-
-
-def test_lanes_that_nobody_refers_to_give_back_what_they_have(runtime: FakeStreams):
-    given_back: list[str] = []
-    lanes = open_on(runtime, (0,), (0, 1), given_back=given_back)
-    lane = lanes.lane((0,))
-    gc.disable()
-    try:
-        del lanes
-        assert given_back == ["back"]
-    finally:
-        gc.enable()
-    assert lane.closed
 
 
 def test_a_forked_child_is_told_and_gives_nothing_back(runtime: FakeStreams):

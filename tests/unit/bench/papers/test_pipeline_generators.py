@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.papers.data_sets import DATA_SETS, IMAGE_MIXTURE
-from bench.papers.generators import Packing, draw_step
+from bench.papers.data_sets import DATA_SETS
 
 
 def ratios(name: str, count: int = 4000) -> list[float]:
@@ -22,14 +21,3 @@ def test_laion_has_16_tokens_an_image_and_obelics_the_range_of_the_paper() -> No
     assert max(obelics) == 3115
     assert np.quantile(obelics, 0.01) < 30
     assert np.mean([one > 3114 for one in obelics]) < 0.03
-
-
-def test_packed_microbatches_fit_and_are_nearly_full() -> None:
-    packing = Packing()
-    step = draw_step(IMAGE_MIXTURE, num_microbatches=100, seed=1)
-    assert packing.max_images == 48
-    assert all(packing.fits(one) for one in step)
-    filled = [(one.text_tokens + 169 * one.images) / packing.context for one in step]
-    assert np.mean(filled) > 0.85
-    images = [one.images for one in step]
-    assert max(images) > 3 * max(1, min(images))

@@ -7,15 +7,6 @@ import pytest
 from bench.papers.pipeline_layers import LayerStack
 from bench.papers.pipeline_models import KNOWN_MODELS, find_known_model
 from bench.papers.pipeline_shapes import KNOWN_SHAPES
-from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.workload.microbatch import Microbatch
-
-
-def module_of(name: str, module: str, **degrees: int) -> LayerStack:
-    model = find_known_model(name).model(degrees=Degrees(**degrees) if degrees else None)
-    found = next(one for one in model.modules if one.name == module)
-    assert isinstance(found, LayerStack)
-    return found
 
 
 @pytest.mark.parametrize("name", KNOWN_SHAPES)
@@ -74,31 +65,3 @@ def test_every_model_gives_finite_layers_that_fit_its_devices(name: str) -> None
     resident = sum(module.state_bytes(0, len(module.trains)) for module in model.modules)
     memory = known.cluster().hardware.memory_bytes
     assert resident < memory * known.degrees.pipeline
-
-
-def test_a_plain_layer_keeps_32_bytes_for_each_token_and_width() -> None:
-    vision = module_of("vlm-s", "vision", tensor=1)
-    layer = vision.layers(Microbatch(images=4), 4)[1]
-    tokens, shape = 4 * 676, vision.shape  # Korthikanti's 34 without masks of dropout
-    expected = tokens * (2 * (1 + 1 + 3 + 1 + 1 + 1) * shape.hidden + 4 * shape.heads + 2 * 2 * shape.ffn)
-    assert layer.strategies[0].kept_bytes == pytest.approx(expected, rel=0.01)
-
-
-def test_tensor_and_context_parallelism_divide_what_is_kept() -> None:
-    microbatch = Microbatch(text_tokens=8192)
-    alone = module_of("vlm-s", "text", tensor=1).layers(microbatch, 1)[1].strategies[0].kept_bytes
-    split = module_of("vlm-s", "text", tensor=4).layers(microbatch, 1)[1].strategies[0].kept_bytes
-    assert split == pytest.approx(alone / 4, rel=1e-6)
-    shared = module_of("vlm-s", "text", tensor=4, context=2)
-    assert shared.layers(microbatch, 1)[1].strategies[0].kept_bytes == pytest.approx(alone / 8, rel=1e-6)
-    assert shared.boundary_bytes(microbatch, 1) == 8192 * 4096 * 2 // 8
-
-
-def test_modules_skip_microbatches_without_their_modality_and_refuse_units_that_are_not_there() -> None:
-    vision, text = find_known_model("vlm-s").model().modules
-    only_text, only_images = Microbatch(text_tokens=5), Microbatch(images=2)
-    assert (vision.units(only_text), text.units(only_text)) == (0, 1)
-    assert (vision.units(only_images), text.units(only_images)) == (2, 1)
-    for units in (0, 3):
-        with pytest.raises(ValueError, match="of a microbatch that has 2"):
-            vision.layers(only_images, units)

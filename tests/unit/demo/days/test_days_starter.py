@@ -18,7 +18,7 @@ pytest.importorskip("sklearn", reason="needs the extra demo")
 pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 from mosaic.demo.days.digits import DayKind, Material, open_material, write_day
-from mosaic.demo.days.starter import template, write_starter
+from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
 from mosaic.train.data.sources import held_out_rows
 
@@ -120,34 +120,6 @@ def test_a_few_steps_make_the_loss_smaller_and_scores_have_a_value_for_each_row(
         columns = train.score(scored, batch)
         assert {len(column) for column in columns.values()} == {200}
         assert columns["value"].mean() > 0.4
-
-
-def test_a_third_tower_is_one_word_in_the_model_file_and_rows_without_it_are_read_as_before(
-    folder: Path, train: ModuleType, tmp_path: Path
-):
-    more = template("train.py").replace(b'MODALITIES = ("image", "audio")', b'MODALITIES = ("image", "audio", "imu")')
-    (tmp_path / "train.py").write_bytes(more)
-    wider = opened(tmp_path / "train.py")
-    old, new = train.make_model().eval(), wider.make_model().eval()
-    missing = new.load_state_dict(old.state_dict(), strict=False)
-    assert not missing.unexpected_keys
-    assert {key.split(".")[1] for key in missing.missing_keys} == {"imu"}
-    day = folder / "data" / "2026-11-22"
-    before, after = (module.make_dataset(day, False) for module in (train, wider))
-    scores = [
-        module.score(model, default_collate([rows[place] for place in range(64)]))["value"]
-        for module, model, rows in ((train, old, before), (wider, new, after))
-    ]
-    assert torch.equal(*scores)
-
-
-def test_a_model_without_the_third_tower_leaves_rows_out_that_have_nothing_for_it(
-    train: ModuleType, tmp_path: Path, material: Material
-):
-    write_day(tmp_path / "day", DayKind(num_rows=40, mix={"image": 0.5, "imu": 0.5}), material, seed=0)
-    rows = train.make_dataset(tmp_path / "day", False)
-    assert 0 < len(rows) < 40
-    assert {rows[place]["modality"] for place in range(len(rows))} == {"image"}
 
 
 def test_rows_of_a_writer_or_speaker_are_held_out_together(folder: Path, train: ModuleType):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from mosaic.engine.calls.random_numbers import (
     OVERLOADS,
     CallWatch,
     LaneRandomness,
 )
-from mosaic.find.random_numbers import CPU, advance, count_draws, python_state, torch_state
+from mosaic.find.random_numbers import CPU, advance, count_draws, torch_state
 
 X = torch.ones(37, 5)
 DRAWING: dict[str, Callable[[], torch.Tensor]] = {
@@ -131,30 +128,3 @@ def test_states_that_draws_do_not_connect_have_no_count():
     with torch.random.fork_rng():
         torch.manual_seed(2)
         assert count_draws(before, torch_state(CPU)) is None
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_is_seen(reentrant: bool):
-    x = torch.ones(3, requires_grad=True)
-    with CallWatch(None) as watch:
-        result = checkpoint(torch.sin, x, use_reentrant=reentrant)
-    if reentrant:
-        assert "Checkpoint" in result.grad_fn.name()
-    else:
-        assert "activation checkpointing" in watch.obstacle
-
-
-def test_a_generator_of_one_s_own_is_seen():
-    with CallWatch(None) as watch:
-        torch.rand(3, generator=torch.Generator())
-    assert "a generator of its own" in watch.obstacle
-
-
-def test_python_s_and_numpy_s_random_numbers_are_seen():
-    before = python_state()
-    assert before.is_same(python_state())
-    random.random()
-    middle = python_state()
-    assert not before.is_same(middle)
-    np.random.rand()
-    assert not middle.is_same(python_state())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
-import weakref
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, map_tensors, unflatten
+from mosaic.engine.calls.structure import flatten, leaf_key, unflatten
 
 
 @dataclasses.dataclass
@@ -68,30 +66,6 @@ def test_what_is_taken_apart_can_be_put_together(value: Any):
     rebuilt = unflatten(leaves, spec)
     assert type(rebuilt) is type(value)
     assert same(value, rebuilt)
-
-
-def test_mapping_changes_a_copy_and_leaves_what_holds_no_tensor():
-    value = Frozen(Output(A, [B]))
-    doubled = map_tensors(lambda tensor: tensor + 1, value)
-    assert torch.equal(doubled.inner.hidden, A + 1)
-    assert value.inner.hidden is A
-    nothing = {"a": [1, "x"], "b": object()}
-    assert map_tensors(lambda tensor: tensor + 1, nothing) is nothing
-
-
-def test_a_shape_keeps_no_tensor_alive():
-    tensor = torch.ones(3)
-    alive = weakref.ref(tensor)
-    spec = flatten(Output(tensor, [tensor]))[1]
-    del tensor
-    gc.collect()
-    assert alive() is None
-    assert spec is not None
-
-
-def test_objects_that_may_hide_tensors_are_opaque():
-    assert is_opaque(object())
-    assert not any(map(is_opaque, (A, 1, 2.0, "s", None, True, torch.float32, torch.device("cpu"), slice(1))))
 
 
 def test_keys_tell_shapes_types_and_values_apart():

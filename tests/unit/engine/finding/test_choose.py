@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from engine_cases import Glued, TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.engine.finding.course import Course
 from mosaic.errors import UnsupportedModelError
 
 
@@ -65,12 +62,12 @@ def found(model: nn.Module, *inputs: torch.Tensor) -> tuple[str, ...]:
     return find_modules(model, inputs or pair_batch()).graph.names
 
 
-@pytest.mark.parametrize("layers", [2, 12, 100])
+@pytest.mark.parametrize("layers", [2, 30])
 def test_small_encoders_are_placed_beside_each_other_however_large_the_language_model_is(layers: int):
     assert found(Modalities(layers)) == ("vision", "audio", "language")
 
 
-@pytest.mark.parametrize("head", [nn.Linear(8, 8), tower(8, 8), nn.Identity()])
+@pytest.mark.parametrize("head", [tower(8, 8), nn.Identity()])
 def test_a_wrapper_is_looked_through_and_its_head_does_not_matter(head: nn.Module):
     names = found(Within(Modalities(12), head))
     assert [name for name in names if name != "head"] == ["model.vision", "model.audio", "model.language"]
@@ -213,42 +210,3 @@ def test_what_is_excluded_is_not_opened():
     assert finding.graph.names == ("vision", "audio")
     with pytest.raises(UnsupportedModelError, match="language: excluded by the caller"):
         find_modules(Modalities(3), pair_batch(), exclude=["language", "vision", "audio"])
-
-
-def watched(glue: Callable[..., torch.Tensor]) -> Course:
-    course = Course(model := Glued(glue))
-    with course.watching():
-        model(*pair_batch())
-    return course
-
-
-def write(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    joined = torch.zeros(6, 8)
-    joined[:, :8].copy_(self.left(x)[:, :8])
-    return self.right(joined)
-
-
-def multiply_in_place(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    y = y.clone()
-    y.view(-1).mul_(self.left(x).mean())
-    return self.right(y)
-
-
-@pytest.mark.parametrize(
-    ("glue", "reaches"),
-    [
-        (lambda self, x, y: self.left(x) + self.right(y), False),
-        (lambda self, x, y: self.left(x)[:, None] + self.right(self.left[0].weight[:, :8]), False),
-        (lambda self, x, y: self.right(self.left(x).relu()[:, 8:]), True),
-        (lambda self, x, y: self.right(self.left(x).detach()[:, 8:]), True),
-        (write, True),
-        (multiply_in_place, True),
-    ],
-)
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_value_is_followed_from_module_to_module(glue: Callable[..., torch.Tensor], reaches: bool, grad: bool):
-    with torch.set_grad_enabled(grad):
-        course = watched(glue)
-    assert course.reaches("left", "right") == reaches
-    assert not course.reaches("right", "left")
-    assert course.reaches("left.0", "left.2")

@@ -62,8 +62,7 @@ CHOICE = {"include": ["left", "right"]}
 STAGES = [{"left": 1}, {"right": 1}]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("forwards", [1, 3])
+@pytest.mark.parametrize(("tied", "forwards"), [(False, 3), (True, 1)])
 def test_a_language_model_is_placed_though_its_table_is_used_outside(tied: bool, forwards: int):
     described = run_both(lambda: Merging(tied=tied), pair_batch(), STAGES, loop((6,), forwards), **CHOICE)
     assert "in place" not in described

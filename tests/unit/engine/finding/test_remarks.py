@@ -62,15 +62,6 @@ def test_what_the_engine_answers_for_is_no_remark(left: nn.Module):
     assert not finding.warnings
 
 
-def test_a_hook_on_many_parts_is_one_remark():
-    model = TwoTowers()
-    for part in model.left:
-        part.register_forward_hook(lambda module, args, result: None)
-    (remark,) = find_modules(model, pair_batch()).remarks
-    assert remark.what == "0 and 2 more have a forward hook, which will run on the lane's thread"
-    assert not remark.matters
-
-
 def test_a_module_that_returns_a_cache_is_left_out_with_the_remedy_and_others_are_placed():
     def encode(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, DynamicCache]:
         hidden = self.layers(x)
@@ -114,12 +105,3 @@ def test_what_its_user_leaves_out_is_not_missed():
     finding = find_modules(one_called_twice(), pair_batch(), exclude=["middle"])
     assert finding.left_out["middle"] == "excluded by the caller"
     assert not finding.warnings
-
-
-def test_what_the_swapped_classes_change_is_described():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
-        assert isinstance(model.left, nn.Sequential)
-        assert type(model.left) is not nn.Sequential
-        assert "isinstance(m, T) holds, type(m) is T does not" in handle.describe()
-    assert type(model.left) is nn.Sequential

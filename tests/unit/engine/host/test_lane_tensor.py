@@ -11,22 +11,7 @@ from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocate, pair_b
 from torch.nn import functional
 
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.errors import ModuleContractError, UnforeseenError
-
-
-@pytest.fixture
-def pending() -> Any:
-    """A model and its two results, still on their lanes."""
-    torch.manual_seed(0)
-    model = TwoTowers()
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    for step in range(2):
-        model(*pair_batch(step))
-    x, y = pair_batch()
-    handle._executor.begin()  # as in a call of the whole model; outside of it results are waited for
-    yield model, model.left(x), model.right(y)
-    handle._executor.end()
-    handle.remove()
+from mosaic.errors import ModuleContractError
 
 
 def test_a_result_shows_its_metadata_without_waiting():
@@ -56,39 +41,6 @@ def test_a_result_shows_its_metadata_without_waiting():
     finally:
         opened.set()
         handle.remove()
-
-
-@pytest.mark.parametrize("function", [torch.prod, torch.linalg.svdvals, torch.conj, torch.linalg.norm])
-def test_a_function_that_is_not_listed_waits_and_runs_on_plain_tensors(pending: Any, function: Any):
-    _, left, _ = pending
-    assert type(function(left)) is torch.Tensor
-
-
-def test_a_product_of_a_vector_has_the_shape_of_the_plain_one(pending: Any):
-    model, left, _ = pending
-    product = model.weight[0] @ left.T
-    assert type(product) is LaneTensor
-    assert product.shape == (6,)
-
-
-def test_a_result_joins_to_one_plain_tensor(pending: Any):
-    _, left, _ = pending
-    assert left.join() is left.join()
-    assert type(left.join()) is torch.Tensor
-
-
-def test_lanes_that_mix_are_joined(pending: Any):
-    _, left, right = pending
-    assert type(left + 1) is LaneTensor
-    assert type(left + right) is torch.Tensor
-
-
-def test_writing_into_a_result_that_shares_its_memory_is_refused(pending: Any):
-    _, left, right = pending
-    view = left[:, 0]
-    assert type(view + right[:, 0]) is torch.Tensor
-    with pytest.raises(UnforeseenError, match=r"'left', called at .* is written to in place, and another tensor has"):
-        left.mul_(2)
 
 
 @pytest.mark.parametrize("through", ["a module", "glue"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 from engine_cases import TwoTowers, pair_batch
 from fake_streams.events import FakeEvent
 from stream_cases import FakeBackend
@@ -25,9 +24,3 @@ def test_the_share_of_launching_is_that_of_the_second_calls_of_all_modules(monke
         for stream in (backend.api.main, *(lane.stream for lane in lanes)):
             assert not any("mm" in launch.name for launch in backend.api.on(stream))
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_device_on_which_nothing_is_placed_has_no_share_of_launching():
-    backend = FakeBackend()
-    with backend.api.watching(), backend.open_lanes([(0,)]) as lanes:
-        assert warm_up(torch.nn.Linear(2, 2), [], lanes.api) == 0.0

@@ -15,15 +15,6 @@ from torch import nn
 from mosaic.engine import Handle
 
 
-def test_an_error_comes_out_at_the_call_with_the_module_s_own_traceback():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
-            model(pair_batch()[1][:, :3], pair_batch()[1])
-        assert any("torch/nn/modules/linear.py" in str(entry.path) for entry in raised.traceback)
-        steps(model)
-
-
 @pytest.mark.parametrize("stages", [SIDE_BY_SIDE, [{"left": 2}, {"right": 1}]], ids=["side by side", "sharing slots"])
 def test_a_graph_that_the_user_captures_leaves_the_handle_and_the_model_as_they_were(stages: Any):
     model = TwoTowers()
@@ -85,20 +76,6 @@ def test_the_timeline_has_a_forward_and_a_backward_of_every_module_and_step():
         assert handle.metrics()["steps"] == 4
         handle.clear_timeline()
         assert handle.timeline().spans == ()
-
-
-def test_the_backward_of_a_frozen_module_ends_with_its_input():
-    model = TwoTowers()
-    model.left.requires_grad_(False)
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        x, y = pair_batch()
-        model(x.requires_grad_(), y).sum().backward()
-        assert ("left", "backward") in {(span.module, span.phase) for span in handle.timeline().spans}
-
-
-def test_describe_says_how_many_sms_were_granted():
-    with colocated(TwoTowers(), pair_batch(), [{"left": 3, "right": 1}], num_slots=4) as (handle, _):
-        assert "left on slots 0, 1, 2 of 4 (24 SMs)" in handle.describe()
 
 
 def test_nothing_that_a_step_made_outlives_it():
