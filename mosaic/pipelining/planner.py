@@ -167,8 +167,8 @@ class _Planning:
             self._note(leanest, lean, strategies_of(self.graph, pairs, tuple(pair.leanest for pair in pairs)))
             if isinstance(lean, Searched):
                 self._tune(pairs, lean.orders)
-            elif not self.fitting:
-                reason = str(shortage or _stuck(lean))
+            if not self.fitting:
+                reason = str(shortage) if shortage is not None else self._short(lean)
                 raise InfeasibleError("no order and no strategy that was tried fits in memory", reasons=[reason])
         return min(self.fitting, key=lambda plan: plan[2].makespan_ns)
 
@@ -194,8 +194,17 @@ class _Planning:
         return searched
 
     def _note(self, graph: TaskGraph, searched: Searched | Deadlock, strategies: Strategies) -> None:
-        if isinstance(searched, Searched):
+        if isinstance(searched, Searched) and self._holds(searched.timed):  # tasks wait for memory, constants do not
             self.fitting.append((searched.orders, graph, searched.timed, strategies))
+
+    def _short(self, lean: Searched | Deadlock) -> str:
+        if isinstance(lean, Deadlock):
+            return _stuck(lean)
+        over = [
+            peak - limit if limit else 0
+            for peak, limit in zip(lean.timed.peak_bytes, self.graph.limit_bytes, strict=True)
+        ]
+        return _lack(over.index(max(over)), max(over), "whatever is recomputed")
 
     def _holds(self, timed: Timed) -> bool:
         pairs = zip(timed.peak_bytes, self.graph.limit_bytes, strict=True)
@@ -204,9 +213,13 @@ class _Planning:
 
 def _stuck(deadlock: Deadlock) -> str:
     short = max(deadlock.short_bytes)
+    return _lack(deadlock.short_bytes.index(short), short, f"{deadlock.at_ns / 1e6:.3f} ms into the step")
+
+
+def _lack(rank: int, short_bytes: int, when: str) -> str:
     return (
-        f"rank {deadlock.short_bytes.index(short)} is short of {short} bytes {deadlock.at_ns / 1e6:.3f} ms into the "
-        "step; what would help: a higher limit, smaller microbatches, or more ranks"
+        f"rank {rank} is short of {short_bytes} bytes {when}; what would help: a higher limit, smaller microbatches, "
+        "or more ranks"
     )
 
 
