@@ -50,6 +50,13 @@ def test_predicted_rows_travel_between_the_ranks_between_which_the_routing_of_ro
     assert {(source, target): share for source, target, share in routed(num_ranks, degree)} == pytest.approx(moved)
 
 
+def test_a_way_takes_the_latency_of_each_partner_and_the_bytes_of_the_busiest():
+    # One of four ranks runs it: it gets three quarters of the rows, from three others.
+    assert route_ms(4 * MB, 4, 1, LINK) == pytest.approx(3 * 0.1 + 3.0)
+    assert route_ms(4 * MB, 4, 4, LINK) == 0.0
+    assert route_ms(0, 4, 1, LINK) == 0.0
+
+
 def test_rows_from_another_node_take_the_nics_of_its_devices_and_not_one():
     pod = find_cluster("h100-80g", 16)
     num_bytes, reached = 8 * 10**9, 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic_cases import ATTENTION, CONV, MATMUL, encoder, flops_of, names_of
+from analytic_cases import ATTENTION, CONV, MATMUL, MEMORY, encoder, flops_of, names_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,6 +68,22 @@ def test_masks_and_single_precision_take_the_memory_efficient_kernel():
         assert flops_of(counts.forward, ATTENTION) == 2 * 2 * (2 * 4) * 16 * 16 * 8
 
 
+def test_a_norm_reads_and_writes_its_input_once():
+    counts = count_module(nn.LayerNorm(32), (torch.randn(6, 32, requires_grad=True),))
+    (operator,) = counts.forward.operators
+    assert operator.kind is MEMORY
+    assert operator.read_bytes == 4 * (6 * 32 + 2 * 32)
+    assert operator.written_bytes == 4 * (6 * 32 + 2 * 6)
+
+
+def test_an_embedding_reads_the_rows_that_it_takes():
+    counts = count_module(nn.Embedding(1000, 8), (torch.randint(0, 1000, (2, 3)),))
+    (operator,) = counts.forward.operators
+    assert operator.read_bytes == 2 * 3 * (8 * 4 + 8)
+    assert operator.written_bytes == 2 * 3 * 8 * 4
+    assert counts.backward.operators[0].written_bytes == 1000 * 8 * 4  # the gradient is dense
+
+
 def test_views_are_free():
     class Views(nn.Module):
         def forward(self, x):
@@ -105,6 +121,16 @@ def test_products_and_convolutions_agree_with_torchs_own_counter(module: nn.Modu
         module(*given).sum().backward()
     counts = count_module(module, given)
     assert flops_of(counts.forward, MATMUL, CONV) + flops_of(counts.backward, MATMUL, CONV) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.GRU, 3), (nn.LSTM, 4), (nn.RNN, 1)])
+@pytest.mark.parametrize("target", ["cuda", "host"])
+def test_recurrent_layers_are_counted(kind, gates: int, target):
+    module = kind(8, 16, batch_first=True)
+    counts = count_module(module, (torch.randn(2, 5, 8, requires_grad=True),), target=target)
+    products = 2 * 2 * 5 * gates * 16 * (8 + 16)
+    assert flops_of(counts.forward, MATMUL) == products
+    assert 1.8 * products <= flops_of(counts.backward, MATMUL) <= 2 * products
 
 
 class Block(nn.Module):
@@ -152,6 +178,14 @@ def test_equal_layers_are_counted_once_and_give_the_counts_of_each(rates, recomp
     assert once.memory.activation_bytes == each.memory.activation_bytes
     assert once.memory.resident_bytes == each.memory.resident_bytes
     assert once.memory.total_bytes == pytest.approx(each.memory.total_bytes, rel=0.1)
+
+
+def test_layers_of_another_size_or_format_are_counted_anew():
+    known: LayerCounts = {}
+    module = Stacked([Block(), Block()], is_list=True)
+    for batch, dtype in ((4, None), (4, None), (2, None), (4, torch.bfloat16)):
+        count_module(module, (torch.randn(batch, 10, 32, requires_grad=True),), autocast=dtype, layers=known)
+    assert len(known) == 3 * 1
 
 
 def test_counting_leaves_everything_as_it_was():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic_cases import MATMUL, encoder
+from analytic_cases import ATTENTION, MATMUL, encoder
 from torch import nn
 
 from mosaic.cost.counting import CudaFunctions, count_module
@@ -43,6 +43,15 @@ def test_a_weight_that_is_used_twice_is_cast_once_as_torch_does():
     counts = count_module(Twice(), (torch.randn(3, 8),), autocast=BF16)
     casts = [operator for operator in counts.forward.operators if operator.name == "aten._to_copy"]
     assert sorted(operator.written_bytes for operator in casts) == [2 * 3 * 8, 2 * 8 * 8]
+
+
+def test_what_functions_of_torch_call_inside_is_cast_too():
+    for batch_first in (True, False):
+        module = nn.MultiheadAttention(32, 4, batch_first=batch_first)
+        given = torch.randn(2, 5, 32, requires_grad=True)
+        counts = count_module(module, (given, given, given), {"need_weights": False}, autocast=BF16)
+        assert dtypes_of(counts.forward, MATMUL) == dtypes_of(counts.forward, ATTENTION) == {"bfloat16"}
+        assert "aten._scaled_dot_product_flash_attention" in {o.name for o in counts.forward.operators}
 
 
 def test_norms_and_losses_run_in_float32():

@@ -32,6 +32,11 @@ def test_arithmetic_runs_at_the_peak_of_its_dtype():
     assert operator_ms(single, PERFECT, 132) == pytest.approx(989.4 / 66.9)
 
 
+def test_convolutions_in_single_precision_use_tf32():
+    conv = operator(OperatorKind.CONV, flops=494_700_000_000, dtype="float32")
+    assert operator_ms(conv, PERFECT, 132) == pytest.approx(1.0)
+
+
 def test_traffic_runs_at_the_bandwidth_until_few_sms_are_left():
     copy = operator(read_bytes=1_675_000_000, written_bytes=1_675_000_000)
     assert operator_ms(copy, PERFECT, 132) == pytest.approx(1.0)
@@ -76,6 +81,12 @@ def test_products_of_usual_lengths_reach_what_was_published():
     # 8192 x 8192 x k in float16 on an H800: 628 and 705 TF at k = 1024 and 2048 (tilelang, benchmark/matmul/README.md)
     product = operator(OperatorKind.MATMUL, dtype="float16", flops=2 * 8192 * 8192 * 2048)
     assert 628 <= product.flops / operator_ms(product, find_hardware("h800"), 132) / 1e9 <= 705
+
+
+def test_efficiencies_divide_their_part():
+    hardware = dataclasses.replace(PERFECT, efficiency=dataclasses.replace(PERFECT.efficiency, matmul=0.5))
+    assert operator_ms(operator(OperatorKind.MATMUL, flops=989_400_000_000), hardware, 132) == pytest.approx(2.0)
+    assert operator_ms(operator(read_bytes=3_350_000_000), hardware, 132) == pytest.approx(1.0)
 
 
 def test_an_operator_that_sends_needs_a_link():

@@ -60,6 +60,14 @@ def test_a_folder_gives_back_the_model_that_was_saved_bit_for_bit(tmp_path: Path
     assert trains == {name for name, weight in found.named_parameters() if weight.requires_grad}
 
 
+def test_weights_keep_the_types_in_which_they_were_saved(tmp_path: Path):
+    torch.manual_seed(0)
+    model = cases.glued().to(torch.bfloat16)
+    model.audio.projector.float()
+    model.save_pretrained(tmp_path)
+    assert_same_weights(model, Glue.from_pretrained(tmp_path))
+
+
 def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
     torch.manual_seed(0)
     model = Glue(

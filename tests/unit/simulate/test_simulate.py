@@ -93,6 +93,17 @@ def test_sums_of_gradients_share_the_network_of_their_devices() -> None:
     assert simulate(plan, graph).makespan_ms == pytest.approx(4 + 5)
 
 
+def test_a_slice_sums_buckets_of_the_size_of_its_modules() -> None:
+    halves = [
+        replace(placed("a", range(1), 4, devices=(0, 1)), part=Part(module="a", first=at, count=2, total=4))
+        for at in (0, 2)
+    ]
+    whole, graph = plan_of((placed("a", range(1), 4, devices=(0, 1)),), num_devices=2)
+    plan = replace(whole, stages=tuple(Stage(placements=(half,)) for half in halves))
+    step = simulate(plan, graph, sums=lambda module, degree: GradientSum(time_ms=4, buckets=2))
+    assert step.makespan_ms == pytest.approx(4 * 4 + 2)  # a bucket of 2 ms a half; the last one is ready at the end
+
+
 def test_a_plan_of_another_graph_is_refused() -> None:
     plan, _ = plan_of((placed("a", range(1), 1),))
     with pytest.raises(InvalidPlanError, match="leaves out"):

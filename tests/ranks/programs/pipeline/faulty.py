@@ -188,5 +188,6 @@ def busy(rank: int, size: int, place: Path) -> None:
     pipe, _ = begun(watch={"timeout_s": PATIENCE_S})
     pipe.step(words(0))
     if rank == 1:
-        threading.Event().wait()
+        threading.Event().wait(3 * PATIENCE_S)
+        return
     pipe.step(words(0))

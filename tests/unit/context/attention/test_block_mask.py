@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from attention_cases import BLOCK, MASKS, inputs_of
+from attention_cases import BLOCK, MASKS, attended, inputs_of
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from mosaic.context.attention import Attend, ContextBatch
+from mosaic.context.attention import Attend, ContextBatch, flex
 from mosaic.context.attention.block_mask import block_mask
+from mosaic.context.attention.flex import FlexKernel
 from mosaic.context.plan import ContextPlan, plan_context
 
 KINDS = ("kv", "full_kv", "q", "full_q")
@@ -62,3 +65,34 @@ def test_flex_attention_with_it_is_block_rows(name: str):
     q, k, v = (batch.cut(one, dim=2) for one in inputs_of(MASKS[name], torch.float64)[:3])
     out = flex_attention(q, k, v, block_mask=made(plan, 0), enable_gqa=True)
     assert float((out - attend(q, k, v)).abs().max()) < 1e-13
+
+
+def dense(q: Any, k: Any, v: Any, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> torch.Tensor:
+    """Stands in for FlexAttention, which has no backward pass here; a head of queries for each of keys."""
+    assert enable_gqa
+    seen = block_mask.mask_mod(None, None, torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None])
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, -1e30)
+    return (scores.softmax(-1) @ v) * seen.any(-1)[:, None]
+
+
+def test_its_graph_keeps_no_keys_and_values_and_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch):
+    plan = plan_context(MASKS["odd"], 1, block=BLOCK)
+    q, k, v, gradient = inputs_of(MASKS["odd"], torch.float64)
+    attend, given = Attend(plan, heads=2), (q[:, :2], k, v, gradient[:, :2])
+    expected = attended(attend, given)
+    packed = []
+    pack = flex._Tape._pack
+    monkeypatch.setattr(flex._Tape, "_pack", lambda tape, one: packed.append(pack(tape, one)) or packed[-1])
+    fetched, halves = [], flex._halves
+    monkeypatch.setattr(flex, "_halves", lambda *given: fetched.append(halves(*given)) or fetched[-1])
+    columns = plan.layout.column_of()
+    attend.kernel = FlexKernel(plan, 0, columns, plan.distribution.slots, torch.device("cpu"), dense)
+    found = attended(attend, given)
+    assert max(float((own - other).abs().max()) for own, other in zip(found, expected, strict=True)) < 1e-13
+    handed_over = [one for one in packed if not isinstance(one, torch.Tensor)]
+    assert {one[0] for one in handed_over} == {0, 1}
+    like_keys = [
+        one for one in packed if isinstance(one, torch.Tensor) and one.numel() == 2 * 2 * plan.layout.local_tokens * 8
+    ]
+    assert len(like_keys) == 1  # the queries
+    assert [one.untyped_storage().nbytes() for one in fetched[0]] == [0, 0]  # those of the forward pass
