@@ -14,9 +14,8 @@ from engine_cases import Stages, colocated
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
-from mosaic.demo import recordings
 from mosaic.demo import run as demo
-from mosaic.demo.data import NUM_TEST_VOICES, DigitTriples, batches, load
+from mosaic.demo.data import DigitTriples, batches, load
 from mosaic.demo.equality import compare
 from mosaic.demo.loop import retrieval
 from mosaic.demo.model import TriModal
@@ -32,11 +31,9 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the demo leaves, with fewer voices and steps than it takes, and measured once whatever else runs here."""
+    """What the demo leaves, with fewer steps than it takes, and measured once whatever else runs here."""
     output = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recordings, "VOICES", recordings.VOICES[: NUM_TEST_VOICES + 2])
-        patch.setattr(recordings, "WORDS_PER_MINUTE", (190,))
         patch.setattr(demo, "_WARM_STEPS", 1)
         patch.setattr(demo, "_MAX_ROUNDS_S", 0.0)  # as on a machine so busy that two rounds take all the time
         patch.setattr(demo, "ProfileSettings", lambda **_: ProfileSettings(sample_seconds=0.02, foreign_share=2.0))
