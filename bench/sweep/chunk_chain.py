@@ -106,10 +106,6 @@ class ChunkChain:
                     found[name] = found[name] + parameter.grad if name in found else parameter.grad
         return found
 
-    def drop_gradients(self) -> None:
-        for rank in self._ranks:
-            rank.model.zero_grad()
-
     def _check_shapes(self, index: int, kwargs: Mapping[str, Any], sent: Mapping[str, Tensors]) -> None:
         told = self._ranks[(index + 1) % len(self._ranks)].boundary_like(index, kwargs)
         assert _shapes(told) == _shapes(sent), f"chunk {index} sends {_shapes(sent)}, others expect {_shapes(told)}"
