@@ -428,15 +428,14 @@ def _check_result(result: Any, known: list[torch.Tensor], device: torch.device) 
         raise RefusalError("it uses activation checkpointing")
 
 
-def _check_memory(result: Any, known: Iterable[torch.Tensor]) -> None:
-    """Refuses results that are views of each other, or of what the call was given: each replay returns copies."""
-    known = list(known)
-    made = {id(tensor): tensor for tensor in tensors_in(result)}
-    made = {key: tensor for key, tensor in made.items() if key not in {id(tensor) for tensor in known}}
-    memory = _storages(made.values())
-    if len(memory) < len(made):
+def _check_memory(result: Any, own: Sequence[torch.Tensor]) -> None:
+    """Refuses results that are views of each other, of an input or of a weight: each replay returns copies."""
+    own_ids = set(map(id, own))
+    results = {id(tensor): tensor for tensor in tensors_in(result) if id(tensor) not in own_ids}
+    memory = _storages(results.values())
+    if len(memory) < len(results):
         raise RefusalError("it returns tensors that share memory, which copies of a graph's would not")
-    if memory & _storages(known):
+    if memory & _storages(own):
         raise RefusalError("it returns a view of its input or weight, of which a graph returns a copy")
 
 

@@ -105,13 +105,13 @@ class RankHardware:
 
     def time_ns(self, message: Collective | Exchange) -> int:
         """Returns the time of a collective or an exchange; cached."""
-        known = self._known.get(message)
-        if known is None:
+        time_ns = self._known.get(message)
+        if time_ns is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            known = self.exchange_ns(message) if isinstance(message, Exchange) else self.collective_ns(message)
-            self._known[message] = known
-        return known
+            time_ns = self.exchange_ns(message) if isinstance(message, Exchange) else self.collective_ns(message)
+            self._known[message] = time_ns
+        return time_ns
 
     def collective_ns(self, collective: Collective) -> int:
         """Returns the time of a collective among this rank's peers; 0 without peers."""

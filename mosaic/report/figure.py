@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mosaic.artifact import write_bytes
@@ -42,16 +43,16 @@ def new_figure(heights: Sequence[float], *, title: str, subtitle: str = "", widt
         raise MosaicError(
             f"drawing needs matplotlib, which cannot be imported ({error}); run: pip install 'mosaic-colocate[plot]'"
         ) from error
-    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * rows
+    lines = wrap(subtitle, int(1.1 * width / _LETTER), max_lines=2, placeholder=" …")
+    height = sum(heights) + 0.5 * len(heights) + 0.95 + 0.25 * rows + 0.2 * max(0, len(lines) - 1)
     figure: Any = Figure(figsize=(width, height), dpi=200, layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08, w_pad=0.1)
-    text = shorten(title, width * 0.75) + ("\n" if subtitle else "")
+    text = shorten(title, width * 0.75) + "\n" * len(lines)
     figure.suptitle(text, x=0.02, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
-    if subtitle:
+    if lines:
         at = 1 - 0.36 / height
-        figure.text(
-            0.02, at, shorten(subtitle, 1.1 * width), fontsize=9.5, color=FAINT, va="top", parse_math=False
-        ).set_in_layout(False)
+        below = figure.text(0.02, at, "\n".join(lines), fontsize=9.5, color=FAINT, va="top", parse_math=False)
+        below.set_in_layout(False)
     panels = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [*heights]})
     for axes in panels[:, 0]:
         axes.spines[["top", "right", "left"]].set_visible(False)

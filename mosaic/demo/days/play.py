@@ -176,8 +176,8 @@ def other_ranks(stage: Stage) -> Iterator[Check]:
     node.say("there is room again")
     run.limit_files(None)
     yield stage.ended(run.wait(), "promoted")
-    told = any("disk was full" in line for line in stage.report.messages)
-    yield Check("full disk in the report" if told else "NO word of the full disk", told)
+    is_reported = any("disk was full" in line for line in stage.report.messages)
+    yield Check("full disk in the report" if is_reported else "NO word of the full disk", is_reported)
 
     node.say("the first steps of the same day on one rank:")
     run = alone.begin(stage.name)

@@ -99,12 +99,12 @@ class TorchFunction:
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Returns the tensors that a call writes into."""
-        found = [] if "out" not in kwargs else tensors_in(kwargs["out"])
+        targets = [] if "out" not in kwargs else tensors_in(kwargs["out"])
         if self.writes_any:
-            return [*found, *tensors_in((args, kwargs))]
+            return [*targets, *tensors_in((args, kwargs))]
         if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
-            found += tensors_in(args[0] if args else kwargs.get("input"))
-        return found
+            targets += tensors_in(args[0] if args else kwargs.get("input"))
+        return targets
 
     def replaces(self, kwargs: dict[str, Any]) -> bool:
         """Whether a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""

@@ -133,10 +133,10 @@ class LaneTensor(torch.Tensor):
         if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, LaneTensor)]
+        pending = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, LaneTensor)]
         if on_lane():
             # Lanes get plain values; this came by another way and could make lanes wait for each other.
-            name = found[0]._module
+            name = pending[0]._module
             raise ModuleContractError(
                 f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, "
                 f"or leave one of them out: colocate(..., exclude=[{name!r}])"
@@ -149,7 +149,7 @@ class LaneTensor(torch.Tensor):
             into = tensors_in((args[0] if args else None, kwargs.get("out")))
         written = {id(tensor): tensor for tensor in into if isinstance(tensor, LaneTensor)}
         if written or does.replaces(kwargs):
-            found[0]._executor.drain()
+            pending[0]._executor.drain()
             for tensor in written.values():
                 records = torch.is_grad_enabled() or (tensor.requires_grad and not tensor.is_leaf)
                 if tensor._is_shared and records:
@@ -158,9 +158,9 @@ class LaneTensor(torch.Tensor):
             stands_for = {id(tensor.join()): tensor for tensor in written.values()}
             result = func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
             return stands_for.get(id(result), result)
-        if does.follows_lane(args, kwargs) and _is_one_branch(found):
+        if does.follows_lane(args, kwargs) and _is_one_branch(pending):
             with torch._C.DisableTorchFunctionSubclass():  # what it asks of its arguments needs no values
-                result = found[0]._executor.follow(found[0], func, args, kwargs)
+                result = pending[0]._executor.follow(pending[0], func, args, kwargs)
             if result is not NotImplemented:
                 return result
         return func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
@@ -225,11 +225,11 @@ def waits_for_plain(tensor: torch.Tensor) -> None:
         tensor.register_hook(to_plain)
 
 
-def _is_one_branch(found: list[LaneTensor]) -> bool:
-    lane = found[0]._lane
+def _is_one_branch(pending: list[LaneTensor]) -> bool:
+    lane = pending[0]._lane
     return all(
         tensor._lane is lane and tensor._joined is None and not (tensor.requires_grad and tensor.is_leaf)
-        for tensor in found
+        for tensor in pending
     )
 
 

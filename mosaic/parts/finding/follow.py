@@ -61,8 +61,8 @@ class Provenance(TorchDispatchMode):
     def mark(self, tensor: torch.Tensor, sources: Sources, *, anew: bool = False) -> None:
         """Adds sources to a tensor's memory, or replaces them if ``anew``."""
         weak = StorageWeakRef(tensor.untyped_storage())
-        known = NOTHING if anew else self._sources.get(weak.cdata, NOTHING)
-        self._sources[weak.cdata] = known | sources
+        earlier = NOTHING if anew else self._sources.get(weak.cdata, NOTHING)
+        self._sources[weak.cdata] = earlier | sources
         self._memory[weak.cdata] = weak
 
     def sources(self, value: Any) -> Sources:
