@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, on_lane
 from mosaic.errors import UnforeseenError
 from mosaic.timeline import Span
@@ -62,7 +62,7 @@ class LaneWork:
         def run() -> T:
             start = time.perf_counter_ns()
             try:
-                with as_lane(), ProfilerRange(site.name, shown):
+                with as_lane(), profiler_range(site.name, shown):
                     return work()
             finally:
                 self.log.note(site.name, phase, lane.slots, step, start)
@@ -78,7 +78,7 @@ class LaneWork:
         after = []
         for tensor in tensors:
             executor = getattr(tensor, "_executor", None)
-            if executor is None or tensor._lane is site.lane:
+            if executor is None or (tensor._lane is site.lane and type(tensor._ticket) is not SumTicket):
                 continue
             if executor is self:
                 after.append(tensor._ticket)
@@ -139,6 +139,31 @@ class LaneWork:
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
         self.log.clear()
+
+
+class SumTicket:
+    """A sum of two gradients, either of which may be missing; computed by the work that needs it first."""
+
+    interval_ns = (0, 0)
+
+    def __init__(self, first: LaneTensor, second: LaneTensor) -> None:
+        self._operands: tuple[LaneTensor, ...] = (first, second)
+        self._sum: list[torch.Tensor | None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Returns True once both are there."""
+        return all(tensor._ticket.done for tensor in self._operands)
+
+    def wait(self) -> list[torch.Tensor | None]:
+        """Waits for both, and returns their sum."""
+        operands = self._operands
+        if self._sum is None:  # two threads may both compute it
+            first, second = [tensor._ticket.wait()[tensor._pick] for tensor in operands]
+            with torch.no_grad():
+                self._sum = [second if first is None else first if second is None else first + second]
+            self._operands = ()
+        return self._sum
 
 
 class ReadyTicket(Generic[T]):

@@ -18,7 +18,6 @@ from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden import ModuleState, modes_of
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten, map_tensors
@@ -28,7 +27,7 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
 from mosaic.engine.host.lane_work import SpanLog
 from mosaic.errors import UnsupportedModelError
-from mosaic.find.random_numbers import CPU, count_draws, torch_state
+from mosaic.find.random_numbers import CPU, LaneRandomness, count_draws, torch_state
 from mosaic.ranks.calls.exchange import error_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
@@ -69,7 +68,6 @@ class HostCalls(RoutedCalls):
             one.after_backward = self._after_backward
             if one.is_member:
                 site.obstacle = one.learned.obstacle
-                self.executor.let_draw(one.learned.drawing or ())
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
         lane = self._lanes.lane(slots)
@@ -178,10 +176,7 @@ class HostCalls(RoutedCalls):
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
         if draws:
-            everywhere = ranked.learned.drawing is None or ranked.learned.draws == 0
-            drawn_from = executor.lane_generator(draws)
-            assert drawn_from is not None
-            run = partial(_drawing, run, drawn_from[0], everywhere)
+            run = partial(_drawing, run, executor.lane_generator(draws)[0])
         before = torch_state(CPU)
         kind = (ranked.name, ranked.rows_of(arguments.leaves), len(arguments.differentiable), arguments.state.grad)
         if kind not in self._signatures:
@@ -246,8 +241,8 @@ class HostCalls(RoutedCalls):
             ranked.reduce()
 
 
-def _drawing(run: Callable[..., Any], generator: torch.Generator, everywhere: bool, *args: Any, **kwargs: Any) -> Any:
-    with drawing_from(generator, everywhere=everywhere):
+def _drawing(run: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+    with LaneRandomness(generator):
         return run(*args, **kwargs)
 
 
@@ -297,7 +292,7 @@ class RoutedCall(Call):
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
-        if not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(self.site.anchor).node):
+        if not torch._C._will_engine_execute_node(self.site.anchor_node):
             raise UnsupportedModelError(
                 f"torch.autograd.grad or backward(inputs=...) through {self.site.name!r} on several ranks: all ranks "
                 "take part in a whole backward; call backward() and read .grad"
@@ -337,10 +332,5 @@ def signature_of(ranked: Ranked, rows: int, num_edges: int, grad: bool) -> Signa
         spec=flatten([None] * len(leaves))[1],
         leaves=tuple(leaves),
         edges=tuple(range(num_edges)),
-        draws=0,
-        drawing=None,
-        obstacle=None,
-        alone=None,
-        recasts=False,
         writes_buffers=ranked.learned.writes_buffers,
     )
