@@ -48,7 +48,7 @@ class PlacedModule:
         module: torch.nn.Module | None,
         lane: Lane,
         *,
-        shapes: Hashable = None,
+        shapes: tuple[tuple[Any, ...], ...] | None = None,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
         awaited: str | None = None,

@@ -16,9 +16,8 @@ from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, strides_of
 from mosaic.engine.calls.structure import flatten
-from mosaic.engine.host.backwards import has_hooks
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.engine.host.lane_work import is_out_of_memory
+from mosaic.engine.host.lane_work import LaneWork, has_hooks, is_out_of_memory
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
@@ -26,7 +25,6 @@ from mosaic.find.restore import same
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.executor import Executor
 
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
@@ -53,7 +51,7 @@ class Call:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: LaneWork,
         site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -155,7 +153,7 @@ class Call:
         """
         leaf, at, arrived = value.detach().requires_grad_(), len(self._arrived), self._arrived
         alias = leaf if is_leaf else leaf.view_as(leaf)
-        end = get_gradient_edge(leaf).node if is_leaf else alias.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        end: Any = get_gradient_edge(leaf).node if is_leaf else alias.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
         def keep(grads: Sequence[torch.Tensor | None]) -> tuple[None]:
             (arrived[at],) = grads

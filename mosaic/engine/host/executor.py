@@ -35,7 +35,6 @@ from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
-from mosaic.engine.host.backwards import Backwards
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.host.lane_work import LaneWork, SumTicket
@@ -60,20 +59,16 @@ class Executor(LaneWork):
         places: For each module and reason, the line of the first such call.
         in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
             before lanes begin.
-        backwards: The caller's backwards.
         calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
-        way_out: How a module is left out, with its name put in.
     """
 
     calls_again = True
-    way_out = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
-        self.backwards = Backwards(self)
         self._learned: Counter[str] = Counter()
         self._functions: dict[Hashable, Signature | None] = {}
         self._glue: dict[tuple[Lane, str], PlacedModule] = {}
@@ -437,10 +432,10 @@ def _unplanned(site: PlacedModule, arguments: Arguments) -> str | None:
         return f"it takes a {arguments.opaque}, which may hide tensors"
     if any(tensor.layout is not torch.strided for tensor in arguments.differentiable):
         return "it takes a sparse tensor that wants a gradient"
-    shapes = shapes_of(arguments.tensors)
-    if site.shapes is None or site.shapes == shapes:
+    shapes, planned = shapes_of(arguments.tensors), site.shapes
+    if planned is None or planned == shapes:
         return None
-    if [shape for shape, _ in site.shapes] != [shape for shape, _ in shapes]:
+    if [shape for shape, _ in planned] != [shape for shape, _ in shapes]:
         return "its inputs have other shapes than the plan was made for"
     return (
         "its inputs have another dtype than the plan was made for; let the sample run as the loop's batches do, under "

@@ -27,7 +27,6 @@ from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.host.executor import Executor
 
 
 _CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ _CPU = torch.device("cpu")
 class LaneTensor(torch.Tensor):
     """A tensor that a lane is computing; made by the executor alone."""
 
-    _executor: Executor
+    _executor: Any  # see ``Executor``
     _lane: Lane
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
@@ -49,7 +48,7 @@ class LaneTensor(torch.Tensor):
     def __new__(
         cls: type[LaneTensor],
         like: torch.Tensor,
-        executor: Executor,
+        executor: Any,
         lane: Lane,
         ticket: Ticket[list[torch.Tensor | None]],
         pick: int,
