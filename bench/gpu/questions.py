@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.microbench import QUESTIONS, Setup
-from mosaic.microbench.result import Item, Measurement, NotMeasured, Spread
+from mosaic.microbench.result import Item, Measurement, NotMeasured
+from mosaic.microbench.settings import Spread
 
 
 def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:

@@ -11,8 +11,8 @@ from itertools import combinations_with_replacement, product
 
 from mosaic.microbench.kernels import Kernel, gb_per_s, kernels_named
 from mosaic.microbench.pictures import Picture
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, Spread, not_measured
-from mosaic.microbench.settings import LaneTimes, measure_beside
+from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")

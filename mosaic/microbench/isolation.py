@@ -12,8 +12,8 @@ from mosaic.backends.base import Backend, Lane
 from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short_kernel
 from mosaic.microbench.pictures import Picture
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, Spread, not_measured
-from mosaic.microbench.settings import measure_beside, time_alone
+from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.settings import Spread, measure_beside, time_alone
 from mosaic.microbench.variants import UNAVAILABLE, open_variant
 from mosaic.report.plan_view import slots_text
 

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.pictures import Picture
-from mosaic.microbench.result import Item, NotMeasured, Question, Result, Row, Setup, Spread, not_measured, number_text
+from mosaic.microbench.result import Item, NotMeasured, Question, Result, Row, Setup, not_measured, number_text
+from mosaic.microbench.settings import Spread
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, Variant, open_variant
 
 STEPS = tuple((passes, launching) for launching in ("eager", "captured") for passes in ("forward+backward", "forward"))

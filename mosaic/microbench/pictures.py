@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mosaic.microbench.settings import Spread
 from mosaic.report.figure import FAINT, GRID, INK, colors_of, ink_on, lighter, new_figure, save_figure, shorten
-
-if TYPE_CHECKING:
-    from mosaic.microbench.result import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.records import Slots
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.pictures import Picture
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, Spread, not_measured
+from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.settings import Spread
 
 PAPER_CREATE_MS, PAPER_LEND_MS = 37.0, 0.013
 """On-demand creation, and from the pool: paper Fig. 11(a)."""

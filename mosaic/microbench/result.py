@@ -6,7 +6,6 @@ questions have the same rows, so one table, one file format and one reader serve
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from mosaic.backends.base import Backend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench.pictures import Picture, draw_picture
-from mosaic.microbench.settings import BenchSettings, Budget
+from mosaic.microbench.settings import BenchSettings, Budget, Spread
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, Subject
 from mosaic.provenance import Provenance
@@ -27,34 +26,6 @@ from mosaic.report.table import add_row, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Repeated measurements of one quantity; its name in the row has the unit."""
-
-    median: float
-    first_quartile: float
-    third_quartile: float
-    count: int
-    samples: tuple[float, ...]
-    """All samples in order."""
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
-        """Summarises at least one measurement."""
-        values = tuple(float(sample) for sample in samples)
-        if not values:
-            raise ValueError("a spread needs at least one measurement")
-        first, middle, third = (values[0],) * 3
-        if len(values) > 1:
-            first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
-
-    def text(self, digits: int | None = None) -> str:
-        """Returns median and quartiles: ``1.23 (1.20-1.31)``."""
-        places = digits if digits is not None else 1 if self.median >= 100 else 3
-        return f"{self.median:.{places}f} ({self.first_quartile:.{places}f}-{self.third_quartile:.{places}f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from mosaic.microbench.kernels import gb_per_s, kernel_of_module, kernel_set
 from mosaic.microbench.pictures import Picture
-from mosaic.microbench.result import Item, Question, Result, Row, Setup, Spread
-from mosaic.microbench.settings import time_alone
+from mosaic.microbench.result import Item, Question, Result, Row, Setup
+from mosaic.microbench.settings import Spread, time_alone
 
 
 def measure_scaling(setup: Setup) -> Iterator[Item]:

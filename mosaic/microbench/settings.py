@@ -1,8 +1,9 @@
-"""Sizes, repetitions and time of the measurements, and how the work of a lane is timed by them."""
+"""Sizes, repetitions and time of the measurements; times of the work of a lane, alone and beside others."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -111,6 +112,34 @@ class Budget:
             return True
         self.left_out += (piece,)
         return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Repeated measurements of one quantity; its name in the row has the unit."""
+
+    median: float
+    first_quartile: float
+    third_quartile: float
+    count: int
+    samples: tuple[float, ...]
+    """All samples in order."""
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Summarises at least one measurement."""
+        values = tuple(float(sample) for sample in samples)
+        if not values:
+            raise ValueError("a spread needs at least one measurement")
+        first, middle, third = (values[0],) * 3
+        if len(values) > 1:
+            first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
+
+    def text(self, digits: int | None = None) -> str:
+        """Returns median and quartiles: ``1.23 (1.20-1.31)``."""
+        places = digits if digits is not None else 1 if self.median >= 100 else 3
+        return f"{self.median:.{places}f} ({self.first_quartile:.{places}f}-{self.third_quartile:.{places}f})"
 
 
 def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torch.device | None = None) -> Pieces:

@@ -21,8 +21,8 @@ from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
 from mosaic.microbench.overlap import gain_of
 from mosaic.microbench.pictures import Picture, draw_picture
-from mosaic.microbench.result import Item, Measurement, NotMeasured, Result, Row, Spread
-from mosaic.microbench.settings import time_beside
+from mosaic.microbench.result import Item, Measurement, NotMeasured, Result, Row
+from mosaic.microbench.settings import Spread, time_beside
 from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
