@@ -14,6 +14,7 @@ from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import exchange, move
+from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.world.groups import carrier_of
@@ -26,6 +27,7 @@ class RoutedCall:
     moves gradients to the members, runs the module's backward where its forward ran, and moves gradients home.
 
     Args:
+        executor: Runs the calls of this rank.
         routed: The module.
         run: Makes the module's own call.
         is_there: Whether this rank calls it, rather than taking part without rows.
@@ -42,6 +44,7 @@ class RoutedCall:
 
     def __init__(
         self,
+        executor: RankExecutor,
         routed: RoutedModule,
         run: Callable[..., Any],
         *,
@@ -53,6 +56,7 @@ class RoutedCall:
         spec: pytree.TreeSpec | None = None,
     ) -> None:
         self.token: torch.Tensor | None = None
+        self._executor = executor
         self._routed = routed
         self._run: Callable[..., Any] | None = run
         self._options: dict[str, Any] = {
@@ -99,14 +103,14 @@ class RoutedCall:
     def backward(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Returns the gradients of the inputs, from those of the results."""
         routed = self._routed
-        routed.executor.backward_reached(routed)
+        self._executor.backward_reached(routed)
         grads = [_scaled(grad, routed.scale) for grad in move(routed, self._routing, grads, "backward")]
         if routed.is_reducing:  # an earlier call's gradients, before new ones are added to them
             routed.reduce()
         if self._roots is not None:
             self._backward_here(self._roots, grads)
         routed.start_reduction()
-        routed.executor.backward_done(routed)
+        self._executor.backward_done(routed)
         found: list[torch.Tensor | None] = []
         for tensor in self._inputs:
             grad, tensor.grad = tensor.grad, None

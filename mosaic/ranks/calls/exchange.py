@@ -253,7 +253,7 @@ def _all_to_all(
 
 def _count(routed: RoutedModule, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
     if num_bytes := (sum(sends) - sends[routed.rank]) * sum(map(_row_bytes, tensors)):
-        routed.executor.traffic.add(routed.name, phase, num_bytes)
+        routed.traffic.add(routed.name, phase, num_bytes)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -107,7 +107,7 @@ class HostRankExecutor(RankExecutor):
         if reason is None and self.engine.closed:
             reason = "its lanes are closed"
         make = partial(
-            RoutedCall, routed, is_there=is_there, added=digest_of(run), attributes=attributes, routes=routes
+            RoutedCall, self, routed, is_there=is_there, added=digest_of(run), attributes=attributes, routes=routes
         )
         if reason is not None:
             spec = arguments.spec if error is not None and not routes else None

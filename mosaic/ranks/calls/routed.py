@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,10 +37,7 @@ from mosaic.ranks.calls.attributes import Attributes
 from mosaic.ranks.parameters.gradients import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.rows.routing import Agreement
-from mosaic.ranks.world.progress import Waiting
-
-if TYPE_CHECKING:
-    from mosaic.ranks.calls.executor import RankExecutor
+from mosaic.ranks.world.progress import Traffic, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,8 @@ class RoutedModule:
     """Runs its forward and its backward."""
     reducer: GradientReducer | None
     """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
-    executor: RankExecutor
-    """Runs its calls."""
+    traffic: Traffic
+    """Counts the bytes that are sent."""
     waiting: Waiting
     """Records that a thread waits for other ranks."""
 
@@ -189,7 +186,7 @@ class RoutedModule:
         """Starts the reduction of the gradients that the backward has not started itself; on members."""
         if self.reducer is not None:
             self.reducer.start_rest()
-            self.executor.traffic.add(self.name, "reduce", self.reducer.num_bytes)
+            self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""

@@ -122,7 +122,7 @@ class StreamRankExecutor(RankExecutor):
         error = error_of(routed, spec, leaves)
         anchor = self._before if self._before is not None else self._anchor
         call = RoutedCall(
-            routed, run, is_there=is_there, added=digest_of(run), attributes=routed.set_since(), error=error
+            self, routed, run, is_there=is_there, added=digest_of(run), attributes=routed.set_since(), error=error
         )
 
         def forward(*own: Any) -> list[Any]:

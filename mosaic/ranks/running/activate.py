@@ -181,7 +181,7 @@ def _routed_modules(
                 if rank in ranks and trained
                 else None
             ),
-            executor=runs,
+            traffic=runs.traffic,
             waiting=waiting,
             control=world.agreements if runs.lanes.streams is not None else group,
             batched=on.batched[subject.name],
