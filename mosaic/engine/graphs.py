@@ -350,6 +350,9 @@ class _Captured:
                     if parameter is not None and id(parameter) in self.aliases:
                         swapped.append((part, name, parameter))
                         setattr(part, name, self.aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
+            for part, _ in recurrent:  # otherwise forward would move the new weights to memory of their own
+                weights = part._flat_weights
+                part._flat_weight_refs = [weight if weight is None else weakref.ref(weight) for weight in weights]
             with as_lane():
                 yield
         finally:

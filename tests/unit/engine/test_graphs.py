@@ -156,6 +156,17 @@ def test_a_recurrent_module_is_captured_with_its_own_list_of_weights():
     assert all(any(w is p for p in model.parameters()) for w in model._flat_weights)
 
 
+def test_the_weights_of_a_captured_recurrent_module_stay_where_they_are(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU ``flatten_parameters`` moves weights: the graph would read memory that no optimizer writes."""
+    model = nn.GRU(8, 16, batch_first=True)
+    model(torch.randn(2, 5, 8))
+    monkeypatch.setattr(model, "flatten_parameters", lambda: pytest.fail("weights are moved"))
+    with bench() as ours:
+        ours.call("gru", model, torch.randn(2, 5, 8))
+        assert ours.graphs.refused == {}
+        assert ours.graphs.num_replays == 1
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["cast", "left out"])
 def test_under_autocast_a_replay_casts_the_weights_of_its_step(exact: bool):
     class Exact(nn.Module):
