@@ -22,15 +22,13 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
-from mosaic.train.budget import DaySettings
-from mosaic.train.data.loader import StepBatch, StepLoader
-from mosaic.train.data.samples import Reject
-from mosaic.train.data.seeds import generators_of, seed_step
-from mosaic.train.pipelined import PipelinedModel
-from mosaic.train.program import Program
-from mosaic.train.records import WINDOW_OVER, DayNotes
-from mosaic.train.signals import StopRequests
-from mosaic.train.worker_group import StepLoss, WorkerGroup
+from mosaic.retrain.exits import StopRequests
+from mosaic.retrain.records import WINDOW_OVER, DayNotes
+from mosaic.retrain.worker.group import StepLoss, WorkerGroup
+from mosaic.retrain.worker.loader import Reject, StepBatch, StepLoader
+from mosaic.retrain.worker.pipelined import PipelinedModel
+from mosaic.retrain.worker.seeds import generators_of, seed_step
+from mosaic.retrain.worker.work import Work
 
 _LOG = logging.getLogger(__name__)
 FIRST_STEPS = 5
@@ -81,22 +79,24 @@ class Loop:
 
     def __init__(
         self,
-        program: Program,
+        work: Work,
         state: TrainState,
-        settings: DaySettings,
         group: WorkerGroup,
         stop: StopRequests,
         *,
+        until: float | None,
         step: int,
         notes: DayNotes,
     ) -> None:
         self.step = step
         self.notes = notes
-        self._program = program
+        self._program = work.program
+        self._budget = work.budget
+        self._day = work.day
         self._state = state
-        self._settings = settings
         self._group = group
         self._stop = stop
+        self._until = until
         self._generators = generators_of(state.model)
         self._saved = time.monotonic()
         self._failed_saves = 0
@@ -165,7 +165,7 @@ class Loop:
                 num_learned = keeper.num_learned
                 buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
                 losses = self._try_gradients(batch)
-                if not any(self._group.any_of(keeper.num_learned > num_learned)):
+                if not any(self._group.agree((keeper.num_learned > num_learned,), None)[0]):
                     return losses
                 model.zero_grad()
                 with torch.no_grad():
@@ -177,30 +177,25 @@ class Loop:
     def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
         state, scaler, group = self._state, self._state.scaler, self._group
         if isinstance(state.keeper, PipelinedModel):
-            seed_step(self._settings.budget.seed, self.step, 0)
-            return state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
+            seed_step(self._budget.seed, self.step, 0)
+            losses = state.keeper.add_gradients([group.moved(part.data) for part in batch.micro_batches], scaler)
+            return [loss * part.weight for loss, part in zip(losses, batch.micro_batches, strict=True)]
         losses = []
         for part in batch.micro_batches:
-            seed_step(self._settings.budget.seed, self.step, part.index, self._generators)
+            seed_step(self._budget.seed, self.step, part.index, self._generators)
             loss = self._program.loss(state.model, group.moved(part.data)) * (part.weight * group.scale)
             (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
         return losses
 
     def _clip(self) -> None:
-        if self._settings.budget.clip_norm is None:
+        if self._budget.clip_norm is None:
             return
         state = self._state
         if state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(state.model.parameters(), self._settings.budget.clip_norm)
-
-    def _flush_log(self) -> None:
-        """Logs all finished steps; a run that resumes here does not repeat them."""
-        for unlogged in self._unlogged:
-            self._write(unlogged, self._group.mean_loss(unlogged.loss))
-        self._unlogged.clear()
+        nn.utils.clip_grad_norm_(state.model.parameters(), self._budget.clip_norm)
 
     def _write(self, unlogged: _Unlogged, value: float) -> None:
         step, rejects = unlogged.step, unlogged.rejects
@@ -210,7 +205,7 @@ class Loop:
                 f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
                 "rate, or look at the day's data"
             )
-        if self._settings.metrics is None:
+        if self._group.rank > 0:
             return
         row: dict[str, Any] = {"step": step, "loss": value, "at": round(unlogged.at, 3), "ms": round(unlogged.ms, 3)}
         if rejects:
@@ -218,15 +213,15 @@ class Loop:
                 f"{reject.source} row {reject.row}: {reject.reason}: {reject.detail}" for reject in rejects
             ]
         try:
-            append_line(self._settings.metrics, row)
+            append_line(self._day.metrics, row)
         except OSError as error:
-            self._remember(f"lines of {self._settings.metrics.name} are missing: {error.strerror or error}")
+            self._remember(f"lines of {self._day.metrics.name} are missing: {error.strerror or error}")
 
     def _agree_to_stop(self) -> str:
         """Returns the reason that all ranks stop, or an empty text; saves when a checkpoint is due."""
-        now, settings = time.monotonic(), self._settings
-        over = settings.until is not None and now >= settings.until
-        flags = bool(self._stop.received), over, now - self._saved >= settings.budget.save_s
+        now = time.monotonic()
+        over = self._until is not None and now >= self._until
+        flags = bool(self._stop.received), over, now - self._saved >= self._budget.save_s
         # the loss of the step before the last: the GPU has work while it is read
         before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
         (stop, over, due), loss = self._group.agree(flags, before.loss if before else None)
@@ -245,17 +240,13 @@ class Loop:
 
         A full disk drops old checkpoints; two in a row are an error.
         """
-        keeper, settings = self._state.keeper, self._settings
-        self._flush_log()
+        keeper, folder, keep = self._state.keeper, self._day.checkpoints, self._budget.keep
+        for unlogged in self._unlogged:  # a run that resumes here does not repeat them
+            self._write(unlogged, self._group.mean_loss(unlogged.loss))
+        self._unlogged.clear()
         self._saved = time.monotonic()
         try:
-            keeper.save(
-                settings.checkpoints,
-                step=self.step,
-                keep=settings.budget.keep,
-                extra=self._extra(),
-                **self._state.checkpointed,
-            )
+            keeper.save(folder, step=self.step, keep=keep, extra=self._extra(), **self._state.checkpointed)
             if is_last:
                 keeper.finish_saving()
         except NoRoomError as error:
@@ -264,7 +255,7 @@ class Loop:
             if self._failed_saves > 1:
                 raise
             _LOG.warning("%s", error)
-            keeper.make_room(settings.checkpoints)
+            keeper.make_room(folder)
             if is_last:
                 self.save(is_last=True)
         else:

@@ -7,7 +7,9 @@ before the loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +17,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import fingerprint
+from mosaic.artifact import fingerprint, load
 from mosaic.engine import Handle
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import InvalidFileError, UnsupportedModelError
 from mosaic.profile import Profile
+from mosaic.retrain.data_check import DayFigures
+from mosaic.retrain.folder import load_of_earlier_day
+from mosaic.retrain.records import PlanKey, StoredPlan, Trained
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.work import Work
 from mosaic.take_turns import PLAIN
-from mosaic.train.budget import Budget
-from mosaic.train.records import PlanKey, StoredPlan
 
+_LOG = logging.getLogger(__name__)
 MAX_TRIAL_STEPS = 600
 """Most steps of a trial, which ends by itself earlier (120 steps, and again if it drifts)."""
 MAX_DRIFT = 0.10
@@ -30,34 +36,48 @@ MAX_DRIFT = 0.10
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-def key_of(
-    model: nn.Module, batch: Any, device: torch.device, num_ranks: int, modalities: str, budget: Budget
-) -> PlanKey:
+def key_of(work: Work, group: WorkerGroup, model: nn.Module, batch: Any) -> PlanKey:
     """Returns the key under which a plan for a model, a batch and a device is stored."""
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
     leaves = [
         [pytree.keystr(path), list(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__]
         for path, leaf in pytree.tree_flatten_with_path(batch)[0]
     ]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    is_cuda = group.device.type == "cuda"
     return PlanKey(
         model=fingerprint(parameters),
         batch=fingerprint(leaves),
-        modalities=modalities,
-        device=name,
-        num_ranks=num_ranks,
+        modalities=", ".join(sorted(load(DayFigures, work.day.figures).modalities)),
+        device=torch.cuda.get_device_name(group.device) if is_cuda else f"cpu, {torch.get_num_threads()} threads",
+        num_ranks=group.size,
         torch=torch.__version__,
-        colocate=budget.colocate,
-        pipeline=budget.pipeline_settings,
+        colocate=work.budget.colocate,
+        pipeline=work.budget.pipeline_settings,
     )
 
 
-def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
-    """Returns the reason to plan a day anew; empty if the plan of the day before still fits."""
+def stored_plan(work: Work, key: PlanKey) -> tuple[StoredPlan | None, str, str]:
+    """Returns the plan that fits: that of an earlier start, or of the day before.
+
+    Returns:
+        The plan, or None; the reason to plan anew; and the change of the key within the day, empty for none.
+    """
+    current = _read(work.day.plan)
+    if current is not None:
+        change = key.differences(current.key)
+        return (None if change else current), change, change
+    days = [day for day in work.folder.days() if day.plan.is_file() and day.path.name < work.day.state.day]
+    before = _read(days[-1].plan) if days else None
     if before is None:
-        return "this is the first day"
-    busy = "" if before.is_measured else "other processes used the CPU when it was measured the day before"
-    return key.differences(before.key) or busy or drift
+        return None, "this is the first day", ""
+    why = key.differences(before.key)
+    if not before.is_measured:
+        why = why or "other processes used the CPU when it was measured the day before"
+    last = load_of_earlier_day(Trained, days[-1].trained)
+    step_ms, reference_ms = last.step_ms if last is not None else None, before.step_ms
+    if step_ms is not None and reference_ms is not None and abs(step_ms / reference_ms - 1) > MAX_DRIFT:
+        why = why or (f"a step took {step_ms:.1f} ms the day before, and {reference_ms:.1f} ms when the plan was made")
+    return (None if why else before), why, ""
 
 
 def choose_by_trial(
@@ -84,12 +104,13 @@ def choose_by_trial(
 def stored(key: PlanKey, why: str, description: str, handle: Handle | None = None) -> StoredPlan:
     """Returns the record of the plan that a handle has chosen; without one, of a day that runs the plain loop."""
     on_ranks, trial_ms = key.num_ranks > 1, dict[str, float]()
-    if handle is not None and (on_ranks or handle.active):
+    is_placed = handle is not None and (on_ranks or handle.active)
+    if handle is not None and is_placed:
         trial_ms = {name: value for name, value in handle.metrics().items() if name.startswith("trial_ms/")}
     times_ms = list(trial_ms.values())
     plain_ms = max(times_ms, default=None) if on_ranks else trial_ms.pop(f"trial_ms/{PLAIN}", None)
     return StoredPlan(
-        plan=handle.plan if handle is not None and (on_ranks or handle.active) else None,
+        plan=handle.plan if handle is not None and is_placed else None,
         threads=torch.get_num_threads(),
         key=key,
         said=description,
@@ -100,8 +121,9 @@ def stored(key: PlanKey, why: str, description: str, handle: Handle | None = Non
     )
 
 
-def drift_of(before: StoredPlan | None, step_ms: float | None) -> str:
-    """Describes how far a day's step time has moved since its plan was new; empty within the limit."""
-    if before is None or before.step_ms is None or step_ms is None or abs(step_ms / before.step_ms - 1) <= MAX_DRIFT:
-        return ""
-    return f"a step took {step_ms:.1f} ms the day before, and {before.step_ms:.1f} ms when the plan was made"
+def _read(path: Path) -> StoredPlan | None:
+    try:
+        return load(StoredPlan, path) if path.is_file() else None
+    except InvalidFileError as error:
+        _LOG.warning("%s; the day is planned again", error)
+        return None

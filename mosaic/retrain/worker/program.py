@@ -13,10 +13,23 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mosaic.errors import MosaicError
+from mosaic.retrain.recipe import Recipe
 from mosaic.user_file import import_file
 
 WARM_UP_SHARE = 0.05
 """Part of a day's steps over which the default optimizer's rate grows."""
+_FUNCTIONS = {
+    "make_model": ("model", 0),
+    "make_dataset": ("data", 2),
+    "loss": ("loss", 2),
+    "score": ("score", 2),
+    "make_optimizer": ("optimizer", 2),
+    "make_companions": ("companions", 1),
+    "update_companions": ("update_companions", 2),
+    "collate": ("collate", 1),
+    "make_scaler": ("scaler", 0),
+}
+"""Key in the recipe and number of arguments of each function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +47,20 @@ class Program:
     make_scaler: Callable[[], Any] | None = None
 
     @staticmethod
-    def load(names: Mapping[str, str | None], folder: Path) -> Program:
-        """Loads functions by their names.
-
-        Args:
-            names: ``FILE:NAME`` for each of this class's fields, or None for optional fields.
-            folder: Folder of the files.
+    def load(recipe: Recipe, folder: Path) -> Program:
+        """Loads the functions that a recipe names.
 
         Raises:
             MosaicError: A file or function is missing, or takes other arguments.
         """
         modules: dict[str, Any] = {}
         functions: dict[str, Any] = {}
-        for field, where in names.items():
-            if where is None:
-                continue
-            file, _, name = where.partition(":")
-            if file not in modules:
-                modules[file] = import_file(folder / file)
-            functions[field] = _function(modules[file], where, name, _TAKES[field])
+        for field, (key, num_arguments) in _FUNCTIONS.items():
+            if (where := getattr(recipe, key)) is not None:
+                file, _, name = where.partition(":")
+                if file not in modules:
+                    modules[file] = import_file(folder / file)
+                functions[field] = _function(modules[file], where, name, num_arguments)
         return Program(**functions)
 
     def optimizers(self, model: nn.Module, num_steps: int) -> tuple[tuple[Optimizer, ...], tuple[Any, ...]]:
@@ -79,28 +87,15 @@ class Program:
         return optimizers, schedulers
 
 
-_TAKES = {
-    "make_model": 0,
-    "make_dataset": 2,
-    "loss": 2,
-    "score": 2,
-    "make_optimizer": 2,
-    "make_companions": 1,
-    "update_companions": 2,
-    "collate": 1,
-    "make_scaler": 0,
-}
-"""Number of arguments of each function."""
-
-
-def _function(module: Any, where: str, name: str, count: int) -> Any:
+def _function(module: Any, where: str, name: str, num_arguments: int) -> Any:
     function = getattr(module, name, None)
     if not callable(function):
         raise MosaicError(f"{where}: {Path(module.__file__).name} has no function {name!r}; define it, or name another")
     try:
-        inspect.signature(function).bind(*range(count))
+        inspect.signature(function).bind(*range(num_arguments))
     except TypeError as error:
-        raise MosaicError(f"{where} is called with {count} argument{'s' * (count != 1)}: {error}") from error
+        plural = "s" * (num_arguments != 1)
+        raise MosaicError(f"{where} is called with {num_arguments} argument{plural}: {error}") from error
     except ValueError:  # some builtins have no signature
         pass
     return function

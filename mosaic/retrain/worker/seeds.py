@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mosaic.find.random_numbers import CPU, Generator, generator_state, random_state, set_generator_state
-from mosaic.train.data.permutation import Words, words_at, words_of
+from mosaic.retrain.worker.positions import Words, words_at, words_of
 
 WORDS = 4
 """Random words of a sample: for torch, NumPy, Python, and the data set's own generators."""

@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.train.data.loader import BatchCut, Collate, MicroBatch, StepBatch, StepLoader
-from mosaic.train.data.samples import RejectCount
-from mosaic.train.data.seeds import put_back, sample_words, seed_sample
+from mosaic.retrain.worker.loader import BatchCut, Collate, MicroBatch, RejectCount, StepBatch, StepLoader
+from mosaic.retrain.worker.seeds import put_back, sample_words, seed_sample
 
 CHECKED = 4
 """Samples that the check at the start draws before, and after, it saves a state."""

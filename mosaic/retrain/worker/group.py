@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.ranks import Ranks, Told, tell_in
+from mosaic.checkpoint.ranks import tell_in
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.world import World
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +32,31 @@ class StepLoss:
 
 
 class WorkerGroup:
-    """One process that trains alone, or one rank of several whose gradients the handle averages.
+    """One process that trains alone, or one rank of several.
 
     Attributes:
-        ranks: The ranks that save together without a handle; None for one process.
+        world: The ranks of a pipeline; None for colocated ranks, whose handle has a world of its own.
         scale: Factor of the losses that makes gradients add up to those of the mean over the global batch.
-        reads_all: True if each rank reads the whole global batch.
+        reads_all: True if each rank reads the whole global batch, as in a pipeline.
     """
 
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, device: torch.device, rank: int = 0, size: int = 1, *, pipeline: bool = False) -> None:
         self.device = device
         self.rank = rank
         self.size = size
-        self.ranks: Ranks | None = None
-        self.scale = float(size)
-        self.reads_all = size == 1
+        self.world = World.join(device, watch=RankSettings()) if pipeline else None
+        self.scale = 1.0 if pipeline else float(size)
+        self.reads_all = pipeline or size == 1
         self._group: Any = None
 
     def leave(self) -> None:
-        """Called at the end."""
+        if self.world is not None:
+            self.world.close()
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
 
     def moved(self, batch: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-
-    def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        return self.agree(flags, None)[0]
 
     def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
         """Returns the flags that any rank has set, and a step's loss over the global batch.
@@ -69,30 +71,31 @@ class WorkerGroup:
         gathered = [torch.cat((torch.tensor(flags, dtype=parts.dtype), parts))]
         if self.size > 1:
             local, gathered = gathered[0], [torch.empty_like(gathered[0]) for _ in range(self.size)]
-            dist.all_gather(gathered, local, group=self._small_group())
+            dist.all_gather(gathered, local, group=self._cpu_group())
         stacked = torch.stack(gathered)
         mean = None if loss is None else float(stacked[:, len(flags) :].reshape(-1).sum())
         return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
 
-    def broadcast(self, value: Told) -> Told:
-        return self.gather(value)[0]
+    def gather(self, value: _T) -> list[_T]:
+        if self.world is not None:
+            return self.world.all_gather(value)
+        return tell_in(self._cpu_group() if self.size > 1 else None, value)
 
-    def gather(self, value: Told) -> list[Told]:
-        return tell_in(self._small_group() if self.size > 1 else None, value)
-
-    def first_does(self, work: Callable[[], object]) -> None:
-        """Runs ``work`` on rank 0 while the others wait; if it fails, all ranks raise."""
-        error = None
+    def on_first(self, work: Callable[[], _T]) -> _T:
+        """Runs ``work`` on rank 0 while the others wait; returns its result on all ranks, or raises on all."""
+        result = error = None
         if self.rank == 0:
             try:
-                work()
+                result = work()
             except Exception as failure:  # of any kind: the other ranks raise it too
                 error = failure
-        failure_text = self.broadcast(None if error is None else f"{type(error).__name__}: {error}")
+        failure_text = None if error is None else f"{type(error).__name__}: {error}"
+        result, failure_text = self.gather((result, failure_text))[0]
         if error is not None:
             raise error
         if failure_text is not None:
             raise MosaicError(f"rank 0: {failure_text}")
+        return result  # type: ignore[return-value]  # there is no error
 
     @contextmanager
     def shared_folder(self, parent: Path | None = None, *, prefix: str = "mosaic-") -> Iterator[Path]:
@@ -101,12 +104,14 @@ class WorkerGroup:
             folder = ""
             if self.rank == 0:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=prefix))
-            yield Path(self.broadcast(folder))
-            self.broadcast(None)  # all ranks are done with it
+            yield Path(self.gather(folder)[0])
+            self.gather(None)  # all ranks are done with it
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
         """Starts to copy this rank's parts of a step's loss to the host; does not wait."""
         parts = (torch.stack([loss.float() for loss in losses]) / self.scale).to("cpu", non_blocking=True)
+        if self.reads_all and self.rank > 0:
+            parts = torch.zeros_like(parts)  # rank 0 has the same losses
         arrived = None
         if self.device.type == "cuda":
             arrived = torch.cuda.Event()
@@ -118,35 +123,12 @@ class WorkerGroup:
         assert mean is not None
         return mean
 
-    def _small_group(self) -> Any:
+    def _cpu_group(self) -> Any:
         """A group on CPUs for a few numbers."""
+        if self.world is not None:
+            return self.world.agreements
         if self._group is None:
             if not dist.is_initialized():
                 World.join(self.device)
             self._group = dist.new_group(backend="gloo")
         return self._group
-
-
-class PipelineGroup(WorkerGroup):
-    """Ranks of a pipeline: each has some layers, and all read the same batches."""
-
-    def __init__(self, device: torch.device, rank: int, size: int) -> None:
-        super().__init__(device, rank, size)
-        self.scale = 1.0
-        self.reads_all = True
-        self._world = World.join(device, watch=RankSettings())
-        self.ranks = self._world
-
-    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
-        """Keeps the losses of all micro-batches on rank 0 only, because every rank has them."""
-        parts = torch.stack([loss.float() for loss in losses]).cpu() / len(losses)
-        return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
-
-    def gather(self, value: Told) -> list[Told]:
-        return self._world.all_gather(value)
-
-    def leave(self) -> None:
-        self._world.close()
-
-    def _small_group(self) -> Any:
-        return self._world.agreements

@@ -9,30 +9,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import mosaic
 from mosaic.provenance import Provenance
-from mosaic.train.records import Environment
+from mosaic.retrain.records import Environment
 
 
 def environment_here(device: torch.device, *, num_ranks: int, program: str) -> Environment:
-    """Reads this process's environment.
-
-    Args:
-        device: Training device.
-        num_ranks: Processes that train.
-        program: SHA-256 of the user's file.
-    """
-    import mosaic
-
+    """Reads this process's environment; ``program`` is the SHA-256 of the user's file."""
     name = "cpu"
     if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, driver {_driver()}"
+        driver = next((word for word in _words("/proc/driver/nvidia/version") if word[:1].isdigit()), "unknown")
+        name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, driver {driver}"
+    processor = " ".join(_words("/proc/cpuinfo", "model name")) or platform.machine()
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
         numpy=np.__version__,
         mosaic=mosaic.__version__,
         commit=Provenance.here().commit,
-        machine=f"{_processor()}, {platform.system()} {platform.release()}",
+        machine=f"{processor}, {platform.system()} {platform.release()}",
         device=name,
         threads=torch.get_num_threads(),
         num_ranks=num_ranks,
@@ -51,17 +46,10 @@ def use_repeatable_kernels(device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _driver() -> str:
+def _words(path: str, start: str = "") -> list[str]:
+    """Returns the words of a file's first line that begins with a text, after its colon; none without the file."""
     try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
-        return "unknown"
-    return next((word for word in text.split() if word.count(".") >= 1 and word[0].isdigit()), "unknown")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+        return []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith(start)), [])

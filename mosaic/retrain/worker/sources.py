@@ -17,8 +17,7 @@ import numpy as np
 
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.train.data.permutation import words_at, words_of
-from mosaic.train.data.positions import CYCLE
+from mosaic.retrain.worker.positions import CYCLE, words_at, words_of
 
 Kind = Literal["new", "replay", "frozen"]
 
@@ -45,7 +44,7 @@ class SourceRecord:
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""
     units: int = 0
-    """Share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.data.positions``)."""
+    """Share of the samples, in units of ``1 / CYCLE`` (``mosaic.retrain.worker.positions``)."""
 
     @property
     def name(self) -> str:
