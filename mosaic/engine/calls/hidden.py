@@ -75,8 +75,10 @@ class ModuleState(NamedTuple):
                     parameters.append(parameter)
                     if parameter.requires_grad:
                         trained[id(parameter)] = parameter
-            buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
-            modules += [child for child in part._modules.values() if child is not None]
+            if part._buffers:
+                buffers += [buffer for buffer in part._buffers.values() if buffer is not None]
+            if part._modules:
+                modules += [child for child in part._modules.values() if child is not None]
             if part._forward_hooks or part._forward_pre_hooks:
                 attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them

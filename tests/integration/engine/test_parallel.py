@@ -12,7 +12,6 @@ from torch import nn
 
 import mosaic
 from mosaic.engine.host.lane_tensor import LaneTensor
-from mosaic.errors import InvalidPlanError
 
 
 @pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
@@ -60,12 +59,6 @@ def test_an_error_is_raised_in_the_block_at_the_latest():
     assert torch.equal(kept + 0, torch.full((3,), 2.0))
 
 
-def test_an_error_of_the_block_itself_comes_through():
-    with pytest.raises(KeyError, match="mine"), mosaic.parallel() as p:  # noqa: PT012
-        p.run("innocent", torch.sin, torch.ones(3))
-        raise KeyError("mine")
-
-
 def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
     shared = tower()
     gradients: list[Any] = []
@@ -81,12 +74,6 @@ def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
             loss.backward()
         gradients.append([parameter.grad.clone() for parameter in shared.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-@pytest.mark.parametrize("quota", [0, 10_000])
-def test_a_quota_that_cannot_be_is_refused(quota: int):
-    with pytest.raises(InvalidPlanError, match="quota"):
-        mosaic.parallel({"wide": quota})
 
 
 def test_another_function_under_the_same_name_is_another_call():
