@@ -190,10 +190,10 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     Looked at are classes that are neither torch's nor Python's own, their methods, and functions among hooks and
     attributes; not the functions that these call.
     """
-    found: dict[tuple[int, str], Place] = {}
+    places: dict[tuple[int, str], Place] = {}
     for place in _all_places(parts):
-        found.setdefault((id(place.home), place.name), place)
-    return list(found.values())
+        places.setdefault((id(place.home), place.name), place)
+    return list(places.values())
 
 
 def _all_places(parts: Iterable[nn.Module]) -> Iterator[Place]:

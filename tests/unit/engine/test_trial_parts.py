@@ -11,8 +11,7 @@ from planning_cases import flat, linear, profile_of
 from torch import nn
 
 from mosaic.cost import CostModel
-from mosaic.engine.drift import DriftWatch
-from mosaic.engine.trial import SampleComparison, StepUnit, TrialLock, name_of, plan_shape, plans_to_try
+from mosaic.engine.trial import DriftWatch, SampleComparison, StepUnit, TrialLock, name_of, plan_shape, plans_to_try
 from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.take_turns import TrialSettings
