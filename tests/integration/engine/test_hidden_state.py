@@ -97,10 +97,6 @@ def by_object(model: Any, value: float) -> None:
     model.left.options.scale = value
 
 
-def by_context(model: Any, value: float) -> None:
-    SCALE.set(value)
-
-
 def by_buffer_data(model: Any, value: float) -> None:
     model.left.center.data.fill_(value)
 
@@ -123,53 +119,9 @@ def test_a_module_that_its_caller_changes_around_the_call_runs_in_place(around: 
     assert seen_on_lanes() == 0
 
 
-def test_a_context_variable_goes_with_the_call_to_its_lane():
-    seen_on_lanes()
-    described = run_both(lambda: Scaled(by_context), pair_batch(), SIDE_BY_SIDE, train(5))
-    assert "left ran in place" not in described
-    assert seen_on_lanes() >= 4
-
-
 def seen_on_lanes() -> int:
     """Takes what was seen so far; returns how often it was a lane."""
     return sum(SEEN.get() for _ in range(SEEN.qsize()))
-
-
-class Momentum(TwoTowers):
-    """The right tower follows the left one by a moving average, which is taken after its call."""
-
-    def __init__(self, follow: Callable[[Any], None]) -> None:
-        super().__init__(tower(), tower())
-        self.right.requires_grad_(False)
-        self.follow = follow
-        self.pairs = list(zip(self.left.parameters(), self.right.parameters(), strict=True))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            target = self.right(y)
-        found = self.left(x)
-        self.follow(self)
-        return found - target
-
-
-def by_asking(model: Any) -> None:
-    for new, old in zip(model.left.parameters(), model.right.parameters(), strict=True):
-        old.data.mul_(0.5).add_(new.data, alpha=0.5)
-
-
-def by_data_of_pairs(model: Any) -> None:
-    for new, old in model.pairs:
-        old.data.mul_(0.5).add_(new.data, alpha=0.5)
-
-
-@torch.no_grad()
-def by_all_at_once(model: Any) -> None:
-    torch._foreach_mul_([old for _, old in model.pairs], 0.5)
-
-
-@pytest.mark.parametrize("follow", [by_asking, by_data_of_pairs, by_all_at_once])
-def test_a_module_whose_weights_follow_after_its_call_has_read_the_old_ones(follow: Any):
-    run_both(lambda: Momentum(follow), pair_batch(), SIDE_BY_SIDE, train(5))
 
 
 def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_names_it():

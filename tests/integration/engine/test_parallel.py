@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
-from torch import nn
 
 import mosaic
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -83,15 +82,3 @@ def test_another_function_under_the_same_name_is_another_call():
             found = p.run("reused", function, x)
         assert torch.equal(found + 0, function(x))
         assert (found + 0).requires_grad is function(x).requires_grad
-
-
-def test_another_model_under_the_same_name_has_its_own_mode():
-    x = pair_batch()[0]
-    for training in (True, False, True):
-        module = tower(8, 16, nn.Dropout(0.5)).train(training)
-        for _ in range(2):
-            torch.manual_seed(1)
-            with mosaic.parallel() as p:
-                found = p.run("model", module, x) + 0
-            torch.manual_seed(1)
-            assert torch.equal(found, module(x))

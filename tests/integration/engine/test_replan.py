@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch, tower
-from stream_cases import colocated as stream_colocated
+from engine_cases import FAST, Record, assert_same, tower
 from torch import nn
 
 import mosaic
@@ -223,36 +222,3 @@ def test_after_a_failure_the_model_is_plain_and_right_and_may_be_planned_again()
     assert handle.active
     assert "failed" not in handle.describe()
     handle.remove()
-
-
-def test_on_streams_a_loop_that_is_planned_anew_computes_what_the_plain_one_does():
-    torch.manual_seed(0)
-    model = TwoTowers()
-    twin = copy.deepcopy(model)
-    records = [Record(), Record()]
-    train_towers(model, records[0], lambda: None)
-    with stream_colocated(twin, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
-
-        def replan() -> None:
-            graph = find_modules(twin, pair_batch()).graph
-            plan = plan_from_quotas([{"left": 1, "right": 1}], graph=graph, device=backend.device)
-            handle.replan(reason="right is another one", plan=plan)
-
-        train_towers(twin, records[1], replan)
-        assert backend.launches_of(handle, "right")
-        assert "planned anew: right is another one" in handle.describe()
-    assert_same(*records)
-
-
-def train_towers(model: TwoTowers, record: Record, replan: Callable[[], None]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for step in range(6):
-        if step == 3:
-            torch.manual_seed(3)
-            model.right = tower(8, 16, nn.LayerNorm(16))
-            optimizer.add_param_group({"params": model.right.parameters()})
-            replan()
-        model(*pair_batch(step)).square().mean().backward()
-        record.note_model(model, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()

@@ -115,19 +115,6 @@ def test_a_plan_that_computes_something_else_on_the_sample_is_not_tried(caplog: 
         assert f"tried {BESIDE}: no step timed; on the sample its " in handle.describe()
 
 
-def test_evaluation_before_training_does_not_count_once_training_begins(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        with torch.no_grad():
-            for step in range(20):
-                towers(*pair_batch(step))
-                clock.now_ms += 1
-        assert handle.metrics()["trials"] == 1
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        assert handle.metrics()["trials"] == 2
-        assert handle.metrics()["trial_ms/the plain loop"] == 10
-        assert running(handle) == BESIDE
-
-
 def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
     """A loop that goes backward a step late: plans cannot be switched, and the loop stays as it was."""
     optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
@@ -202,18 +189,6 @@ def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTower
         steps(towers, handle, clock, times(plain=5, beside=3), 5, rows=3, until_decided=False)
         assert handle.metrics()["calls_in_place"] == in_place
         assert len(handle.timeline().spans) > spans
-
-
-def test_the_plain_loop_runs_while_batches_have_shapes_that_no_plan_was_tried_with(towers: TwoTowers):
-    with trying(towers) as (handle, clock):
-        steps(towers, handle, clock, times(plain=10, beside=6))
-        ran = steps(towers, handle, clock, times(plain=5, beside=6), 30, rows=3, until_decided=False)
-        assert ran == [BESIDE] * 20 + [PLAIN] * 10
-        assert "the plain loop runs until these return" in handle.describe()
-        ran = steps(towers, handle, clock, times(plain=10, beside=6), 5, until_decided=False)
-        assert ran == [PLAIN] + [BESIDE] * 4
-        assert "the plain loop runs until these return" not in handle.describe()
-        assert handle.metrics()["trials"] == 1
 
 
 # Asking for it.
