@@ -8,8 +8,7 @@ import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
 from mosaic.artifact import save
-from mosaic.retrain.arrivals import archive, new_dates, replay_dates
-from mosaic.retrain.folder import DayState, Folder
+from mosaic.retrain.folder import DayState, Folder, archive, new_dates, replay_dates
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import Outcome
 

@@ -51,7 +51,7 @@ def finding(check: DataCheck, name: str) -> Finding:
 
 def test_a_usual_day_is_let_through():
     check = checked(figures(9))
-    assert (check.quarantine, check.reason, check.replan) == (False, "", "")
+    assert (check.quarantine, check.reason) == (False, "")
     for one in check.usual:
         assert one.low is not None
         assert one.high is not None
@@ -101,9 +101,9 @@ def test_a_missing_modality_is_planned_for_and_not_quarantined():
     today = figures(9, modalities={"image": 500})
     check = checked(today)
     assert not check.quarantine
-    assert check.replan == "modality audio is missing"
-    assert checked(figures(10, modalities={"image": 500}), (*BEFORE, today)).replan == ""
-    assert checked(figures(10), (*BEFORE, today)).replan == "modality audio is new"
+    assert "audio is missing today" in finding(check, "modalities").sentence
+    assert "modalities" not in {each.name for each in checked(today, (*BEFORE, today)).findings}
+    assert "audio is new today" in finding(checked(figures(10), (*BEFORE, today)), "modalities").sentence
 
 
 def test_a_required_modality_that_is_missing_quarantines_the_day_also_the_second_day():
