@@ -62,7 +62,6 @@ class Day:
         torch.set_num_threads(self.plan.threads)
         self.handle = self._placed(batches)
         self._state = self._train_state()
-        self.handle.prepare_saving(optimizer=self._state.optimizers, companions=self._state.companions)
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
 
     def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:

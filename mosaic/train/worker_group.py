@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.ranks import Ranks, Told, tell_in
+from mosaic.checkpoint.ranks import Ranks, T, gather_objects
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.world import World
@@ -74,11 +74,11 @@ class WorkerGroup:
         mean = None if loss is None else float(stacked[:, len(flags) :].reshape(-1).sum())
         return tuple(stacked[:, : len(flags)].any(0).tolist()), mean
 
-    def broadcast(self, value: Told) -> Told:
+    def broadcast(self, value: T) -> T:
         return self.gather(value)[0]
 
-    def gather(self, value: Told) -> list[Told]:
-        return tell_in(self._small_group() if self.size > 1 else None, value)
+    def gather(self, value: T) -> list[T]:
+        return gather_objects(self._small_group() if self.size > 1 else None, value)
 
     def first_does(self, work: Callable[[], object]) -> None:
         """Runs ``work`` on rank 0 while the others wait; if it fails, all ranks raise."""
@@ -142,7 +142,7 @@ class PipelineGroup(WorkerGroup):
         parts = torch.stack([loss.float() for loss in losses]).cpu() / len(losses)
         return StepLoss(parts if self.rank == 0 else torch.zeros_like(parts), None)
 
-    def gather(self, value: Told) -> list[Told]:
+    def gather(self, value: T) -> list[T]:
         return self._world.all_gather(value)
 
     def leave(self) -> None:

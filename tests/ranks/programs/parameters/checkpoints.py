@@ -146,7 +146,6 @@ def going_on(rank: int, size: int, folder: str, source: str) -> bool:
 def resumed(rank: int, size: int, folder: str) -> bool:
     """The same plan, ended and begun again from new objects: bit for bit what goes on without an end."""
     first = Run(0, rank, size, plan_seed=5)
-    first.handle.prepare_saving(optimizer=first.optimizer, companions={"average": first.average})
     needed = room_needed(first.model, first.optimizer, {"average": first.average})
     first.train(0, 2)
     path = first.save(Path(folder), 2)
