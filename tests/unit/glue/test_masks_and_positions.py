@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from mosaic.glue import Glue, Tower
+from mosaic.glue import MultimodalModel, Tower
 
 TEXT = [3, 4]
 IDS = torch.tensor(
@@ -98,7 +98,7 @@ def test_positions_on_three_axes_are_qwen2_vls():
         ids, mm_token_type_ids=(ids == 7).int(), image_grid_thw=grid, attention_mask=mask
     )
     tower = Tower(cases.vision(), token=7, positions=grid_positions)
-    model = Glue(language_model=cases.language_model(), vision=tower)
+    model = MultimodalModel(language_model=cases.language_model(), vision=tower)
     found = model.positions(ids, mask - 1, vision={"image_grid_thw": grid})
     assert torch.equal(found, theirs)
     text = model.positions(torch.tensor([[1, 2]]))
@@ -134,7 +134,7 @@ def test_a_glued_language_model_with_m_rope_is_called_with_its_positions():
         after=lambda inputs, output: output.pooler_output,
         positions=lambda inputs: grid_positions({"image_grid_thw": inputs["grid_thw"]}),
     )
-    ours = Glue(language_model=Headed(), vision=tower)
+    ours = MultimodalModel(language_model=Headed(), vision=tower)
     kinds = (ids == 7).int()
     expected = theirs(
         input_ids=ids, pixel_values=given["pixel_values"], image_grid_thw=grid, mm_token_type_ids=kinds
