@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Backend, Lane, Lanes, Mark, Ticket
-from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.profiler import Subject
@@ -106,7 +106,7 @@ def _torch_contexts(backend: Backend, split: QuotaPair) -> Variant:
     _, torch_streams, note = _torch_streams(sms, ordinal)
     parts = parts_of(split)
     streams = {part: (stream, count) for part, stream, count in zip(parts, torch_streams, sms, strict=True)}
-    lanes = StreamLanes(TorchStreams(ordinal), streams, lambda: None)
+    lanes = StreamLanes(StreamApi(ordinal), streams, lambda: None)
     name = f"torch contexts {split[0]}+{split[1]}"
     return Variant(name, "torch_contexts", lanes, _both(lanes, parts), split, note)
 

@@ -21,7 +21,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 
 
 class Setting:
-    """One setting, which several pieces of work may want otherwise: the latest that runs has its way.
+    """One setting of the process, which several pieces of work may want differently: the latest that runs decides.
 
     Args:
         get: Reads it.
@@ -36,7 +36,7 @@ class Setting:
         self._running: dict[object, Any] = {}
 
     def begin(self, value: Any) -> Callable[[], None]:
-        """Sets it; returns what ends that, after which it is as the others want it, or as it was before all of them."""
+        """Sets it; returns a function that restores the value of the others, or the one before all of them."""
         key = object()
         with self._lock:
             if not self._running:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mosaic.backends.cuda.overlap import find_shared_sms
-from mosaic.backends.cuda.records import PartitionRecord
+from mosaic.backends.cuda.pool import PartitionRecord, find_shared_sms
 from mosaic.errors import CudaError
 
 
