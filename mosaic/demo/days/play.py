@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from safetensors.numpy import load_file
@@ -163,8 +164,14 @@ def wrong_labels(stage: Stage) -> Iterator[Check]:
 
 
 def other_ranks(stage: Stage) -> Iterator[Check]:
-    """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank."""
+    """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank.
+
+    Each rank needs a GPU of its own, so both train on CPU cores where there is one GPU.
+    """
     node = stage.node
+    if torch.cuda.device_count() == 1:
+        node.say("one GPU: both ranks train on CPU cores today")
+        node = replace(node, on_cpu=True)
     node.set(budget__micro_batches="2")
     alone = node.copy("one-rank")
     node.set(budget__ranks="2")

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.find.random_numbers import forked
-from mosaic.parts.draws import DrawsSeen
+from mosaic.parts.blank import DrawsSeen
 from mosaic.parts.split import ModelSplit
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
