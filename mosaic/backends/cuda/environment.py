@@ -112,7 +112,9 @@ def ask_nvml(uuid: str) -> NvmlAnswers:
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return NvmlAnswers(processes=tuple(sorted(int(one.pid) for one in running)), mig=_mig(pynvml, handle))
+            return NvmlAnswers(
+                processes=tuple(sorted(int(process.pid) for process in running)), mig=_mig(pynvml, handle)
+            )
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
@@ -127,10 +129,10 @@ def _mig(pynvml: object, handle: object) -> bool:
 
 
 def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
-    found = []
+    findings = []
     percentage = seen.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     if percentage is not None and not _is_all(percentage):
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
                 found=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
@@ -139,7 +141,7 @@ def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
             )
         )
     if seen.mps_control:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="MPS",
                 found=f"an MPS daemon listens at {seen.mps_control}",
@@ -147,7 +149,7 @@ def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
             )
         )
-    return found
+    return findings
 
 
 def _is_all(percentage: str) -> bool:
@@ -188,10 +190,10 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
             )
         ]
-    found = []
+    findings = []
     others = _other_processes(seen)
     if others:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="other processes",
                 found=f"other processes use this GPU (ids {', '.join(map(str, others))})",
@@ -200,7 +202,7 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
             )
         )
     if answers.mig:
-        found.append(
+        findings.append(
             EnvironmentFinding(
                 name="MIG",
                 found="this GPU is in MIG mode",
@@ -208,7 +210,7 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
                 way_out="nothing, if that is meant; else `nvidia-smi -mig 0`",
             )
         )
-    return found
+    return findings
 
 
 def _other_processes(seen: Surroundings) -> tuple[int, ...]:

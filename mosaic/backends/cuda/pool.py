@@ -144,13 +144,13 @@ class GreenPool:
             for layout in layouts:
                 self._add(layout)
             self._probe(layouts, image)
-            found = [
+            by_layout = [
                 [PartitionRecord.of(info) for info in self._pool.partitions(self._indices[layout])]
                 for layout in layouts
             ]
-            self._judge(loan, found)
+            self._judge(loan, by_layout)
             try:
-                for layout, records in zip(layouts, found, strict=True):
+                for layout, records in zip(layouts, by_layout, strict=True):
                     index = self._indices[layout]
                     for number, record in enumerate(records):
                         loan.add(self._pool.lend(index, number), record, layout=index)
@@ -170,14 +170,14 @@ class GreenPool:
             self._indices[layout] = index
 
     def _probe(self, layouts: Sequence[SlotLayout], image: Callable[[], bytes | None]) -> None:
-        found = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
-        if any(info.sm_ids is None for info in found) and (compiled := image()) is not None:
+        partitions = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
+        if any(info.sm_ids is None for info in partitions) and (compiled := image()) is not None:
             self._pool.verify(compiled)
 
-    def _judge(self, loan: StreamLoan, found: list[list[PartitionRecord]]) -> None:
-        everything = [record for records in found for record in records]
+    def _judge(self, loan: StreamLoan, by_layout: list[list[PartitionRecord]]) -> None:
+        everything = [record for records in by_layout for record in records]
         # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
-        groups, call = (found, "cuDevSmResourceSplit")
+        groups, call = (by_layout, "cuDevSmResourceSplit")
         if self.placement == "merged":
             groups, call = ([everything], "cuDevSmResourceSplitByCount")
         capability = self._compute_capability

@@ -195,9 +195,9 @@ def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable
         )
 
     def get() -> int:
-        found = ctypes.c_int(0)
-        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(found)))
-        return found.value
+        target = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(target)))
+        return target.value
 
     def put(num_sms: int) -> None:
         _check(
