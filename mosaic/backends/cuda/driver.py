@@ -30,7 +30,7 @@ class MissingFunction:
     since: str
     """CUDA version that brought it, such as ``12.4``."""
     use: str
-    """What is lost: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
+    """The lost use: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,13 +21,13 @@ class EnvironmentFinding:
     """One thing that defeats partitions, or may."""
 
     name: str
-    """What it is about, such as a variable's name."""
+    """Its subject, such as a variable's name."""
     found: str
-    """What is there."""
+    """The condition."""
     rule: str
     """Why it matters."""
     way_out: str
-    """What to do."""
+    """The remedy."""
 
     @property
     def sentence(self) -> str:
@@ -37,24 +37,24 @@ class EnvironmentFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAnswers:
-    """What NVIDIA's management library says about one device."""
+    """The state of one device by NVIDIA's management library."""
 
     processes: tuple[int, ...] = ()
     """Ids of the processes that compute on it, this one included."""
     mig: bool = False
-    """Whether it is cut into instances."""
+    """True if it is cut into instances."""
     problem: str = ""
-    """Why it could not be asked; empty if it answered."""
+    """The reason why NVML did not answer; empty if it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What was seen."""
+    """The observed surroundings of a process."""
 
     environ: Mapping[str, str]
     """The process's environment."""
     num_streams: int | None
-    """Streams in force at the same time; None where nobody knows yet."""
+    """Streams in use at the same time; None if unknown."""
     mps_control: str = ""
     """Path of the pipe to an MPS daemon; empty if there is none."""
     nvml: NvmlAnswers = field(default_factory=NvmlAnswers)
@@ -68,7 +68,7 @@ def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
 
     Args:
         uuid: The device, as ``nvidia-smi`` prints it.
-        num_streams: Streams in force at the same time.
+        num_streams: Streams in use at the same time.
     """
     return find_in(
         Surroundings(
@@ -87,7 +87,7 @@ def other_processes(uuid: str) -> tuple[int, ...]:
 
 
 def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
-    """Returns what defeats partitions, worst first."""
+    """Returns the findings that defeat partitions, worst first."""
     return (*_mps(seen), *_connections(seen), *_nvml(seen))
 
 
@@ -102,7 +102,7 @@ def mps_control(environ: Mapping[str, str]) -> str:
 
 
 def ask_nvml(uuid: str) -> NvmlAnswers:
-    """Asks about one device; says why where that is not possible."""
+    """Queries NVML about one device; the result has the reason if that is not possible."""
     try:
         import pynvml
     except ImportError as error:
@@ -111,10 +111,8 @@ def ask_nvml(uuid: str) -> NvmlAnswers:
         pynvml.nvmlInit()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return NvmlAnswers(
-                processes=tuple(sorted(int(process.pid) for process in running)), mig=_mig(pynvml, handle)
-            )
+            pids = [int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            return NvmlAnswers(processes=tuple(sorted(pids)), mig=_mig(pynvml, handle))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
