@@ -28,10 +28,9 @@ from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
+from mosaic.retrain.exits import DONE, QUARANTINED
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.records import DayReport, Outcome, RunFacts
-from mosaic.train.exits import DONE, QUARANTINED
-from mosaic.train.records import WINDOW_OVER, Trained
+from mosaic.retrain.records import WINDOW_OVER, DayReport, Outcome, RunFacts, Trained
 
 FIRST_DAY = date(2026, 11, 22)
 COMPARED_STEPS = 10

@@ -15,11 +15,11 @@ from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Request
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import AUTO, PlannerOptions
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.rank_space import RankSpace
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.context.sequences import share_sequences
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
