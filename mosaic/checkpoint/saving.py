@@ -56,7 +56,7 @@ class Saver:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._memory: dict[str, torch.Tensor] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
         self._layouts: tuple[list[str], list[_Layout]] | None = None
         self._pending: tuple[SavingPlace, Future[None]] | None = None
 
@@ -118,16 +118,18 @@ class Saver:
 
         Later copies reuse the memory: fresh memory takes several times as long as copying into it.
         """
+        starts = list(itertools.accumulate((-(-each.nbytes // 64) * 64 for each in tensors.values()), initial=0))
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        if self._memory.numel() < starts[-1] or (devices and not self._memory.is_pinned()):
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._memory = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=bool(devices))
         copies = {}
-        for name, tensor in tensors.items():
-            memory = self._memory.get(name)
-            if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
-                memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            copies[name] = memory.copy_(tensor, non_blocking=True)
-        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
+            flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
+            copies[name] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
+        for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        self._memory = copies
-        return dict(copies)
+        return copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,13 +60,6 @@ def test_where_all_is_given_ranks_that_are_left_are_replicas(model: MultimodalMo
     assert asked["plan"](request_for(8)).num_ranks == 4
 
 
-def test_ranks_that_share_layers_are_no_pipeline_ranks(model: MultimodalModel):
-    specs = dict.fromkeys(("vision", "audio", "language_model"), Parallel(tensor=2))
-    asked = parallelize(model, specs)
-    assert (asked["tensor"], asked["data"]) == (2, 1)
-    assert asked["plan"](request_for(8)).num_ranks == 4
-
-
 def specs_with(**more: Parallel) -> dict[str, Parallel]:
     return {name: Parallel(pipeline=1) for name in ("vision", "audio", "language_model")} | more
 

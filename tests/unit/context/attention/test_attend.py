@@ -38,11 +38,6 @@ def test_shorter_types_are_dense_attention_within_their_precision(
     assert summed == {torch.float32}  # over tiles and ranks
 
 
-def test_the_scale_of_scores_can_be_given():
-    q, k, v = tensors(dtype=torch.float64)
-    assert torch.allclose(alone()(q, k, v, scale=0.5), alone()(q * 0.5 * 8**0.5, k, v))
-
-
 def test_at_most_two_fetched_groups_and_two_sums_are_alive(monkeypatch: pytest.MonkeyPatch):
     alive: dict[str, weakref.WeakSet[torch.Tensor]] = {"fetched": weakref.WeakSet(), "sums": weakref.WeakSet()}
     most = {"fetched": 0, "sums": 0}

@@ -29,16 +29,6 @@ def lists(mask: BlockMask, kind: str) -> list[list[int]]:
     return [row[:count].tolist() for row, count in zip(indices, counts.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("name", list(MASKS))
-def test_it_is_the_mask_that_torch_finds_pair_by_pair(name: str):
-    own = made(plan_context(MASKS[name], 1, block=BLOCK), 0)
-    theirs = torchs(own)
-    assert own.shape == theirs.shape
-    for kind in KINDS:
-        assert lists(own, kind) == lists(theirs, kind)
-    assert own.sparsity() == theirs.sparsity()
-
-
 @pytest.mark.parametrize("method", ["lpt", "headtail"])
 @pytest.mark.parametrize("name", list(MASKS))
 def test_on_several_ranks_too_with_columns_in_the_order_of_the_sequence(name: str, method: str):
