@@ -18,7 +18,7 @@ import mosaic
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import InfeasibleError, MosaicError, UnsplittableError
 from mosaic.find.random_numbers import python_state
-from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.retrain.worker.seeds import generators_of

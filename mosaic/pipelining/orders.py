@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mosaic.errors import unknown
-from mosaic.pipelining.bounds import bound
-from mosaic.pipelining.order.simulate import deadlock_of
-from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed
+from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, bound, deadlock_of
 from mosaic.search_extension import load_search
 
 METHODS: Mapping[str, str] = MappingProxyType(

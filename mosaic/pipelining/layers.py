@@ -1,4 +1,8 @@
-"""Modules of the user's own model: a microbatch carries its layers' times and bytes, counted for its shapes.
+"""Metadata of a microbatch for planning: its amount of each modality.
+
+Modules of a pipeline as lists of layers, with times and bytes by amount of data.
+
+Modules of the user's own model: a microbatch carries its layers' times and bytes, counted for its shapes.
 
 A table of all shapes would be too large; the counts of a step's microbatches are made for their shapes, and travel with
 them to the planner.
@@ -6,12 +10,140 @@ them to the planner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from mosaic.pipelining.workload.layers import Layer
-from mosaic.pipelining.workload.microbatch import Microbatch
-from mosaic.pipelining.workload.rank_layer import ContextCosts
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Content of one microbatch.
+
+    Raises:
+        ValueError: A figure is negative or not finite, a count is not whole, or all are 0.
+    """
+
+    text_tokens: int = 0
+    """Tokens of text, without those of other modalities."""
+    images: int = 0
+    """Images."""
+    audio_s: float = 0.0
+    """Seconds of audio."""
+    video_s: float = 0.0
+    """Seconds of video."""
+    clips: int = 0
+    """Equally long clips of the video; 0: one, if it has video."""
+
+    def __post_init__(self) -> None:
+        for name in ("text_tokens", "images", "clips"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"microbatch: {name}={value!r}; use a whole number, 0 or more")
+        for name in ("audio_s", "video_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:  # also catches NaN
+                raise ValueError(f"microbatch: {name}={value!r}; use a finite number of seconds, 0 or more")
+        if not (self.text_tokens or self.images or self.audio_s or self.video_s):
+            raise ValueError("a microbatch without text, images, audio or video; give it some of any, or leave it out")
+        if self.clips and not self.video_s:
+            raise ValueError(f"microbatch: clips={self.clips} without video; give video_s too")
+
+    @property
+    def num_clips(self) -> int:
+        """Clips, 0 without video."""
+        return self.clips or (1 if self.video_s else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to treat a layer's activations between forward and backward (PipeWeaver, section 6.3)."""
+
+    name: str
+    """``keep`` or ``recompute``; see ``mosaic.parts.strategies``."""
+    kept_bytes: int
+    """Bytes from the end of forward to the end of backward."""
+    extra_forward_ms: float = 0.0
+    """Added time of forward."""
+    extra_backward_ms: float = 0.0
+    """Added time of backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer with a piece of a microbatch, on one rank of each axis."""
+
+    forward_ms: float
+    """Forward, including its collectives."""
+    backward_ms: float
+    """Backward for its inputs."""
+    weights_ms: float
+    """Backward for its weights; counts only if they train."""
+    strategies: tuple[Strategy, ...]
+    """Activation strategies; the first is ``keep``."""
+    workspace_bytes: int = 0
+    """Bytes while it runs, above the kept ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextCosts:
+    """Costs of one layer whose sequences context ranks share, on the rank with most."""
+
+    tokens: int
+    """Tokens on a rank."""
+    imbalance: float | None
+    """Work of attention over the mean of the ranks; None: sequences are not split."""
+    received_bytes: int
+    """Bytes of keys and values from other ranks in a forward."""
+    layer: Layer
+    """Times and memory."""
+
+
+class LayeredModule(Protocol):
+    """A module that pipelines cut between layers."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the graph."""
+
+    @property
+    def trains(self) -> tuple[bool, ...]:
+        """True for each layer whose weights train."""
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
+
+    def state_bytes(self, first: int, count: int) -> int:
+        """Returns the constant bytes on a rank: weights, and gradients and optimizer state if they train."""
+
+    def units(self, microbatch: Microbatch) -> int:
+        """Returns the most pieces of a microbatch: images, clips, 1 of packed text; 0: it is skipped."""
+
+    def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
+        """Returns all layers with ``units`` of a microbatch's units."""
+
+    def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
+        """Returns the bytes between two of its layers, and of its output, on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """``source``'s output is an input of ``target``."""
+
+    source: str
+    """Name of a module."""
+    target: str
+    """Name of a module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineModel:
+    """Modules in topological order, with their edges."""
+
+    modules: tuple[LayeredModule, ...]
+    """Encoders before the backbone, the backbone before decoders."""
+    feeds: tuple[Feed, ...] = ()
+    """Edges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

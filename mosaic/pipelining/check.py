@@ -12,10 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule, plan_of, wrong_cell
-from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, plan_of, wrong_cell
+from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed
 
 Rows = Sequence[Sequence[tuple[str | None, str]]]
 """Actions of each row: a verb, or None for computation, and its object."""
