@@ -24,7 +24,7 @@ from mosaic.ranks.running.handle import RankHandle, RankSession
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
 from mosaic.ranks.world.groups import device_of
 from mosaic.ranks.world.progress import THE_LOOP
-from mosaic.ranks.world.world import RankFacts, World
+from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
 
 
@@ -83,7 +83,7 @@ def _prepare(model: nn.Module, world: World, cache: ProfileCache, request: Reque
     with session.timed("find"):
         backend = world.run_on_all(lambda: options.with_sms(backend_for(model, request.backend, world.device)))
         on = prepare(world, model, request.sample, backend, modules=request.modules, exclude=request.exclude)
-        world.check_alike(RankFacts.of(backend.device, on.finding.graph))
+        world.check_alike(facts_of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))

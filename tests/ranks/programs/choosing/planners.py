@@ -9,7 +9,7 @@ from engine_cases import FAST
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.ranks.compare import Rounds, compare_plans
+from mosaic.ranks.compare import compare_plans
 
 STEPS = 3
 WIDTH = 4
@@ -54,7 +54,8 @@ def compared(rank: int, size: int) -> list[tuple[str, str, int, int, list[int], 
     found = compare_plans(
         Small,
         ("sequential", "data-parallel", "exact"),
-        rounds=Rounds(rounds=2, steps=2, warm_steps=1),
+        rounds=2,
+        steps=2,
         settings=FAST,
         backend=HostBackend(1),
     )
