@@ -16,8 +16,7 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.session import Request
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache
-from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
-from mosaic.ranks.choosing.planning import plans_of_first
+from mosaic.ranks.choosing.plans import RANK_TRIAL, Candidates, plans_of_first, rank_plans_to_try
 from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankSession

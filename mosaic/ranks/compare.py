@@ -22,8 +22,8 @@ from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
-from mosaic.profiler import ForeignLoad, ProfileSettings, measure_ring, measure_route
-from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
+from mosaic.profiler import ForeignLoad, ProfileSettings
+from mosaic.ranks.choosing.plans import cost_of_ranks, measure_links, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.running.prepare import cores_of_rank, prepare
 from mosaic.ranks.world.world import World
@@ -114,9 +114,7 @@ def _plans(
     world: World, workload: Any, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
 ) -> dict[str, Plan | str]:
     """Has rank 0 plan by each method; returns plans, or why there is none."""
-    device = backend.torch_device
-    ring = measure_ring(device, group=world.everyone)
-    route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
+    ring, route = measure_links(world)
     on = prepare(world, workload.model, workload.sample, backend)
 
     def planned() -> dict[str, Plan | str]:

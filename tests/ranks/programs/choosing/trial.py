@@ -18,8 +18,8 @@ from mosaic.engine.options import Options, RankSettings
 from mosaic.hardware import Link
 from mosaic.profile import Profile
 from mosaic.ranks import RankHandle
-from mosaic.ranks.choosing import planning
-from mosaic.ranks.choosing.candidates import RANK_TRIAL
+from mosaic.ranks.choosing import plans as planning
+from mosaic.ranks.choosing.plans import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.begun import join
 from ranks.graphs import difference
