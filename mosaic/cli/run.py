@@ -87,11 +87,9 @@ class Run:
         write_json(json.dumps(rows if self.compare else rows[methods[0]], indent=2) + "\n", self.json)
 
     def _run_on_ranks(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
-        import torch.distributed as dist
-
         from mosaic.cli.workload import load_workload
         from mosaic.profile import note_of_others
-        from mosaic.ranks.compare import compare_plans
+        from mosaic.ranks.compare import compare_plans, leave
 
         if self.output is not None:
             raise ValueError("--output draws what one process ran; leave it out under torchrun")
@@ -99,8 +97,7 @@ class Run:
         measured = compare_plans(
             lambda: load_workload(self.model), methods, plan=fixed, rounds=_ROUNDS, steps=steps, settings=settings
         )
-        is_first = dist.get_rank() == 0
-        dist.destroy_process_group()
+        is_first = leave()
         for row in measured:
             if row.plan is not None:
                 note_of_others(row.foreign_cpu_share, row.plan.device, strict=self.strict)

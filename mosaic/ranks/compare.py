@@ -110,6 +110,13 @@ def compare_plans(
     return list(measured.values())
 
 
+def leave() -> bool:
+    """Destroys the process group; returns whether this process was the first rank."""
+    is_first = dist.get_rank() == 0
+    dist.destroy_process_group()
+    return is_first
+
+
 def _plans(
     world: World, workload: Any, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
 ) -> dict[str, Plan | str]:
