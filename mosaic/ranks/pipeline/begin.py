@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split

@@ -8,7 +8,7 @@ import pytest
 import torch
 from example_cases import Ran, assert_equal, run_colocated, run_plain
 
-from mosaic.glue import Glue
+from mosaic.glue import MultimodalModel
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
 pytest.importorskip("espeakng_loader", reason="needs the extra demo")
@@ -34,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_glued_model_that_is_frozen_in_part_is_equal_and_saved_as_it_was_trained(cache: Path, tmp_path: Path):
     arguments = ["--steps", "3", "--rows", "4", "--cache", str(cache), "--save", str(tmp_path)]
     ran = check([*arguments, "--freeze", "vision.model", "audio.model"])
-    trained: Glue = ran.returned[0]
-    found = Glue.from_pretrained(tmp_path, callbacks={"audio.after": trained.audio.after})
+    trained: MultimodalModel = ran.returned[0]
+    found = MultimodalModel.from_pretrained(tmp_path, callbacks={"audio.after": trained.audio.after})
     assert found.frozen == ("vision.model", "audio.model")
     assert all(torch.equal(value, trained.state_dict()[name]) for name, value in found.state_dict().items())
