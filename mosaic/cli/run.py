@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -172,11 +171,12 @@ def run_in_turn(
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
     with ExitStack() as stack:
         children = [
-            stack.enter_context(Child("mosaic.cli.run", command.model, passive=passive)) for passive in (False, True)
+            stack.enter_context(Child("mosaic.cli.workload:plain_loop", command.model, passive=passive))
+            for passive in (False, True)
         ]
 
         def one_round(steps: int) -> list[list[float]]:
-            runs = {name: partial(child.ask, {"steps": steps}) for name, child in zip(WAITING, children, strict=True)}
+            runs = {name: partial(child.call, "steps", steps) for name, child in zip(WAITING, children, strict=True)}
             turns = take_turns({**runs, "colocated": partial(loop.steps, steps)}, 1)
             return [list(chain(*rounds)) for rounds in turns.values()]
 
@@ -264,20 +264,3 @@ def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
     columns = [("planner", False), *((heading, True) for heading in numbers)]
     title = "Plans measured on these ranks, in turn with data-parallel training"
     return make_table(title, columns, rows, caption="\n".join(lines))
-
-
-def serve_plain_loop(where: str) -> None:
-    """Runs a user's plain loop in a process of its own; see ``mosaic.child``.
-
-    Reads numbers of steps from standard input; takes each and prints the times in milliseconds.
-    """
-    from mosaic.cli.workload import Loop, load_workload
-
-    loop = Loop(load_workload(where))
-    answers, sys.stdout = sys.stdout, sys.stderr  # output of the model is not a result
-    for line in sys.stdin:
-        print(json.dumps(loop.steps(json.loads(line)["steps"])), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    serve_plain_loop(sys.argv[1])
