@@ -121,7 +121,6 @@ class PlacedPlan:
         self._adopting = set(self.sites) if adopts_shapes else set()
 
     def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a module by its site."""
         site = self.sites[name]
         if self._adopting and name in self._adopting:
             self._adopting.discard(name)
@@ -142,7 +141,6 @@ class PlacedPlan:
             site.forget_calls()
 
     def close(self) -> None:
-        """Ends the lanes."""
         self.executor.close()
 
 
@@ -160,25 +158,18 @@ class PendingBackwards:
         return bool(self._calls)
 
     def note(self, result: Any) -> None:
-        """Follows the results of a call until their backward has come, or nobody can ask for it any more."""
-        call = _PlainCall()
+        """Follows the results of a call until their backward has come, or is impossible."""
+        calls, call = self._calls, _PlainCall()
+
+        def arrived(_: torch.Tensor) -> None:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another one may follow
+                calls.discard(call)
+
         for tensor in tensors_in(result):
             if tensor.requires_grad and not tensor.is_leaf and not isinstance(tensor, LaneTensor):
-                tensor.register_hook(_Arrived(self._calls, call))
-                self._calls.add(call)  # its life is that of the hooks
+                tensor.register_hook(arrived)
+                calls.add(call)  # its life is that of the hooks
 
 
 class _PlainCall:
     """Stands for one call."""
-
-
-class _Arrived:
-    """A hook that forgets a call once its backward has come, unless another one may follow."""
-
-    def __init__(self, calls: weakref.WeakSet[_PlainCall], call: _PlainCall) -> None:
-        self._calls = calls
-        self._call = call
-
-    def __call__(self, grad: Any) -> None:
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self._calls.discard(self._call)

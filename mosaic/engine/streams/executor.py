@@ -320,25 +320,20 @@ class StreamExecutor:
 
     @property
     def num_backwards(self) -> int:
-        """How many backwards came through placed modules."""
         return self._timeline.num_backwards
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns`` on the device's clock; waits for it."""
         return self._timeline.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work."""
         return self._timeline.origin_ns
 
     @property
     def timeline(self) -> StreamTimeline:
-        """The record of when modules ran."""
         return self._timeline
 
     def clear_spans(self) -> None:
-        """Forgets what ran so far."""
         self._timeline.clear()
 
 
@@ -361,7 +356,6 @@ class _Call:
 
     @property
     def orders(self) -> list[LaneOrder]:
-        """The lanes that made its arguments."""
         return [tensor.order for tensor in self._owners.values() if type(tensor) is StreamTensor]
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
