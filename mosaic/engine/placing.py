@@ -132,7 +132,7 @@ class PlacedPlan:
         """Returns True if a call waits for a backward that only this plan's lanes can run as the plain loop would."""
         if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
             return self.executor.is_in_flight
-        return self.executor.is_in_flight or any(site.is_in_flight or site.is_in_place for site in self.sites.values())
+        return self.executor.is_in_flight or any(site.in_flight or site.in_place for site in self.sites.values())
 
     def forget_calls(self) -> None:
         """Waits for no backward any more: the calls were those of a model call that raised."""

@@ -112,18 +112,6 @@ class PlacedModule:
         self.in_flight.clear()
         self.in_place.clear()
 
-    @property
-    def is_in_flight(self) -> bool:
-        return bool(self.in_flight)
-
-    @property
-    def is_in_place(self) -> bool:
-        return bool(self.in_place)
-
-    @property
-    def num_pending(self) -> int:
-        return len(self.in_flight) + len(self.in_place)
-
 
 def owner_of(function: Callable[..., Any]) -> torch.nn.Module | None:
     owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)

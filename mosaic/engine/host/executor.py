@@ -216,13 +216,13 @@ class Executor(LaneWork):
     def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
         grad = arguments.state.grad
-        if signature.alone is not None and grad and site.num_pending:
+        if signature.alone is not None and grad and (site.in_flight or site.in_place):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
             return signature.obstacle or site.obstacle
         if signature.views_input:
             return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
-        if site.is_in_place and grad:
+        if site.in_place and grad:
             return "an earlier call of the same backward ran in place"
         if signature.recasts and not self._in_autocast:
             return "it uses a weight several times, in an autocast that may end before its lane does"
@@ -391,7 +391,7 @@ class Executor(LaneWork):
 
     @property
     def is_in_flight(self) -> bool:
-        return any(site.is_in_flight for site in self._glue.values())
+        return any(site.in_flight for site in self._glue.values())
 
     def forget_calls(self) -> None:
         """Forgets functions whose results are lost, though a traceback may keep them alive."""

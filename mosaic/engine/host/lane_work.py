@@ -206,7 +206,7 @@ class Backwards:
         all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
         and added at the end.
         """
-        several = site.num_pending > 1
+        several = len(site.in_flight) + len(site.in_place) > 1
         for parameter in parameters:
             if several or (parameter.grad is not None and not has_hooks(parameter)):
                 self.set_aside(parameter)
@@ -242,7 +242,7 @@ class Backwards:
         call = _InPlaceCall()
 
         def arrived(grad: torch.Tensor) -> Any:
-            if site.is_in_flight:
+            if site.in_flight:
                 self.current()
                 self.reach(site, site.parameters)
             if not torch._C._autograd._get_current_graph_task_keep_graph():
