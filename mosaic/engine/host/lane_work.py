@@ -225,11 +225,8 @@ class Backwards:
         for leaf, earlier in aside.values():
             if earlier is None:
                 continue
-            if leaf.grad is not None:
-                with (
-                    torch.no_grad()
-                ):  # as autograd adds: in place, unless that would make a dense gradient of a sparse one
-                    later = leaf.grad
+            if (later := leaf.grad) is not None:
+                with torch.no_grad():  # in place, as autograd adds, unless a sparse gradient would become dense
                     earlier = later + earlier if earlier.is_sparse and not later.is_sparse else earlier.add_(later)
             leaf.grad = earlier
 
