@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Pipeline(KeepsCheckpoints):
         self.degrees, self.partition = trial.best.degrees, trial.best.partition
         self._model, self._grids = setup.model, setup.grids
         self._runner = setup.runner(trial.best, keeps_all=False)
-        self._counted = replace(setup.counted, numbers=self._runner.numbers)
+        self._counted = setup.counted
         self._lacks_weights = bool(self._runner.parted.give_memory())
         stand_for_others(setup.model, setup.world)
         self._counted.whole.renew_stand_ins()

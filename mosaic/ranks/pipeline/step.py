@@ -20,7 +20,6 @@ from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span
 from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.planner import StepPlanner
-from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.rank_grid import RankGrid
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.tensor import WeightSlices
@@ -87,7 +86,8 @@ class PipelineRunner:
             self.sums = GradientSums(model, counted.split, planner.partition, grid, slices)
         self._counted, self._loss = counted, loss
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
-        self.numbers = DrawnNumbers(self.parted)
+        self.numbers = counted.numbers
+        self.numbers.add_follower(self.parted)
         self._lanes: LaunchMode = InTurn() if backend is None else open_lanes(backend, planner.partition, grid.place)
         grid.transport.open_lanes(lane_pairs(planner.partition, counted.split.feeds))
 
