@@ -57,9 +57,10 @@ def four_by_four(inputs: dict[str, Any], output: Any) -> Tensor:
 
 
 def to_inputs(drawn: Batch, *, sees: bool = True, hears: bool = True) -> dict[str, Any]:
-    """Placeholders, then the caption; a row's image is three of one digit each."""
+    """Placeholders, then the caption; an image of three digits becomes three of one digit each."""
     rows = len(drawn["text"])
-    ids = [torch.full((rows, PATCHES * sees + SOUNDS * hears), IMAGE), drawn["text"]]
+    placeholders = torch.full((rows, PATCHES * sees + SOUNDS * hears), IMAGE, device=drawn["text"].device)
+    ids = [placeholders, drawn["text"]]
     ids[0][:, PATCHES * sees :] = AUDIO
     input_ids = torch.cat(ids, dim=1)
     labels = input_ids.masked_fill((input_ids == 0) | (input_ids >= IMAGE), -100)
@@ -72,19 +73,23 @@ def to_inputs(drawn: Batch, *, sees: bool = True, hears: bool = True) -> dict[st
     }
 
 
-def make_batches(data: DigitTriples, rows: int, steps: int) -> Iterator[dict[str, Any]]:
+def make_batches(data: DigitTriples, rows: int, steps: int, device: str) -> Iterator[dict[str, Any]]:
     for step, drawn in enumerate(batches(data.train, rows, seed=1, steps=steps)):
-        yield to_inputs(drawn, sees=step % 5 != 3, hears=step % 5 != 4)
+        yield to_inputs(on(device, drawn), sees=step % 5 != 3, hears=step % 5 != 4)
+
+
+def on(device: str, drawn: Batch) -> Batch:
+    return {name: values.to(device) for name, values in drawn.items()}
 
 
 @torch.no_grad()
-def share_right(model: nn.Module, given: dict[str, Any]) -> float:
-    """Returns how many letters of captions are told right, of strings, voices and scans that training never saw."""
+def accuracy(model: nn.Module, inputs: dict[str, Any]) -> float:
+    """Returns the share of caption letters that the model predicts, on scans and voices that training never saw."""
     model.eval()
-    said = model(**given).logits[:, :-1].argmax(-1)
+    predicted = model(**inputs).logits[:, :-1].argmax(-1)
     model.train()
-    asked = given["labels"][:, 1:]
-    return float((said == asked)[asked >= 0].float().mean())
+    labels = inputs["labels"][:, 1:]
+    return float((predicted == labels)[labels >= 0].float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
@@ -92,19 +97,20 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, torch.optim
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rows", type=int, default=32, help="of a batch")
     parser.add_argument("--freeze", nargs="*", default=[], help="modules that do not train, such as vision.model")
-    parser.add_argument("--cache", type=Path, default=Path("mosaic-demo/cache"), help="where the data are kept")
+    parser.add_argument("--cache", type=Path, default=Path("mosaic-demo/cache"), help="folder of the prepared data")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
     data = load(args.cache)
-    model = make_model().freeze(*args.freeze)
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=2e-3)
-    sample = next(make_batches(data, args.rows, 1))
+    model = make_model().freeze(*args.freeze).to(args.device)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=2e-3)
+    sample = next(make_batches(data, args.rows, 1, args.device))
     mosaic.colocate(model, sample=sample)  # <- mosaic
 
     losses = []
-    for step, batch in enumerate(make_batches(data, args.rows, args.steps)):
+    for step, batch in enumerate(make_batches(data, args.rows, args.steps, args.device)):
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
@@ -112,10 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, torch.optim
         losses.append(loss.item())
         if step % 25 == 0 or step == args.steps - 1:
             print(f"step {step}: loss {losses[-1]:.3f}")
-    (tested,) = batches(data.test, 128, seed=2, steps=1)
+    (drawn,) = batches(data.test, 128, seed=2, steps=1)
     alone = {"images alone": {"hears": False}, "speech alone": {"sees": False}, "neither": dict.fromkeys(SENSES, False)}
-    for what, given in {"both": {}, **alone}.items():
-        print(f"letters right with {what}: {share_right(model, to_inputs(tested, **given)):.0%}")
+    for modalities, senses in {"both": {}, **alone}.items():
+        print(f"accuracy with {modalities}: {accuracy(model, to_inputs(on(args.device, drawn), **senses)):.0%}")
     if args.save:
         model.save_pretrained(args.save)
     return model, optimizer, losses

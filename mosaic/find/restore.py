@@ -183,13 +183,30 @@ class Objects:
             if not _is_same(now := _content(container), content):
                 yield container, now
 
-    def difference(self) -> str | None:
-        """Names something in the containers, or an array, that differs now; contents of tensors are not compared."""
+    def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yields each container or array that differs, the key in a dict, and the values before and now.
+
+        An absent value is None; contents of tensors are not compared.
+        """
         for container, content in self._containers:
-            if not same(now := _content(container), content):
-                return _differing_item(container, content, now)
-        changed = any(array.tobytes() != values.tobytes() for array, values in self._arrays)
-        return "an array" if changed else None
+            now = _content(container)
+            if not same(now, content) and isinstance(container, dict):
+                before = dict(zip(content[: len(content) // 2], content[len(content) // 2 :], strict=True))
+                for key in {**before, **container}:
+                    old, new = before.get(key), container.get(key)
+                    if not same(old, new):
+                        yield container, key, old, new
+            elif not same(now, content):
+                yield container, None, content, now
+        for array, values in self._arrays:
+            if array.tobytes() != values.tobytes():
+                yield array, None, values, array
+
+    def difference(self) -> str | None:
+        """Names the first difference."""
+        for container, key, _, _ in self.differences():
+            return f"a {type(container).__name__}" if key is None else repr(key)
+        return None
 
     def refill(self, contents: Iterable[tuple[_Container, tuple[Any, ...]]]) -> None:
         """Gives containers the contents of an earlier run; those that ``restore`` does not know keep theirs."""
@@ -264,6 +281,21 @@ class Objects:
                         self._cells.append((cell, value))
 
 
+@contextmanager
+def restored_objects(model: nn.Module) -> Iterator[Objects]:
+    """Restores attributes, containers, arrays, generators and buffers of a model; parameters are not noted."""
+    objects = Objects(model)
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+    try:
+        yield objects
+    finally:
+        objects.restore()
+        with torch.no_grad():
+            for buffer, content in buffers:
+                if not torch.equal(buffer, content):  # a graph may have saved it: no needless write
+                    buffer.copy_(content)
+
+
 def _is_plain(kind: type) -> bool:
     return not issubclass(kind, (type, Enum)) and kind.__module__.partition(".")[0] not in _LIBRARIES
 
@@ -285,16 +317,6 @@ def same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # tensors and arrays of several elements answer with as many
         return False
-
-
-def _differing_item(container: _Container, before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
-    if not isinstance(container, dict):
-        return f"a {type(container).__name__}"
-    halves = len(before) // 2, len(now) // 2
-    old = dict(zip(before[: halves[0]], before[halves[0] :], strict=True))
-    new = dict(zip(now[: halves[1]], now[halves[1] :], strict=True))
-    keys = (key for key in {**old, **new} if key not in old or key not in new or not same(old[key], new[key]))
-    return repr(next(keys, "the order of a dict"))
 
 
 def _refill(container: _Container, content: tuple[Any, ...]) -> None:

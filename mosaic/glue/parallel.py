@@ -20,9 +20,8 @@ from mosaic.context.attention import Attend, ContextBatch
 from mosaic.errors import unknown
 from mosaic.glue.glue import Glue
 from mosaic.glue.record import LANGUAGE_MODEL
-from mosaic.pipelining.partition.parallel import on_own_ranks
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.cuts import on_own_ranks
+from mosaic.pipelining.partition import Partition, Request
 
 MaskOf = Callable[[Mapping[str, Any]], MaskWords]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,13 +15,85 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import forked, python_state
-from mosaic.parts.draws import Draw, DrawsSeen
-from mosaic.parts.hooked import Forward, HookedCall, hidden_of, recorded_hooked_calls, without_data
 from mosaic.parts.split import copied
 from mosaic.parts.strategies import is_cache, without_cache
+
+Forward = Callable[..., Any]
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Replaces the modules' ``forward``; hooks still run around it."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+
+
+def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Returns a layer's hidden input: the first tensor among its arguments."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One operator that draws random numbers."""
+
+    operator: Any
+    leaves: tuple[Any, ...]
+    """Its arguments; tensors have no data."""
+    tree: Any
+    """Tree of the arguments."""
+
+    def repeat(self, device: torch.device) -> None:
+        """Draws as many numbers, and discards them."""
+        arguments = [
+            torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device).fill_(1)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in self.leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(arguments, self.tree)
+        self.operator(*args, **kwargs)
+
+
+class DrawsSeen(TorchDispatchMode):
+    """Records random operators while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws: list[Draw] = []
+
+    def draws(self) -> Sequence[Draw]:
+        """Returns the recorded operators in order."""
+        return tuple(self._draws)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, and records it if it draws."""
+        if draws_random_numbers(func, args, kwargs or {}):
+            leaves, tree = pytree.tree_flatten((args, kwargs or {}))
+            self._draws.append(Draw(func, tuple(map(_without_data, leaves)), tree))
+        return func(*args, **(kwargs or {}))
+
+
+def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Returns True if an operator of torch draws random numbers; fused attention does only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or arguments.get("dropout_p", 0.0) != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +110,6 @@ class _Blank:
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     passed: tuple[int | None, ...]
     """The index of the arguments' leaf that each leaf is, or is a view of."""
-    hooked: tuple[HookedCall, ...]
-    """Calls of inner modules with forward hooks."""
 
 
 class BlankResults:
@@ -57,7 +128,6 @@ class BlankResults:
         self._alone = alone
         self._known: dict[Hashable, _Blank] = {}
         self.by_values: set[int] = set()
-        self._hooked: dict[Hashable, tuple[HookedCall, ...]] = {}
         self._precisions: dict[Hashable, torch.dtype] = {}
 
     def forget(self) -> None:
@@ -88,19 +158,6 @@ class BlankResults:
     ) -> bool:
         """Returns True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
         return self._blank(module, forward, args, kwargs).has_effects
-
-    def hooked_in(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[HookedCall, ...]:
-        """Returns the calls of inner modules with hooks; the arguments' shapes determine theirs."""
-        key = (id(module), *map(_key, _flat(args, kwargs)[0]))
-        if key not in self._hooked:
-            self._hooked[key] = self._blank(module, forward, args, kwargs).hooked
-        return self._hooked[key]
-
-    def zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """Returns zeros without memory."""
-        return torch.zeros((), dtype=like.dtype, device=self._device).expand(like.shape)
 
     def in_precision_of(
         self, name: str, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -185,8 +242,8 @@ def _recorded(
     """Runs a module with other weights, and records its effects."""
     weights = {f"inner.{name}": weight(each, is_buffer=False) for name, each in module.named_parameters()}
     buffers = {f"inner.{name}": weight(each, is_buffer=True) for name, each in module.named_buffers()}
-    before, versions, hooked = python_state(), _versions([*arguments, *buffers.values()]), list[HookedCall]()
-    with torch.no_grad(), DrawsSeen() as seen, recorded_hooked_calls(module, hooked):
+    before, versions = python_state(), _versions([*arguments, *buffers.values()])
+    with torch.no_grad(), DrawsSeen() as seen, _inner_hooks_off(module):
         result = functional_call(_Bare(module, forward), weights | buffers, *pytree.tree_unflatten(arguments, tree))
     draws_in_python = not before.is_same(python_state())
     leaves, spec = pytree.tree_flatten(result)
@@ -196,7 +253,7 @@ def _recorded(
         if isinstance(argument, torch.Tensor)
     }
     return _Blank(
-        leaves=tuple(map(without_data, leaves)),
+        leaves=tuple(map(_without_data, leaves)),
         tree=spec,
         draws=seen.draws(),
         draws_in_python=draws_in_python,
@@ -204,7 +261,6 @@ def _recorded(
         passed=tuple(
             memory.get(leaf.untyped_storage()._cdata) if isinstance(leaf, torch.Tensor) else None for leaf in leaves
         ),
-        hooked=tuple(hooked),
     )
 
 
@@ -219,6 +275,20 @@ def _quiet_fake_tensors() -> Iterator[None]:
             yield
     finally:
         log.disabled = before
+
+
+@contextmanager
+def _inner_hooks_off(module: nn.Module) -> Iterator[None]:
+    """Lets no hook of a module inside see what is computed without data."""
+    inner = [part for part in module.modules() if part is not module and part._forward_hooks]
+    before = [part._forward_hooks for part in inner]
+    for part in inner:
+        part._forward_hooks = OrderedDict()
+    try:
+        yield
+    finally:
+        for part, hooks in zip(inner, before, strict=True):
+            part._forward_hooks = hooks
 
 
 def _versions(leaves: list[Any]) -> list[int]:
@@ -247,3 +317,10 @@ def _key(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype
     return leaf if isinstance(leaf, int | float | str | None) else type(leaf).__qualname__
+
+
+def _without_data(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with _disable_current_modes():
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")

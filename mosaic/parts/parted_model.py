@@ -15,10 +15,9 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
+from mosaic.find.restore import restored_objects
 from mosaic.graph import Part
-from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.module_state import kept_state
-from mosaic.parts.hooked import Forward, HookedResults, replaced_forwards, watching
+from mosaic.parts.blank import BlankResults, replaced_forwards
 from mosaic.parts.pass_through import ChunkEnded, CurrentCall, Door, Draws, PassThrough
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.weights import StandIns, WeightsInUse, device_of, drop_weights, give_memory, load_weights, meta_buffer
@@ -187,7 +186,7 @@ class PartedModel:
         split.check_chunks(self.chunks)
         self.device = device or device_of(model, {})
         self._current, self._in_use = CurrentCall(), WeightsInUse()
-        self._doors, self._results = self._make_doors(), HookedResults()
+        self._doors = self._make_doors()
         mine = [self.chunks[index] for index in sorted(self.own)]
         self._names = frozenset().union(*map(split.parameters_of, mine))
         running = frozenset().union(*map(split.sites_of, mine))
@@ -369,7 +368,6 @@ class PartedModel:
             received=received,
             sends=plan.sends,
             present=plan.present,
-            results=self._results,
         )
 
     def _run(self, plan: ChunkPlan, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
@@ -387,7 +385,7 @@ class PartedModel:
             copies = {value: tensor.clone() for value, tensor in inputs.items()}  # the chunk may write into it
             through = self._through(plan, own=plan.own, received=copies)
             through.added = added
-            with torch.no_grad(), forked(self.device), kept_state(self.model):
+            with torch.no_grad(), forked(self.device), self._doors_in_place(), restored_objects(self.model):
                 try:
                     results.append(self._run(plan, through, kwargs))
                 except Exception:  # of any kind: the real run raises it again, and other values may be impossible
@@ -399,15 +397,6 @@ class PartedModel:
                 f"{switches and f' ({switches})'} that it did not need with the sample; split with a sample that takes "
                 "the same way through the model"
             )
-
-    def _watching_forwards(self) -> dict[nn.Module, Forward]:
-        """Returns recording forwards of inner modules whose hooked results other chunks need."""
-        paths = {f"{site.path}.{call.path}" for site in self.split.sites for call in site.hooked}
-        return {
-            module: watching(path, module, self._results)
-            for path in paths
-            for module in [self.model.get_submodule(path)]
-        }
 
     def _call(self, through: PassThrough, kwargs: Mapping[str, Any]) -> Any:
         with self._doors_in_place(), self._in_use.shared():
@@ -430,8 +419,7 @@ class PartedModel:
                 for door in self._doors:
                     door.find_forward()
                 self._in_place.enter_context(self._stand_ins.placed())
-                forwards = self._watching_forwards() | {door.module: door for door in self._doors}
-                self._in_place.enter_context(replaced_forwards(forwards))
+                self._in_place.enter_context(replaced_forwards({door.module: door for door in self._doors}))
             self._num_calls += 1
         try:
             yield

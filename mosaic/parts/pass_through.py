@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import RandomState, torch_state
-from mosaic.parts.blank import BlankResults
-from mosaic.parts.hooked import Forward, HookedResults, tensors_seen
+from mosaic.parts.blank import BlankResults, Forward
 from mosaic.parts.split import ModelSplit, Value
 from mosaic.parts.strategies import repeatable, run_layer
 from mosaic.parts.weights import WeightsInUse
@@ -54,8 +53,6 @@ class PassThrough:
     """Strategies of own layers, by site."""
     added: float = 0.0
     """Added to stand-ins for results of other sites, to test that the chunk does not depend on them."""
-    results: HookedResults = field(default_factory=HookedResults)
-    """Results of hooked modules inside own sites."""
     values: dict[Value, torch.Tensor] = field(default_factory=dict)
     """Values made so far, to send."""
     _calls: Counter[str] = field(default_factory=Counter)
@@ -65,20 +62,16 @@ class PassThrough:
     def enter(self, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a site, or stands in for it."""
         index = self._site(door)
-        hooked = self.split.sites[index].hooked
         if index in self.own:
             self.resume_random_numbers()
-            with self.results.collected() as seen:
-                strategy = self.strategies.get(index, "keep")
-                is_repeated = self.split.sites[index].has_effects and strategy != "keep"
-                run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
-                result = run_layer(strategy, run, args, kwargs)
+            strategy = self.strategies.get(index, "keep")
+            is_repeated = self.split.sites[index].has_effects and strategy != "keep"
+            run = repeatable(door.run, tuple(door.module.buffers())) if is_repeated else door.run
+            result = run_layer(strategy, run, args, kwargs)
             leaves = [result] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
-            leaves += tensors_seen(door.path, hooked, seen) if hooked else []
         else:
             self.pause_random_numbers()
             result, leaves = self._stand_in(index, door, args, kwargs)
-            leaves += self._run_hooks(index, door, args, kwargs) if hooked else []
         for number, leaf in enumerate(leaves):
             if (value := Value(index, number)) in self.sends and isinstance(leaf, torch.Tensor):
                 self.values[value] = leaf
@@ -129,25 +122,6 @@ class PassThrough:
                 leaves[number] = _Received.apply(tensor)
                 self.resume_random_numbers()
         return pytree.tree_unflatten(leaves, tree), leaves
-
-    def _run_hooks(self, index: int, door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Calls the hooks inside a site that does not run, with received tensors or zeros."""
-        site, needed_values = self.split.sites[index], self.split.kept_by_hooks(index)
-        hooked = site.hooked
-        if not self.received.keys() >= set(needed_values):
-            hooked = self.blank.hooked_in(door.module, door.forward, args, kwargs)
-        all_tensors: list[torch.Tensor] = []
-        for call in hooked:
-            values = [Value(index, site.num_leaves + len(all_tensors) + at) for at in range(len(call.tensors))]
-            zeros = [self.blank.zeros(call.leaves[number]) for number in call.tensors]
-            tensors = [
-                _Received.apply(self.received[value]) if value in self.received else zero
-                for value, zero in zip(values, zeros, strict=True)
-            ]
-            if not set(needed_values).isdisjoint(values):
-                call.run_hooks(door.module, tensors)
-            all_tensors += tensors
-        return all_tensors
 
     def pause_random_numbers(self) -> None:
         """Saves the generators before random numbers of other chunks."""

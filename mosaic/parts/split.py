@@ -11,7 +11,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.graph import Part
-from mosaic.parts.hooked import HookedCall
 
 
 class Value(NamedTuple):
@@ -47,13 +46,6 @@ class Site:
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python."""
     form: Any = field(default=None, repr=False, compare=False)
     """Its result without the tensors, as leaves and a tree."""
-    hooked: tuple[HookedCall, ...] = field(default=(), repr=False, compare=False)
-    """Inner calls whose hooked results others need; they are its values behind its leaves."""
-
-    @property
-    def num_leaves(self) -> int:
-        """Number of leaves of its result."""
-        return 0 if self.form is None else len(self.form[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,19 +118,7 @@ class ModelSplit:
 
     @cached_property
     def _sites_with_further_values(self) -> frozenset[int]:
-        return frozenset(value.site for value in self._consumers if 0 < value.leaf < self.sites[value.site].num_leaves)
-
-    def kept_by_hooks(self, site: int) -> tuple[Value, ...]:
-        """Returns values that hooks inside of a site keep and others need."""
-        return self._kept_by_hooks.get(site, ())
-
-    @cached_property
-    def _kept_by_hooks(self) -> dict[int, tuple[Value, ...]]:
-        by_site: dict[int, tuple[Value, ...]] = {}
-        for value in self._consumers:
-            if value.leaf >= self.sites[value.site].num_leaves:
-                by_site[value.site] = (*by_site.get(value.site, ()), value)
-        return by_site
+        return frozenset(value.site for value in self._consumers if value.leaf)
 
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
         """Returns the values that a part beginning at this layer, above 0, needs from the part before it.

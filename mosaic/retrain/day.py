@@ -25,17 +25,16 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import arrivals, hooks, versions
 from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.exits import DONE, FAILED, INTERRUPTED
+from mosaic.retrain.exits import QUARANTINED as REFUSED
 from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
 from mosaic.retrain.gate import Contest, DayScores, ModelFacts, RowSet, decide
 from mosaic.retrain.lock import boot_id, held
 from mosaic.retrain.recipe import Recipe, read_recipe
-from mosaic.retrain.records import GateResult, Outcome
+from mosaic.retrain.records import NEW_WEIGHTS, Environment, GateResult, Outcome, Trained
 from mosaic.retrain.report import is_reported, write_report
 from mosaic.retrain.versions import Card
 from mosaic.retrain.workers import Ended, Workers
-from mosaic.train.exits import DONE, FAILED, INTERRUPTED
-from mosaic.train.exits import QUARANTINED as REFUSED
-from mosaic.train.records import NEW_WEIGHTS, Environment, Trained
 
 CODES: dict[Outcome, int] = {
     "promoted": DONE,

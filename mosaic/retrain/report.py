@@ -27,15 +27,17 @@ from mosaic.retrain.records import (
     Comparison,
     DayReport,
     DaySquare,
+    Environment,
     GateResult,
     Outcome,
     Restart,
     RunFacts,
     SourceRows,
+    StoredPlan,
+    Trained,
     Usual,
 )
-from mosaic.train.data.sources import Sources
-from mosaic.train.records import Environment, StoredPlan, Trained
+from mosaic.retrain.worker.sources import Sources
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30

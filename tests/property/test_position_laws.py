@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.train.data.permutation import mixed, permuted
-from mosaic.train.data.positions import BLOCK, BLOCKS_IN_CYCLE, CYCLE, PositionStream, Source, shares_of
+from mosaic.retrain.worker.positions import (
+    BLOCK,
+    BLOCKS_IN_CYCLE,
+    CYCLE,
+    PositionStream,
+    Source,
+    mixed,
+    permuted,
+    shares_of,
+)
 
 BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
 

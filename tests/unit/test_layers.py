@@ -27,8 +27,7 @@ LAYERS = [
     {"engine", "glue"},
     {"ranks", "report"},
     {"colocate", "pipeline"},
-    {"microbench", "train"},
-    {"retrain"},
+    {"microbench", "retrain"},
     {"demo"},
     {"cli"},
 ]
@@ -48,7 +47,6 @@ HOMES = {
             "pipeline.py",
             "profiler",
             "ranks",
-            "train",
         ),
         *("cost/counting", "context/attention", "demo", "microbench"),
         *("retrain/worker", "cli/workload.py", "cli/counting.py"),  # run a user's model

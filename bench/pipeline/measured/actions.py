@@ -14,9 +14,8 @@ import torch
 
 from bench.pipeline.in_process import InProcess
 from bench.record import Figure
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.program import Edge
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec

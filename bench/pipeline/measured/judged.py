@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.pipeline.measured.models import Microbatch
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.tasks import Timed
-from mosaic.pipelining.workload.counted import CountedMicrobatch
+from mosaic.pipelining.layers import CountedMicrobatch
+from mosaic.pipelining.planner import SharedStep
+from mosaic.pipelining.schedule import TaskName
+from mosaic.pipelining.tasks import Timed, simulate
 from mosaic.ranks.pipeline.planner import StepPlanner
 from mosaic.ranks.pipeline.setup import PipelineSetup
 from mosaic.ranks.pipeline.step import PipelineRunner

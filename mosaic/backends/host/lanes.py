@@ -29,17 +29,14 @@ class HostTicket(Generic[T]):
     ) -> None:
         self._work: Callable[[], T] | None = work
         self.slots = slots
-        self.after: tuple[Ticket[object], ...] = tuple(ticket for ticket in after if not ticket.done)
+        self.after: tuple[Ticket[object], ...] = tuple(after)
         self.order = order
-        self._finished = threading.Event()
+        self.done = False  # whether the work has ended, well or not
+        self._running = threading.Lock()  # held until then
+        self._running.acquire()
         self._result: T | None = None
         self._error: BaseException | None = None
         self._interval_ns = (0, 0)
-
-    @property
-    def done(self) -> bool:
-        """Whether the work has ended, well or not."""
-        return self._finished.is_set()
 
     @property
     def interval_ns(self) -> tuple[int, int]:
@@ -49,12 +46,15 @@ class HostTicket(Generic[T]):
     @property
     def ready(self) -> bool:
         """Whether everything that it waits for has ended."""
-        self.after = tuple(ticket for ticket in self.after if not ticket.done)
+        if self.after:
+            self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
     def wait(self) -> T:
         """Blocks until the work has ended; returns its result or raises what it raised."""
-        self._finished.wait()
+        if not self.done:
+            with self._running:  # of one statement: an interrupt must not leave it held
+                pass
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set whenever there is no error
@@ -73,7 +73,8 @@ class HostTicket(Generic[T]):
 
     def finish(self) -> None:
         """Marks it as ended, so that waiters go on."""
-        self._finished.set()
+        self.done = True
+        self._running.release()
 
 
 class _Arbiter:
@@ -111,8 +112,10 @@ class _Arbiter:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
-            self.queues[key].append(ticket)
-            self._wake_ready()
+            queue = self.queues[key]
+            queue.append(ticket)
+            if queue[0] is ticket and self._may_run(ticket):
+                self.wake[key].notify()
         return ticket
 
     def next(self, key: Key) -> HostTicket[Any] | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from resource import RLIMIT_FSIZE, prlimit
@@ -34,10 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A retraining folder; ``say`` prints the lines of its runs."""
+    """A retraining folder; ``say`` prints the lines of its runs, and ``on_cpu`` hides GPUs from them."""
 
     path: Path
     say: Say
+    on_cpu: bool = False
 
     def day(self, name: date) -> DayFolder:
         """Returns the files of a day."""
@@ -51,7 +52,8 @@ class Node:
             clock: UTC time of the night, such as ``01:00:00``.
         """
         now = f"{(name + timedelta(days=1)).isoformat()}T{clock}Z"
-        return Run(self.day(name), [*_RETRAIN, "run", str(self.path), "--now", now], self.say)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if self.on_cpu else None
+        return Run(self.day(name), [*_RETRAIN, "run", str(self.path), "--now", now], self.say, environment)
 
     def run(self, name: date) -> int:
         """Starts a run and waits; returns its exit code."""
@@ -71,7 +73,7 @@ class Node:
         """Copies the folder with its state."""
         to = self.path / ASIDE / name
         shutil.copytree(self.path, to, symlinks=True, ignore=shutil.ignore_patterns(ASIDE))
-        return Node(to, self.say)
+        return replace(self, path=to)
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replaces a text that occurs once in a file.
@@ -101,17 +103,20 @@ class Run:
         day: Day of the run.
         command: Command line.
         say: Prints each line of its output.
+        environment: Environment variables; None for those of this process.
 
     Attributes:
         lines: Its output so far.
     """
 
-    def __init__(self, day: DayFolder, command: list[str], say: Say) -> None:
+    def __init__(self, day: DayFolder, command: list[str], say: Say, environment: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self._is_killed = False
         self._day = day
         self._say = say
-        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from safetensors.numpy import load_file
@@ -27,10 +28,9 @@ from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
+from mosaic.retrain.exits import DONE, QUARANTINED
 from mosaic.retrain.folder import DayFolder
-from mosaic.retrain.records import DayReport, Outcome, RunFacts
-from mosaic.train.exits import DONE, QUARANTINED
-from mosaic.train.records import WINDOW_OVER, Trained
+from mosaic.retrain.records import WINDOW_OVER, DayReport, Outcome, RunFacts, Trained
 
 FIRST_DAY = date(2026, 11, 22)
 COMPARED_STEPS = 10
@@ -163,8 +163,14 @@ def wrong_labels(stage: Stage) -> Iterator[Check]:
 
 
 def other_ranks(stage: Stage) -> Iterator[Check]:
-    """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank."""
+    """Trains on two ranks, with a full disk for a time; a copy takes the first steps on one rank.
+
+    Each rank needs a GPU of its own, so both train on CPU cores where there is one GPU.
+    """
     node = stage.node
+    if torch.cuda.device_count() == 1:
+        node.say("one GPU: both ranks train on CPU cores today")
+        node = replace(node, on_cpu=True)
     node.set(budget__micro_batches="2")
     alone = node.copy("one-rank")
     node.set(budget__ranks="2")

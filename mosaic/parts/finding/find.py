@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked
+from mosaic.find.restore import Objects, restored_objects
 from mosaic.parts.blank import BlankResults
-from mosaic.parts.finding.follow import Followed, follow
+from mosaic.parts.finding.follow import Followed, follow, kept_inside
 from mosaic.parts.finding.layer_lists import (
     LayerList,
     LayerListError,
@@ -23,10 +27,9 @@ from mosaic.parts.finding.layer_lists import (
     is_chain,
     layer_name,
 )
-from mosaic.parts.finding.module_state import kept_state
 from mosaic.parts.finding.seen_call import SeenCall
 from mosaic.parts.parted_model import kind_of
-from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
+from mosaic.parts.split import ModelSplit, Site, SplitModule, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 
@@ -57,8 +60,6 @@ def describe(
     check_random_numbers(owned)
     check_rows(owned)
     parameters = _parameters(model, owned)
-    needed = frozenset().union(*(call.values for _, call in owned))
-    hooked_sites = {value.site for value in needed if value.leaf >= seen.calls[value.site].num_leaves}
     return ModelSplit(
         kind=kind_of(sample),
         modules=_modules({path: chains[path] for path in order}, names, owned, seen, list(sample)),
@@ -74,9 +75,8 @@ def describe(
                 keeps_shape=call.keeps_shape,
                 has_effects=call.has_effects,
                 form=call.form,
-                hooked=call.hooked if index in hooked_sites else (),
             )
-            for index, (((path, layer), call), used) in enumerate(zip(owned, parameters, strict=True))
+            for ((path, layer), call), used in zip(owned, parameters, strict=True)
         ),
         output_leaves=output_leaves,
         written_inputs=tuple(sorted(seen.written_inputs)),
@@ -151,53 +151,7 @@ def _idle(
     }
 
 
-_Read = tuple[Collection[Value], Collection[SeenCall]]
-"""Values that were read, and calls whose inner tensors were read."""
-
-
-def check_hooked(seen: Followed, blank: Followed) -> Followed:
-    """Returns the run without data if its hooks kept the same tensors as the real run.
-
-    Args:
-        seen: A run in which a tensor made inside a site, and not returned, was read.
-        blank: The run without data: only hooks of modules inside sites were called there.
-
-    Raises:
-        UnsplittableError: A tensor is kept other than by such hooks.
-    """
-    assert seen.kept is not None
-    is_alike = [call.path for call in seen.calls] == [call.path for call in blank.calls] and blank.kept is None
-    if not is_alike or not all(map(_Alike(seen, blank), _reads(seen), _reads(blank))):
-        raise kept_inside(*seen.kept)
-    return blank
-
-
-def kept_inside(path: str, line: str) -> UnsplittableError:
-    """Returns the error of a tensor made inside a call and read at a line: other ranks do not have it."""
-    return UnsplittableError(
-        f"a tensor made inside of {path} is used outside of it at {line}, other than as its result (an attribute keeps "
-        "it, or a hook something else than what its module returns); on another rank it is not there: return it, or "
-        "switch off what uses it"
-    )
-
-
-def _reads(followed: Followed) -> Iterator[_Read]:
-    for call in (*followed.calls, *(() if followed.loss is None else (followed.loss,))):
-        yield call.values, call.kept
-    if followed.loss is None:
-        for leaf in followed.output.values():
-            yield leaf.values, leaf.inside
-
-
-class _Alike:
-    def __init__(self, seen: Followed, blank: Followed) -> None:
-        self._seen, self._blank = seen.calls, blank.calls
-
-    def __call__(self, read: _Read, blank_read: _Read) -> bool:
-        returned = {value for value in blank_read[0] if value.leaf < self._blank[value.site].num_leaves}
-        hooked_sites = {value.site for value in set(blank_read[0]) - returned}
-        return set(read[0]) == returned and hooked_sites == {self._seen.index(call) for call in read[1]}
-
+_NUMBERS = (int, float, np.ndarray)
 
 Owner = tuple[str, int]
 """Name of a module's list, and index of the layer."""
@@ -410,24 +364,14 @@ def _split(
     stand_ins = StandIns(model, inside=[layer for layers in lists.values() for layer in layers], device=device)
     blank = BlankResults(device) if stand_ins.by_name or _is_on_meta(model) else None
     if blank is not None:
-        _check_buffers(model, sites)
+        _check_runs_without_data(model, sites)
 
-    def run_sample(blank: BlankResults | None) -> Followed:
-        with kept_state(model) as states, forked(device), stand_ins.placed():
+    with restored_objects(model) as before, forked(device):
+        with stand_ins.placed():
             parameters = dict(model.named_parameters()) | stand_ins.by_name
             tensors = copied(dict(sample))
             seen = follow(model, tensors, sites=sites, scopes=scopes, parameters=parameters, blank=blank, loss=loss)
-            for state in states:
-                state.check(seen.is_drawn)
-            return seen
-
-    seen = run_sample(blank)
-    if seen.kept is not None:
-        try:
-            blank_run = run_sample(BlankResults(device))
-        except UnsplittableError:
-            raise kept_inside(*seen.kept) from None
-        seen = check_hooked(seen, blank_run)
+        _check_state(model, before, seen.is_drawn)
     chains = _chains(lists, seen, by_hand=modules is not None)
     return describe(model, sample, seen, chains, _names(list(chains), modules))
 
@@ -487,9 +431,53 @@ def _is_on_meta(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def _check_buffers(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
+_PURE_HOOKS = "transformers.utils.output_capturing"
+"""The library whose hooks keep results that a flag of the configuration asks for."""
+
+
+def _check_runs_without_data(model: nn.Module, sites: Mapping[str, nn.Module]) -> None:
+    """Raises UnsplittableError if a buffer between sites is on the meta device, or a hook keeps what a site makes."""
     inside = {id(module) for site in sites.values() for module in site.modules()}
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta and id(module) not in inside:
                 raise meta_buffer(f"{path}.{name}")
+        if getattr(getattr(module, "config", None), "output_router_logits", False):
+            raise kept_inside(path or "the model", "output_router_logits=True of its configuration")
+    for path, site in sites.items():
+        for inner in site.modules():
+            if inner is not site and any(hook.__module__ != _PURE_HOOKS for hook in inner._forward_hooks.values()):
+                raise kept_inside(path, "a forward hook inside of it, which does not run without weights")
+
+
+def _check_state(model: nn.Module, before: Objects, is_drawn: Callable[[Any], bool]) -> None:
+    """Raises UnsplittableError if a run left state that changes the next one.
+
+    Such state is a number, an array, a queue, another tensor in a buffer's place, and a container with numbers that
+    were drawn between layers.
+    """
+    homes = {id(vars(module)): (path, module) for path, module in model.named_modules()}
+    buffers = {id(module._buffers): path for path, module in model.named_modules()}
+    values = {id(value): (path, name) for path, m in model.named_modules() for name, value in vars(m).items()}
+    for container, key, old, new in before.differences():
+        path, name = values.get(id(container), (None, ""))
+        if id(container) in buffers:
+            path, name = buffers[id(container)], f"buffer {key}"
+            changed = new is not None and not (new.is_meta or torch.equal(new, old))
+        elif id(container) in homes:
+            (path, module), name = homes[id(container)], f"attribute {key}"
+            old = getattr(type(module), key, None) if old is None else old
+            changed = _is_state(new, is_drawn)
+            if isinstance(new, _NUMBERS) and isinstance(old, _NUMBERS) and not isinstance(new, bool):
+                changed = not np.array_equal(old, new, equal_nan=True)
+        else:
+            name, changed = f"attribute {name}", isinstance(container, np.ndarray) or _is_state(container, is_drawn)
+        if changed and path is not None:
+            raise UnsplittableError(
+                f"{path or 'the model'} changes its {name} when it is called; chunks call it more often than the plain "
+                "loop does, and in another order: let the loop change it"
+            )
+
+
+def _is_state(value: Any, is_drawn: Callable[[Any], bool]) -> bool:
+    return isinstance(value, deque) or (isinstance(value, dict | list | set) and is_drawn(value))

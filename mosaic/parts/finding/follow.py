@@ -17,10 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.find.random_numbers import python_state
-from mosaic.parts.blank import BlankResults
-from mosaic.parts.draws import draws_random_numbers
+from mosaic.parts.blank import BlankResults, Forward, draws_random_numbers, hidden_of, replaced_forwards
 from mosaic.parts.finding.seen_call import NOTHING, SeenCall, Sources, caller, is_checkpointed, line_of, tensors_in
-from mosaic.parts.hooked import Forward, hidden_of, replaced_forwards
 from mosaic.parts.split import Value
 
 _SHAPE_ALONE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
@@ -35,7 +33,6 @@ class Provenance(TorchDispatchMode):
         scopes: Names of the modules around it.
         decided: Sources of Python numbers read between calls: all later results may depend on them.
         scoped_inputs: Inputs read in each scope while it was the innermost.
-        kept: The first call whose inner tensor was read elsewhere, and the line that read it.
         written_inputs: Inputs that the model writes into.
     """
 
@@ -46,7 +43,6 @@ class Provenance(TorchDispatchMode):
         self.here: SeenCall | None = None
         self.scopes: list[str] = []
         self.decided = NOTHING
-        self.kept: tuple[str, str] | None = None
         self.scoped_inputs: dict[str, set[str]] = {}
         self._sources: dict[int, Sources] = {}
         self._memory: dict[int, StorageWeakRef] = {}  # keeps addresses unique
@@ -75,9 +71,9 @@ class Provenance(TorchDispatchMode):
     def note_read(self, value: Any) -> Sources:
         """Records a read of these tensors by the running call, and by the module around it."""
         sources = self.sources(value)
-        if self.kept is None:
-            made_in = (call.path for call in sources.inside if self.here is None or call.path != self.here.path)
-            self.kept = next(((path, caller()) for path in made_in), None)
+        for call in sources.inside:
+            if self.here is None or call.path != self.here.path:
+                raise kept_inside(call.path, caller())
         if self.here is not None:
             self.here.read(sources)
         if self.scopes:
@@ -209,14 +205,21 @@ class Followed:
     """Sources of each returned tensor, by its place in the output."""
     loss: SeenCall | None
     """Reads of the loss; None without a loss."""
-    kept: tuple[str, str] | None
-    """A call whose inner tensor is read elsewhere, and the line that reads it."""
     is_drawn: Callable[[Any], bool]
     """Returns True if tensors in a container were drawn between calls."""
     written_inputs: frozenset[str]
     """Tensors of the sample that the model wrote into."""
     scoped_inputs: dict[str, set[str]]
     """Tensors of the sample that were read between calls, by the module that holds the layers."""
+
+
+def kept_inside(path: str, reader: str) -> UnsplittableError:
+    """Returns the error of a tensor that a call makes, does not return, and somebody else reads."""
+    return UnsplittableError(
+        f"a tensor made inside of {path} is used outside of it at {reader}, other than as its result (a hook or an "
+        "attribute keeps it); on another rank it is not there: return it, or switch off what uses it, such as "
+        "output_router_logits"
+    )
 
 
 class _Run:
@@ -288,23 +291,10 @@ class _Run:
             leaves, tree = self._blank.of(module, forward, args, kwargs)
             passed = self._blank.passed_by(module, forward, args, kwargs)
             call.has_effects = self._blank.has_effects(module, forward, args, kwargs)
-            call.hooked = self._blank.hooked_in(module, forward, args, kwargs)
         for leaf, argument in zip(leaves, passed, strict=True):
             if argument is not None:
                 self.provenance.mark(leaf, self.provenance.sources(argument))
-        self._run_hooks(call, module, self._blank, first=len(leaves))
         return pytree.tree_unflatten(leaves, tree)
-
-    def _run_hooks(self, call: SeenCall, module: nn.Module, blank: BlankResults, *, first: int) -> None:
-        """Calls hooks inside a call that does not run, with zeros, which become further values of the call."""
-        leaf = first
-        for hooked in call.hooked:
-            with _disable_current_modes():
-                tensors = [blank.zeros(hooked.leaves[number]) for number in hooked.tensors]
-            for tensor in tensors:
-                self.provenance.mark(tensor, Sources(values=frozenset([Value(len(self.calls) - 1, leaf)])))
-                leaf += 1
-            hooked.run_hooks(module, tensors)
 
     def _end(self, call: SeenCall, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)
@@ -359,7 +349,6 @@ def follow(
         calls=run.calls,
         output=output,
         loss=read,
-        kept=provenance.kept,
         is_drawn=lambda value: bool(provenance.sources(value).random),
         written_inputs=frozenset(provenance.written_inputs),
         scoped_inputs=provenance.scoped_inputs,

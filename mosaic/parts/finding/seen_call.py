@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.parts.hooked import HookedCall
 from mosaic.parts.split import Value
 
 
@@ -37,10 +36,6 @@ class SeenCall:
     """Lines of operations between calls that made the shape of its inputs depend on values of other calls."""
     outputs: set[str] = field(default_factory=set)
     """Places in the model's output that it read, for the loss alone."""
-    kept: set[SeenCall] = field(default_factory=set)
-    """Calls whose inner tensors it read without their return."""
-    hooked: tuple[HookedCall, ...] = ()
-    """Calls of its inner modules with hooks."""
     form: tuple[list[Any], Any] | None = None
     """Its result without the tensors."""
     has_effects: bool = False
@@ -48,18 +43,12 @@ class SeenCall:
     keeps_shape: bool = False
     """True if its first result has its first input's shape."""
 
-    @property
-    def num_leaves(self) -> int:
-        """Number of leaves of its result."""
-        return 0 if self.form is None else len(self.form[0])
-
     def read(self, sources: Sources) -> None:
         """Adds the sources of a read tensor."""
         self.values |= sources.values
         self.parameters |= sources.parameters
         self.inputs |= sources.inputs
         self.random |= sources.random
-        self.kept |= {call for call in sources.inside if call.path != self.path}
         self.rows |= sources.rows
         self.outputs |= sources.outputs
 

@@ -24,12 +24,10 @@ from mosaic.find.random_numbers import RandomState, torch_state
 from mosaic.parts.parted_model import PartedModel
 from mosaic.parts.pieces import count_units, join_pieces, slice_piece
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import even_pieces
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.workload.layers import Layer
+from mosaic.pipelining.layers import Layer
+from mosaic.pipelining.partition import Partition, even_pieces
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.program import Edge
 from mosaic.ranks.pipeline.random_numbers import DrawnNumbers
 from mosaic.ranks.pipeline.sequences import SharedItems

@@ -21,8 +21,8 @@ from mosaic.parts.finding.layer_lists import check_model
 from mosaic.parts.modes import Modes
 from mosaic.parts.pass_through import Door
 from mosaic.parts.weights import swappable
+from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
-from mosaic.pipelining.workload.counted import CountedMicrobatch
 from mosaic.ranks.parameters.elsewhere import Elsewhere, Home, take_back, tensors_of
 from mosaic.ranks.pipeline.lanes import describe_lanes
 from mosaic.ranks.pipeline.planner import StepSchedules

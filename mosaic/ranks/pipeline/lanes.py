@@ -13,7 +13,7 @@ from mosaic.backends.host import HostBackend
 from mosaic.backends.table import default_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.partition.partition import Partition
+from mosaic.pipelining.partition import Partition
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, OnStreams, OnThreads
 from mosaic.ranks.pipeline.transport import LanePair

@@ -10,19 +10,23 @@ from dataclasses import dataclass, replace
 
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import Cluster, Link
+from mosaic.pipelining.layers import AS_COUNTED, CountedMicrobatch, Microbatch
 from mosaic.pipelining.next_step import NextStepPlanner, StepPlanning
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan
-from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.planner import (
+    PlannedStep,
+    PlannerOptions,
+    SharedStep,
+    plan_baseline,
+    plan_shares,
+    plan_step,
+    shares_of,
+)
 from mosaic.pipelining.rank_hardware import Degrees
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep, plan_shares, shares_of
-from mosaic.pipelining.schedule.action import TaskName
-from mosaic.pipelining.schedule.schedule import PipelineSchedule, forward_only
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import AS_COUNTED, CountedMicrobatch
-from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.ranks.world.world import World
 
 _LOG = logging.getLogger("mosaic")

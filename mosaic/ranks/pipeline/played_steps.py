@@ -6,12 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.order.simulate import simulate
-from mosaic.pipelining.schedule.action import TaskName, Verb
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
-from mosaic.pipelining.tasks import TaskGraph, Timed
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.layers import Microbatch
+from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
+from mosaic.pipelining.tasks import ActionKind, TaskGraph, Timed, simulate
 from mosaic.rank_trace import RankSpan
 from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.planner import StepPlanner

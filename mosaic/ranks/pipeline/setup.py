@@ -25,15 +25,12 @@ from mosaic.errors import (
 )
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
-from mosaic.pipelining.partition.partition import Partition
-from mosaic.pipelining.partition.request import Request
+from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan
-from mosaic.pipelining.planner import AUTO, PlannerOptions
+from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
-from mosaic.pipelining.rank_space import RankSpace
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.partition import partition_of_schedule
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
+from mosaic.pipelining.task_graph import RankSpace
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.counting import CountedModel, count_model
 from mosaic.ranks.pipeline.lanes import backend_of, check_lanes

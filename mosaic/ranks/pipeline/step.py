@@ -13,7 +13,7 @@ from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
 from mosaic.errors import InvalidScheduleError, RankFailedError
 from mosaic.parts.parted_model import PartedModel
-from mosaic.pipelining.replicas import SharedStep
+from mosaic.pipelining.planner import SharedStep
 from mosaic.ranks.pipeline.chunk_work import ChunkWork, Loss, Scale, StepData
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.pipeline.executor import InTurn, LaunchMode, Span

@@ -29,7 +29,7 @@ from mosaic.errors import ModuleContractError, UnsplittableError
 from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.graph import Part
 from mosaic.parts.split import ModelSplit
-from mosaic.pipelining.workload.counted import CountedModule, scaled_layer
+from mosaic.pipelining.layers import CountedModule, scaled_layer
 from mosaic.ranks.pipeline.counting import CountedModel
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 

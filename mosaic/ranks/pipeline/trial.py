@@ -17,16 +17,14 @@ from itertools import chain, pairwise
 from mosaic.errors import InfeasibleError
 from mosaic.find.random_numbers import forked
 from mosaic.graph import Part
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.order.search import OrderLimits
-from mosaic.pipelining.partition.partition import Chunk, Partition
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.plan import FittedTimes, HostTimes
-from mosaic.pipelining.planner import AUTO
-from mosaic.pipelining.replicas import SharedStep
-from mosaic.pipelining.schedule.action import TaskName, Verb
-from mosaic.pipelining.tasks import TaskGraph
-from mosaic.pipelining.workload.counted import ModuleFit, PhaseFit
+from mosaic.pipelining.layers import ModuleFit, PhaseFit
+from mosaic.pipelining.orders import OrderLimits
+from mosaic.pipelining.partition import Chunk, Partition, Request
+from mosaic.pipelining.plan import FittedTimes
+from mosaic.pipelining.planner import AUTO, SharedStep
+from mosaic.pipelining.schedule import TaskName, Verb
+from mosaic.pipelining.task_graph import HostTimes
+from mosaic.pipelining.tasks import ActionKind, TaskGraph
 from mosaic.ranks.pipeline.executor import Span
 from mosaic.ranks.pipeline.planner import PLANNED, StepPlanner
 from mosaic.ranks.pipeline.setup import PipelineSetup

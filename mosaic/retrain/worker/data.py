@@ -21,13 +21,11 @@ from mosaic.errors import MosaicError
 from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.folder import load_of_earlier_day
 from mosaic.retrain.gate import Scores, joined
-from mosaic.retrain.worker.score import model_of, weights_of
+from mosaic.retrain.worker.loader import is_iterable
+from mosaic.retrain.worker.positions import CYCLE, shares_of
+from mosaic.retrain.worker.score import Unreadable, model_of, read_rows, score_batches
+from mosaic.retrain.worker.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
 from mosaic.retrain.worker.work import Work
-from mosaic.train.data.positions import CYCLE, shares_of
-from mosaic.train.data.samples import is_iterable
-from mosaic.train.data.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
-from mosaic.train.scoring import Unreadable, read_rows, score_batches
-from mosaic.train.worker_group import WorkerGroup
 
 MAX_ROWS = 5000
 """Most rows of a day to check, evenly spread."""
@@ -103,7 +101,7 @@ def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
         )
 
 
-def check_new_data(work: Work, group: WorkerGroup) -> None:
+def check_new_data(work: Work) -> None:
     """Writes ``figures.json`` and ``data_check.json``.
 
     The champion scores today's rows. Without one, new weights do, for labels and modalities only.
@@ -111,21 +109,15 @@ def check_new_data(work: Work, group: WorkerGroup) -> None:
     judged = [day for day in work.folder.days() if day.state.outcome in ("promoted", "held", "refused")]
     earlier = [load_of_earlier_day(DayFigures, day.figures) for day in judged if day.path != work.day.path]
     before = tuple(figures for figures in earlier if figures is not None)
-    today, program = _Measured(), work.program
+    today, frozen = _Measured(), _Measured()
     rows = today.rows_of(work, [work.folder.path / record.path for record in work.sources.of_kind("new")])
-    with model_of(work, weights_of(work, work.day.state.champion), group) as model:
-        columns = joined(score_batches(program, model, rows, batch=work.recipe.budget.batch, device=group.device))
-
-    def write() -> None:
-        figures = _figures(work, today, columns, before)
-        save(figures, work.day.figures)
-        frozen = _Measured()
-        for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
-            pass
-        check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
-        save(check, work.day.data_check)
-
-    group.first_does(write)
+    columns = joined(score_batches(work, model_of(work, work.day.state.champion), rows))
+    figures = _figures(work, today, columns, before)
+    save(figures, work.day.figures)
+    for _ in frozen.rows_of(work, [work.folder.path / work.recipe.sources.frozen]):
+        pass
+    check = check_data(figures, before, work.recipe.check, today_rows=today.digests, frozen_rows=frozen.digests)
+    save(check, work.day.data_check)
 
 
 class _Measured:

@@ -27,8 +27,8 @@ from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
 from mosaic.retrain.day import Clock
 from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.records import StoredPlan
 from mosaic.retrain.worker import main as worker
-from mosaic.train.records import StoredPlan
 from mosaic.user_file import import_file
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"

@@ -12,7 +12,7 @@ from torch import nn
 
 import mosaic
 from mosaic.glue import Glue, Parallel, Tower, parallelize
-from mosaic.pipelining.order.search import OrderLimits
+from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.planner import PlannerOptions
 from ranks.begun import join
 from ranks.graphs import colocated, difference, twins

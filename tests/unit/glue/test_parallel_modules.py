@@ -10,10 +10,9 @@ import pytest
 from pipeline_cases import plain
 
 from mosaic.glue import Glue, Parallel, parallelize
-from mosaic.pipelining.partition.parallel import on_own_ranks
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.workload.layers import Feed, PipelineModel
-from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.cuts import on_own_ranks
+from mosaic.pipelining.layers import Feed, Microbatch, PipelineModel
+from mosaic.pipelining.partition import Request
 
 
 @pytest.fixture(scope="module")

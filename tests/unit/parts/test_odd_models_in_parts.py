@@ -16,6 +16,7 @@ from part_models import WIDTH, PartedCase, text_batch
 from parted_equality import check_cut, check_equal
 from torch import nn
 
+from mosaic.errors import UnsplittableError
 from mosaic.find.random_numbers import forked, random_state
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.parted_model import PartedModel
@@ -285,11 +286,16 @@ def experts() -> nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
-def test_routers_logits_that_hooks_keep_for_a_loss_are_sent():
-    case = PartedCase(make=experts, batch=text_batch, cuts=(THIRDS, THIRDS))
-    check_equal(case)
-    split = find_split(experts(), text_batch())
-    assert len(split.carried("model", 2)) == 3  # hidden, and logits of two routers
+def test_routers_logits_that_hooks_keep_for_a_loss_are_refused_with_and_without_weights():
     empty = experts()
     drop_weights(empty, keep=(), whole=())
-    assert find_split(empty, text_batch()) == split
+    for model in (experts(), empty):
+        with pytest.raises(UnsplittableError, match=r"made inside of .* is used outside .*output_router_logits"):
+            find_split(model, text_batch())
+
+
+def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))).to("meta")
+    model[1][0].register_forward_hook(lambda module, args, result: None)
+    with pytest.raises(UnsplittableError, match="made inside of 1 is used outside of it at a forward hook"):
+        find_split(model, {"input": torch.zeros(2, 4)})

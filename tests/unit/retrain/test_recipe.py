@@ -10,8 +10,7 @@ import pytest
 
 from mosaic.cli.main import run as command_line
 from mosaic.errors import InvalidRecipeError
-from mosaic.retrain.recipe import Recipe, read_recipe
-from mosaic.train.budget import Budget
+from mosaic.retrain.recipe import Budget, Recipe, read_recipe
 
 TEXT = """\
 model = "train.py:Towers"

@@ -14,8 +14,7 @@ from stream_data import samples
 
 from mosaic.errors import MosaicError
 from mosaic.ranks import RankSampler
-from mosaic.train.data.loader import BatchCut, BatchLoader, StepBatch
-from mosaic.train.data.samples import RejectCount
+from mosaic.retrain.worker.loader import BatchCut, BatchLoader, RejectCount, StepBatch
 
 BAD = {"old": {row: ValueError("torn") for row in range(0, 90, 9)}}
 LENIENT = 0.5

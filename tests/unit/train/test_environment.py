@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mosaic.train.environment import environment_here
+from mosaic.retrain.worker.environment import environment_here
 
 
 def test_a_commit_that_git_could_not_say_is_no_difference_and_another_one_is():

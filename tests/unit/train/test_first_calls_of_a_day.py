@@ -10,11 +10,12 @@ import torch
 from engine_cases import colocated, pair_batch
 from torch import nn
 
-from mosaic.train.budget import Budget
-from mosaic.train.data.loader import MicroBatch, StepBatch
-from mosaic.train.loop import Loop, TrainState
-from mosaic.train.records import DayNotes
-from mosaic.train.worker_group import WorkerGroup
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.recipe import Budget
+from mosaic.retrain.records import DayNotes
+from mosaic.retrain.worker.group import WorkerGroup
+from mosaic.retrain.worker.loader import MicroBatch, StepBatch
+from mosaic.retrain.worker.loop import Loop, TrainState
 
 STAGES = [{"left": 1, "right": 1}]
 
@@ -65,11 +66,11 @@ def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = TrainState(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
     budget = Budget(batch=14, save="1h", keep=1)
-    settings: Any = SimpleNamespace(budget=budget, until=None, checkpoints=folder, metrics=None)
-    program: Any = SimpleNamespace(loss=loss, update_companions=None)
-    told: Any = SimpleNamespace(received="")
-    group = WorkerGroup(torch.device("cpu"))
-    return Loop(program, state, settings, group, told, step=0, notes=DayNotes(loaded="", rejects={}))
+    program = SimpleNamespace(loss=loss, update_companions=None)
+    work: Any = SimpleNamespace(program=program, budget=budget, day=DayFolder(folder))
+    stop: Any = SimpleNamespace(received="")
+    group, notes = WorkerGroup(torch.device("cpu")), DayNotes(loaded="", rejects={})
+    return Loop(work, state, group, stop, until=None, step=0, notes=notes)
 
 
 def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(tmp_path: Path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mosaic.train.data.sources import SourceRecord, Sources, held_out_rows, trained_rows
+from mosaic.retrain.worker.sources import SourceRecord, Sources, held_out_rows, trained_rows
 
 RECORD = SourceRecord(kind="new", day="2026-11-22", path="data/2026-11-22", files=(), digest="", rows=1000)
 SOURCES = Sources(

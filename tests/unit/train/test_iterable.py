@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mosaic.errors import MosaicError
-from mosaic.train.data.iterable import IterableLoader
-from mosaic.train.data.loader import BatchCut
+from mosaic.retrain.worker.iterable import IterableLoader
+from mosaic.retrain.worker.loader import BatchCut
 
 
 class Plain:

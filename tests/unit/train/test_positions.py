@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from mosaic.train.data.positions import CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
+from mosaic.retrain.worker.positions import CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
 
 HALVES = (
     Source(name="new", rows=40, share=Fraction(7, 10)),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.train.data.seeds import drawn_under, generators_of, seed_step
+from mosaic.retrain.worker.seeds import drawn_under, generators_of, seed_step
 
 
 def draw() -> tuple[float, ...]:

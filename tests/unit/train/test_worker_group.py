@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mosaic.train.environment import use_repeatable_kernels
-from mosaic.train.worker_group import WorkerGroup
+from mosaic.retrain.worker.environment import use_repeatable_kernels
+from mosaic.retrain.worker.group import WorkerGroup
 
 CPU = torch.device("cpu")
 

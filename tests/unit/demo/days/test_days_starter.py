@@ -20,7 +20,7 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 from mosaic.demo.days.digits import DayKind, Material, open_material, write_day
 from mosaic.demo.days.starter import write_starter
 from mosaic.errors import MosaicError
-from mosaic.train.data.sources import held_out_rows
+from mosaic.retrain.worker.sources import held_out_rows
 
 DAY = date(2026, 11, 22)
 

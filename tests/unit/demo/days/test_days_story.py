@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="needs the extra demo")
 
 from mosaic.artifact import parse_toml
 from mosaic.demo.days.node import Node, Run, with_setting
-from mosaic.demo.days.play import MODALITIES
+from mosaic.demo.days.play import FIRST_DAY, MODALITIES, Stage, other_ranks
 from mosaic.demo.days.starter import TEMPLATES, template
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import DayFolder
@@ -55,3 +57,18 @@ def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp
         run.wait_for_step(5)
     assert run.wait() == 3
     assert said == ["hello"]
+
+
+def test_two_ranks_train_on_cores_where_a_machine_has_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    monkeypatch.setattr("mosaic.demo.days.node._RETRAIN", (sys.executable, "-c", code))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    said: list[str] = []
+    for gpus, devices in ((0, "all"), (1, ""), (2, "all")):
+        folder = tmp_path / str(gpus)
+        folder.mkdir()
+        node = replace(node_with_template(folder), say=said.append)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        with pytest.raises(MosaicError, match="before step 5"):
+            list(other_ranks(Stage(node, FIRST_DAY, steps=10)))
+        assert said[-1] == devices

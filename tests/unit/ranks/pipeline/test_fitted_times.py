@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from pipeline_cases import images, two_encoders
 
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.partition.request import Request
-from mosaic.pipelining.schedule.action import TaskName
+from mosaic.pipelining.partition import Request
+from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.task_graph import task_graph
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.trial import MeasuredTasks, fit_times, partition_to_fit
 
 STEP = images(2, 3, 6)

@@ -10,8 +10,8 @@ from executor_cases import FaultyWork, NumberWork, Step, chain_step, evaluated, 
 
 from bench.pipeline.in_process import InProcess
 from mosaic.errors import InvalidScheduleError, ModuleContractError, MosaicError, RankFailedError
-from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.schedule.schedule import PipelineSchedule
+from mosaic.pipelining.schedule import PipelineSchedule
+from mosaic.pipelining.tasks import ActionKind
 from mosaic.ranks.pipeline.executor import Executor
 from mosaic.ranks.pipeline.program import compile_program
 from mosaic.ranks.pipeline.transport import Transport

@@ -1,0 +1,212 @@
+"""A module that runs on some of the ranks.
+
+Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in its
+messages all the same. ``exchange`` has the messages, ``call`` one call, ``executor`` the order of calls.
+
+Why calls on lanes cannot deadlock. On each rank the loop's thread submits work (calls, their backwards, operations
+between modules). Each piece waits for earlier pieces, for the same piece on other ranks, and for slots.
+
+1. *One order.* All ranks submit the calls of all modules in one order: that of the program. A rank that has nothing
+   for a module takes part where the sample's step calls it. All ranks submit the backwards in the reverse order:
+   autograd runs, of all that is ready, what was made last, and reaches every call from the model's results (``Tied``).
+2. *Matching.* A module's messages use a communicator of their own, from one thread, call after call. The k-th message
+   of a module on one rank meets the k-th on the others. The reductions of its gradients use another communicator.
+3. *Slots.* Computing holds slots and waits for nothing; waiting for messages holds no slots.
+
+Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
+ranks. So each rank's thread submits it, nothing on its lane is before it, its partners on the other ranks are in the
+same place, and its slots become free: it ends. Calls on streams have one launching thread (``streams``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.engine.calls.hidden import Surroundings, modes_of
+from mosaic.engine.calls.signature import Signature
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.ranks.calls.attributes import Attributes
+from mosaic.ranks.parameters.gradients import GradientReducer
+from mosaic.ranks.parameters.tied import Compute
+from mosaic.ranks.rows.routing import Agreement
+from mosaic.ranks.world.progress import Traffic, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The result of a call except for the number of rows, for ranks that do not run the module."""
+
+    spec: Any
+    """The nesting of results."""
+    leaves: tuple[Any, ...]
+    """A tensor on the meta device for each tensor, anything else as it is."""
+    differentiable: tuple[bool, ...]
+    """For each leaf, whether it wants a gradient when the module trains."""
+    device: torch.device
+    """Device of its tensors."""
+
+    @staticmethod
+    def of(result: Any) -> Template:
+        leaves, spec = flatten(result)
+        return Template(
+            spec,
+            tuple(torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves),
+            tuple(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves),
+            next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu")),
+        )
+
+    def of_rows(self, rows: int, device: torch.device | None = None) -> list[Any]:
+        return [
+            torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device=device or self.device)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in self.leaves
+        ]
+
+    def wanted(self) -> list[int]:
+        """Returns the leaves that take a gradient in the calling thread's mode."""
+        return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RoutedModule:
+    """A module on ``members`` of the ranks."""
+
+    name: str
+    module: nn.Module
+    """Other ranks than the members may have given up its parameters."""
+    members: tuple[int, ...]
+    """Ranks that run it."""
+    group: dist.ProcessGroup
+    """All ranks; a communicator of its own."""
+    control: dist.ProcessGroup
+    """All ranks, for tensors in host memory; perhaps ``group``."""
+    sample: InitVar[tuple[tuple[Any, ...], dict[str, Any]]]
+    """The arguments of a call, with the batch in their leading dimensions."""
+    batched: tuple[bool, ...]
+    """For each argument, whether it has a row for each sample."""
+    template: Template
+    """Its result."""
+    learned: Signature
+    """Its call in the sample's step."""
+    awaited: str | None
+    """Why the caller waits for its forward, or None."""
+    compute: Compute
+    """Runs its forward and its backward."""
+    reducer: GradientReducer | None
+    """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
+    traffic: Traffic
+    """Counts the bytes that are sent."""
+    waiting: Waiting
+    """Records that a thread waits for other ranks."""
+
+    routes: bool = field(init=False)
+    """True if rows travel to its ranks; otherwise all ranks run it, each its own rows."""
+    agreement: Agreement | None = field(init=False, default=None)
+    """The last one of all ranks on a call."""
+    writes: bool = field(init=False, default=False)
+    """True if a forward wrote attributes, globals, or variables that it encloses."""
+    spec: Any = field(init=False)
+    """The nesting of arguments."""
+    keywords: frozenset[str] = field(init=False)
+    """Of arguments in the sample's step."""
+    sample_wants: list[bool] = field(init=False)
+    """For each argument, whether it took a gradient in the sample's step."""
+    anchor: torch.Tensor = field(init=False)
+    """An empty leaf that makes results differentiable where only its parameters are."""
+    plain: Callable[..., Any] = field(init=False)
+    """Makes its own call."""
+    rank: int = field(init=False)
+    size: int = field(init=False)
+    _attributes: Attributes = field(init=False)
+    _modes: tuple[bool, ...] = field(init=False)
+    _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
+    _sample: list[Any] = field(init=False)
+
+    def __post_init__(self, sample: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.routes = len(self.members) < self.size
+        self.plain = partial(nn.Module.__call__, self.module)
+        self.keywords = frozenset(sample[1])
+        leaves, self.spec = flatten(sample)
+        self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+        self._sample = [
+            leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
+        ]
+        self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
+        self._attributes = Attributes(self.module)
+        self._modes = modes_of(self.module)
+
+    def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns arguments without rows, for a call that this rank has nothing for."""
+        args, kwargs = unflatten(list(self._sample), self.spec)
+        return args, kwargs
+
+    @property
+    def is_new(self) -> bool:
+        """True if it has not run here in its present mode, so that the attributes that it writes are unknown."""
+        return self.is_member and (torch.is_grad_enabled(), *modes_of(self.module)) not in self._known
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Learns which attributes its own forward writes, in the first call of each mode."""
+        if not self.is_new:
+            yield
+            return
+        mode = (torch.is_grad_enabled(), *modes_of(self.module))
+        before, attributes = Surroundings(self.module), self._attributes.read()
+        yield
+        self._attributes.note_own(attributes)
+        self.writes |= before.changed() is not None
+        self._known.add(mode)
+
+    def draws(self) -> bool:
+        """Returns whether a call in the present modes may draw random numbers on this rank."""
+        return self.is_member and (self.learned.draws != 0 or modes_of(self.module) != self._modes)
+
+    def set_since(self) -> str:
+        """Describes the attributes that others have set since the module was colocated; empty for none."""
+        return self._attributes.set_since()
+
+    def result_of(self, leaves: Sequence[Any]) -> Any:
+        return unflatten(list(leaves), self.template.spec)
+
+    def rows_of(self, leaves: Sequence[Any]) -> int:
+        return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
+
+    def start_reduction(self) -> None:
+        """Starts the reduction of the gradients that the backward has not started itself; on members."""
+        if self.reducer is not None:
+            self.reducer.start_rest()
+            self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
+
+    def reduce(self) -> None:
+        """Ends the reduction of its parameters' gradients; on members, after each backward."""
+        if self.reducer is not None:
+            self.reducer.finish()
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Its communicators that this rank is in."""
+        return [self.group] if self.reducer is None else [self.group, self.reducer.group]
+
+    @property
+    def is_member(self) -> bool:
+        return self.rank in self.members
+
+    @property
+    def is_reducing(self) -> bool:
+        return self.reducer is not None and self.reducer.is_running
+
+    @property
+    def scale(self) -> float:
+        """The factor of gradients on members that makes their mean over the members that over all ranks."""
+        return len(self.members) / self.size

@@ -1,0 +1,219 @@
+"""Routed calls on streams: the whole of a call is launched on the stream of its module's lane, by the loop's thread.
+
+The ranks agree on rows in host memory, over one gloo group of all modules. What follows is launched and not awaited:
+rows move by collectives of the module's own communicator, whose ``wait`` makes the lane's stream wait and no thread;
+the module computes on its lane; results go home. Autograd launches the backward on the streams of the forward, so
+gradients take the same way back. Buckets of gradients are started on the lane's stream while the backward runs. At its
+end the lanes wait for the sums, and the loop's stream for the lanes, before an optimizer can be given anything.
+
+Why collectives of several communicators cannot block each other. Each rank has one thread that launches at a time: the
+loop's, or autograd's while the loop's waits for it. So a rank launches all collectives, of all communicators, in one
+order. That order is the same on all ranks:
+
+1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankExecutor``). A
+   call's collectives are those of ``RoutedCall.forward``, and what is left out of it is left out on all ranks.
+2. *Backward.* Every call hangs on the token of the call before it (the ``anchor`` of ``RoutedCall``), and the last
+   token on the model's results (``Tied``). So autograd cannot reach a call before it has been through each later
+   one, whatever the loss is made of and whichever of its threads made a gradient. Calls that the loop makes outside of
+   the model's own run in the reverse of their order, since autograd runs, of all that is ready, what was made last;
+   that is one order as long as nothing between them runs on the CPU.
+3. *Reductions.* A module's buckets start in one order within its backward (``GradientReducer``); those of shared
+   parameters start after the whole backward, in one order.
+
+NCCL is told to start collectives of different communicators in the order in which they were launched
+(``NCCL_LAUNCH_ORDER_IMPLICIT``). Take the first collective in that order that has not ended on some rank. All before it
+have ended, so what its stream waits for is the work of its own rank, which waits for earlier collectives only, and no
+later collective has taken its SMs before it started. So it starts on all ranks, and ends.
+
+On machines without a GPU all of this runs on a stand-in for CUDA that keeps the order of streams, with gloo for NCCL.
+It has not run on several GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.structure import flatten, map_tensors
+from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import StreamTensor, join_tensor
+from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.call import RoutedCall
+from mosaic.ranks.calls.exchange import digest_of, error_of
+from mosaic.ranks.calls.executor import RankExecutor
+from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.parameters.gradients import SumPlace
+from mosaic.ranks.parameters.tied import Compute, marked
+from mosaic.ranks.world.progress import RankProgress, SentPhase
+from mosaic.timeline import Span
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.api import StreamApi
+
+
+class StreamRankExecutor(RankExecutor):
+    """Runs routed calls on streams.
+
+    Attributes:
+        engine: The executor of one rank.
+    """
+
+    engine: StreamExecutor
+    lanes: StreamLanes
+
+    def __init__(self, lanes: StreamLanes, progress: RankProgress, *, in_order: Mapping[str, str]) -> None:
+        super().__init__(lanes, StreamExecutor(lanes, in_order=in_order), progress)
+        self._sites: dict[str, PlacedModule] = {}
+        self._anchor: torch.Tensor | None = None
+        self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
+        self._is_whole = False
+        self._zero_ns = _zero_ns(lanes)
+
+    def _prepare(self, routed: RoutedModule) -> None:
+        routed.routes = True  # rows that stay on their rank without an agreement were tried on the host only
+        if routed.is_member:
+            self._sites[routed.name] = PlacedModule(routed.name, routed.module, self._sites[routed.name].lane)
+        if self._anchor is None:
+            self._anchor = torch.zeros(0, requires_grad=True, device=routed.template.device)
+
+    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
+        """Returns what launches a module's own work where it is requested: the call is on its lane already."""
+        lane = self.lanes.lane(slots)
+        site = self._sites[name] = PlacedModule(name, None, lane)
+        timeline = self.engine.timeline
+
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
+            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase), marked(name):
+                start = timeline.mark()
+                with ProfilerRange(name, phase):
+                    result = work()
+            timeline.note_work(site, phase, self.progress.step, start)
+            return result
+
+        return run
+
+    def reach(self, site: PlacedModule) -> None:
+        self.engine.reach(self._sites.get(site.name, site))
+
+    def place(self, slots: tuple[int, ...]) -> LanePlace:
+        return LanePlace(self.lanes.lane(slots), self.lanes.api.current_stream())
+
+    def _launch(
+        self,
+        routed: RoutedModule,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool,
+        waits: bool,
+        obstacle: str | None = None,
+    ) -> tuple[Any, torch.Tensor | None]:
+        leaves, spec = flatten((args, kwargs))
+        error = error_of(routed, spec, leaves)
+        anchor = self._before if self._before is not None else self._anchor
+        call = RoutedCall(
+            self, routed, run, is_there=is_there, added=digest_of(run), attributes=routed.set_since(), error=error
+        )
+
+        def forward(*own: Any) -> list[Any]:
+            made = call.forward(list(own), anchor)
+            return [*made, call.token]
+
+        reason = str(error) if error is not None else obstacle or _obstacle()
+        if reason is None and self.engine.closed:
+            reason = "its lanes are closed"
+        with self.in_step():
+            if reason is not None:
+                note_in_place(self.engine, routed.name, reason)
+                *made, token = forward(*map_tensors(join_tensor, leaves))
+            else:
+                *made, token = self.engine.launch(self._sites[routed.name], forward, tuple(leaves))
+        if isinstance(token, StreamTensor):
+            token = token.plain()  # it has no memory to wait for
+        if token is not None and self._is_whole:
+            self._before = token
+        return routed.result_of(made), token
+
+    @contextmanager
+    def _whole_call(self) -> Iterator[None]:
+        """Around the model's own call: the backwards of calls inside of it have one order."""
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole, self._before = False, None
+
+    def backward_reached(self, routed: RoutedModule) -> None:
+        assert self._anchor is not None
+        node = torch.autograd.graph.get_gradient_edge(self._anchor).node
+        if not torch._C._will_engine_execute_node(node):
+            raise UnsupportedModelError(
+                "torch.autograd.grad or backward(inputs=...) through a placed module on several ranks: all ranks take "
+                "part in a whole backward; call backward() and read .grad"
+            )
+        self.backward_begins()
+
+    def _end_backward(self) -> None:
+        """Ends the reductions, each on its lane's stream, and makes the loop's stream wait for the lanes."""
+        for routed in self.routed.values():
+            if routed.is_reducing:
+                routed.reduce()
+        self.lanes.join()
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``; waits for it."""
+        return self.engine.spans(origin_ns - self._zero_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
+        return self._zero_ns + self.engine.origin_ns
+
+
+class LanePlace(SumPlace):
+    """The stream of a lane, on which a module's gradients are summed up."""
+
+    def __init__(self, lane: StreamLane, user: Any) -> None:
+        self._lane = lane
+        self._user = user
+
+    @property
+    def _api(self) -> StreamApi:
+        return self._lane.api
+
+    def follow(self) -> None:
+        """Makes the lane's stream wait for what the current one was given: autograd may have added on another."""
+        self._lane.order_after_caller()
+
+    def entered(self) -> AbstractContextManager[Any]:
+        return self._api.use_stream(self._lane.stream)
+
+    def gave(self, grad: torch.Tensor) -> None:
+        """Tells the allocator of a gradient that was made here, and that the loop's stream will use."""
+        self._api.record_use(grad, self._user)
+
+
+def _obstacle() -> str | None:
+    """Returns why a call made now must run on the stream that it is made on, or None."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return "it is being traced or compiled; compile the placed modules instead"
+    return None
+
+
+def _zero_ns(lanes: StreamLanes) -> int:
+    """Returns when lanes were opened on the host's clock; off by what it takes to learn that the device is idle."""
+    origin = next(iter(lanes)).origin
+    lanes.api.synchronize()
+    now = time.perf_counter_ns()
+    mark = next(iter(lanes)).mark()
+    return now - round(origin.ms_until(mark) * 1e6)
