@@ -18,7 +18,7 @@ from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.setup import DEFAULT_PLANNING, DEFAULT_RANKS, PipelineOptions, Plan, make_setup
 from mosaic.ranks.pipeline.tensor import TensorPlan
 from mosaic.ranks.pipeline.trial import PipelineTrial, try_plans
-from mosaic.ranks.world.devices import device_of
+from mosaic.ranks.world.groups import device_of
 from mosaic.ranks.world.world import World
 
 

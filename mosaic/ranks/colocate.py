@@ -22,7 +22,7 @@ from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle, RankSession
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
-from mosaic.ranks.world.devices import device_of
+from mosaic.ranks.world.groups import device_of
 from mosaic.ranks.world.progress import THE_LOOP
 from mosaic.ranks.world.world import RankFacts, World
 from mosaic.take_turns import TrialReport, TrialSettings

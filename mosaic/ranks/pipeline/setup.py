@@ -39,7 +39,7 @@ from mosaic.ranks.pipeline.rank_grid import RankGrids
 from mosaic.ranks.pipeline.sequences import Sequences, share_sequences
 from mosaic.ranks.pipeline.step import Microbatches, PipelineRunner
 from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
-from mosaic.ranks.world.devices import gpu_bytes
+from mosaic.ranks.world.groups import gpu_bytes
 from mosaic.ranks.world.world import World
 
 Plan = Partition | PipelineSchedule | PipelinePlan | str | Path | Callable[[Request], Partition]

@@ -211,7 +211,7 @@ class Transport:
         self._is_aborted = True
         try:
             self._token.cancel(reason)
-        except (RuntimeError, OSError):  # the process that holds the store is gone, which the watchdog reports
+        except (RuntimeError, OSError):  # the process that holds the store is gone
             self._token.abort()
 
     @contextmanager
