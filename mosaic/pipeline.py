@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import (
     BackendUnavailableError,
