@@ -11,8 +11,7 @@ import torch
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.shapes import shapes_of
-from mosaic.engine.calls.structure import flatten, tensors_in
+from mosaic.engine.calls.structure import flatten, shapes_of, tensors_in
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.plan import Plan

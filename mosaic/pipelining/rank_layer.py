@@ -110,7 +110,7 @@ def share_sequences(
 def share_of(plan: ContextPlan, exchange: str) -> SequenceShare:
     """Returns the shares of a plan whose keys and values are all gathered or, with ``needed``, only those read."""
     ranks, block = plan.ranks, plan.blocks.block
-    places = plan.layout.local_tokens if ranks > 1 else plan.layout.num_tokens
+    places = plan.local_tokens if ranks > 1 else plan.mask.num_tokens
     needed = plan.needed() if exchange == "needed" and ranks > 1 else None
     return SequenceShare(
         ranks=ranks,

@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 _GB = 1e9
 _TAKEN_AT_ONCE = 4
-"""Candidates that a greedy choice takes by one price list. With all that the instant needs, steps got up to 2 % longer."""
+"""Candidates that a greedy choice takes by one price list. Without a limit steps got up to 2 % longer."""
 _MIN_WEIGHT = 0.02
 """Weight of a pair with large slack."""
 _KEPT_WEIGHT = 0.5

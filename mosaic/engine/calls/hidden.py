@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.structure import version_of
+from mosaic.engine.calls.structure import version_of, versions_of
 from mosaic.find.random_numbers import CPU, random_state
 from mosaic.find.restore import Objects, same
 from mosaic.find.torch_settings import read, settings_of
@@ -80,7 +80,7 @@ class ModuleState(NamedTuple):
             if part._forward_hooks or part._forward_pre_hooks:
                 attributes.append((*part._forward_hooks.values(), *part._forward_pre_hooks.values()))
             attributes.append((*own.values(),))  # copied at once, since other threads may be changing them
-        versions = list(map(version_of, parameters)), list(map(version_of, buffers))
+        versions = versions_of(parameters), versions_of(buffers)
         return ModuleState(
             modules, list(trained.values()), parameters, buffers, attributes, read(_OF_PROCESS), versions
         )

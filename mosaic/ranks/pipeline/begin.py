@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
@@ -40,7 +40,7 @@ from mosaic.ranks.pipeline.tensor.share import share_layers
 from mosaic.ranks.pipeline.tensor.slices import TensorPlan
 from mosaic.ranks.pipeline.trying.setup import PipelineSetup
 from mosaic.ranks.pipeline.trying.trial import PipelineTrial, try_plans
-from mosaic.ranks.world.devices import device_of, gpu_bytes
+from mosaic.ranks.world.groups import device_of, gpu_bytes
 from mosaic.ranks.world.world import World
 
 DEFAULTS = PipelineOptions()

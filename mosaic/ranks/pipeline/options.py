@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
-from mosaic.context.settings import ContextSettings
+from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidScheduleError, UnsplittableError
 from mosaic.parts.split import ModelSplit

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.ranks import tell_in
+from mosaic.checkpoint.ranks import gather_objects
 from mosaic.engine.options import RankSettings
 from mosaic.errors import MosaicError
 from mosaic.ranks.world.world import World
@@ -79,7 +79,7 @@ class WorkerGroup:
     def gather(self, value: _T) -> list[_T]:
         if self.world is not None:
             return self.world.all_gather(value)
-        return tell_in(self._cpu_group() if self.size > 1 else None, value)
+        return gather_objects(self._cpu_group() if self.size > 1 else None, value)
 
     def on_first(self, work: Callable[[], _T]) -> _T:
         """Runs ``work`` on rank 0 while the others wait; returns its result on all ranks, or raises on all."""

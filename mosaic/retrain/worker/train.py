@@ -58,7 +58,6 @@ class Training:
         torch.set_num_threads(self.plan.threads)
         self.handle = self._place(batches)
         self._state = self._train_state()
-        self.handle.prepare_saving(optimizer=self._state.optimizers, companions=self._state.companions)
         self._changes = "; ".join(filter(None, (plan_change, *self._environment_changes())))
 
     def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:

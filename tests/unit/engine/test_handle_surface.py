@@ -17,7 +17,7 @@ from mosaic.ranks import RankHandle, colocate_ranks
 HANDLE = {
     *("plan", "describe", "metrics", "timeline", "disabled", "remove", "save", "load", "export"),
     *("graph", "active", "is_trying", "profile", "replan", "clear_timeline", "finish_saving", "load_weights"),
-    *("prepare_saving", "make_room", "digest", "num_learned"),
+    *("make_room", "digest", "num_learned"),
 }
 ON_RANKS = {"sampler", "full_state_dict", "clip_grad_norm_", "write_trace"}
 

@@ -1,4 +1,4 @@
-"""A language model with towers, whose features replace placeholders in its text."""
+"""Multimodal models: the model of several unimodal ones, its forward pass, frozen modules, and its folder."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ from torch.utils import _pytree as pytree
 
 from mosaic.context.words import MaskWords
 from mosaic.glue.folder import load_folder, load_projector, save_folder
-from mosaic.glue.frozen import Freezing
-from mosaic.glue.masks import mask_words
-from mosaic.glue.merge import Placeholders, put
-from mosaic.glue.positions import axes_positions, line_positions
-from mosaic.glue.record import HandedOver
+from mosaic.glue.text import Placeholders, mask_words, text_positions
 from mosaic.glue.tower import Features, Inputs, Tower, check_no_decoder
 
 Before = Callable[[dict[str, Features], Inputs], Inputs]
 """Maps the towers' features and the language model's keywords to its final keywords."""
 
 
-class Glue(Freezing):
-    """Unimodal models as one (Cornstarch, section 3).
+class MultimodalModel(nn.Module):
+    """A language model with towers, whose features replace placeholders in its text (Cornstarch, section 3).
 
     ::
 
-        model = Glue(
+        model = MultimodalModel(
             language_model=AutoModelForCausalLM.from_config(qwen3),
             vision=Tower(SiglipVisionModel(siglip), projector="mlp", token=IMAGE),
             audio=Tower(WhisperEncoder(whisper), projector="linear", token=AUDIO),
@@ -53,6 +49,8 @@ class Glue(Freezing):
 
     def __init__(self, *, language_model: nn.Module, before: Before | None = None, **towers: Tower) -> None:
         super().__init__()
+        self._frozen: list[str] = []
+        self._thawing: set[str] = set()  # parameters that train again after unfreezing
         check_no_decoder(language_model, "language model")
         if not callable(getattr(language_model, "get_input_embeddings", None)):
             raise ValueError(
@@ -112,11 +110,9 @@ class Glue(Freezing):
         """
         owners = torch.zeros_like(input_ids) if documents is None else documents
         shaped = {name: tower.positions for name, tower in self.towers.items() if tower.positions is not None}
-        if not shaped:
-            return line_positions(owners)
-        tower_inputs = {name: towers.get(name) for name in shaped}
-        items = {name: shaped[name](own) for name, own in tower_inputs.items() if own is not None}
-        return axes_positions(input_ids, owners, self._tokens, items)
+        items = {name: positions(own) for name, positions in shaped.items() if (own := towers.get(name)) is not None}
+        positions = text_positions(input_ids, owners, self._tokens, items)
+        return positions if shaped else positions[0]
 
     def mask(
         self,
@@ -144,6 +140,75 @@ class Glue(Freezing):
             )
         owners = None if documents is None else documents.flatten().cpu().numpy()
         return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, documents=owners, lengths=lengths)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the frozen modules."""
+        return tuple(self._frozen)
+
+    @property
+    def still(self) -> tuple[str, ...]:
+        """Names of parameters that never train, frozen or not, such as Whisper's positions."""
+        every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
+        thawing = {id(parameter) for name, parameter in every if name in self._thawing}
+        named = self.named_parameters()
+        return tuple(name for name, each in named if not each.requires_grad and id(each) not in thawing)
+
+    def freeze(self, *names: str) -> Self:
+        """Freezes modules, such as ``vision.model``: no gradients, and eval mode until ``unfreeze``.
+
+        Raises:
+            ValueError: No module has that name.
+        """
+        for name in names:
+            module = self._named(name)
+            every = module.named_parameters(prefix=name, remove_duplicate=False)
+            self._thawing.update(key for key, parameter in every if parameter.requires_grad)
+            self._frozen += [] if name in self._frozen else [name]
+            module.requires_grad_(False).eval()
+        return self
+
+    def unfreeze(self, *names: str) -> Self:
+        """Reverses ``freeze``, except for modules inside that are frozen by name.
+
+        Raises:
+            ValueError: No module of that name was frozen.
+        """
+        for name in names:
+            if name not in self._frozen:
+                raise ValueError(f"{name!r} was not frozen; frozen are {', '.join(self._frozen) or 'none'}")
+            module = self._named(name)
+            self._frozen.remove(name)
+            still_frozen = {id(each) for other in self._frozen for each in self._named(other).parameters()}
+            for key, parameter in module.named_parameters(prefix=name, remove_duplicate=False):
+                if key in self._thawing and id(parameter) not in still_frozen:
+                    self._thawing.remove(key)
+                    parameter.requires_grad_(True)
+            module.train(self.training)
+            self._keep_eval()
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode; frozen modules without adapters stay in eval mode."""
+        super().train(mode)
+        self._keep_eval()
+        return self
+
+    def _keep_eval(self) -> None:
+        for name in self._frozen:
+            module = self._named(name)
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                module.eval()
+
+    def _named(self, name: str) -> nn.Module:
+        try:
+            if name:
+                return self.get_submodule(name)
+        except AttributeError:
+            pass
+        children = [f"{child}.{part}" for child, own in self.named_children() for part in dict(own.named_children())]
+        known = [name for name, _ in self.named_children()] + children
+        raise ValueError(f"there is no module {name!r}; there are {', '.join(known)}")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.
@@ -176,7 +241,7 @@ class Glue(Freezing):
             UnsupportedModelError: A class is not from transformers.
             ValueError: Modules or callbacks are missing, or the saved model has no such ones.
         """
-        record, language_model, towers = load_folder(Path(folder), HandedOver(modules=modules, callbacks=callbacks))
+        record, language_model, towers = load_folder(Path(folder), modules, callbacks)
         model = cls(language_model=language_model, before=callbacks.get("before"), **towers)
         for name, tower in towers.items():
             load_projector(Path(folder), name, tower)
@@ -205,7 +270,7 @@ class Glue(Freezing):
             inputs["position_ids"] = self.positions(input_ids, documents, **tower_inputs)
         if self.before is not None:
             return self.before(features, {**inputs, "input_ids": input_ids, "inputs_embeds": embedded})
-        return {**inputs, "inputs_embeds": put(embedded, features, placeholders)}
+        return {**inputs, "inputs_embeds": placeholders.fill(embedded, features)}
 
     def _take_towers(self, inputs: Inputs) -> dict[str, Inputs]:
         """Removes the towers' inputs from the keywords and returns them."""
@@ -232,7 +297,7 @@ class Glue(Freezing):
                 if self.before is None:
                     raise ValueError(
                         f"{name!r} has no token to mark where its features go; use Tower(token=...), or "
-                        "Glue(before=...), which puts them into the text"
+                        "MultimodalModel(before=...), which puts them into the text"
                     )
             elif (other := users.setdefault(tower.token, name)) != name:
                 raise ValueError(f"{other!r} and {name!r} share the token {tower.token}; give each tower its own")

@@ -38,8 +38,8 @@ class Heartbeat:
     """The rank's ``time.time()`` at the heartbeat."""
     place: str = "unknown"
     """Step, module and phase."""
-    doing: str = "starting"
-    """``Whereabouts.doing``."""
+    is_waiting: bool = False
+    """True if it waited for other ranks."""
     for_s: float = 0.0
     """Seconds since it began that."""
     calls: int = 0
@@ -56,7 +56,7 @@ class Heartbeat:
         return f"{self.place} for {self.for_s:.0f} s" + (f", as of {age_s:.0f} s ago" if age_s > 5 else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """The reason why a run of several ranks ends."""
 
@@ -66,8 +66,8 @@ class Fault:
     """A sentence without a full stop."""
 
 
-class Watchdog:
-    """Writes this rank's heartbeats, and explains errors of communication.
+class Heartbeats:
+    """Writes this rank's heartbeats, and explains errors of communication by those of all ranks.
 
     Attributes:
         groups: Communicators that are aborted when this rank ends with an error.
@@ -85,14 +85,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._beat, name="mosaic-heartbeat", daemon=True)
 
     def start(self) -> None:
-        self._write_heartbeat()
-        self._progress.explain, self._progress.fail = self.explain, self.fail
+        self._write()
+        self._progress.explain, self._progress.fail = self._explain, self._fail
         self._hook_before, sys.excepthook = sys.excepthook, self._on_uncaught
         atexit.register(self.stop)
         self._thread.start()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Tells the other ranks that this one leaves, with the error that kept it from beginning, if there is one.
+        """Records for the other ranks that this one leaves, with the error that kept it from beginning, if any.
 
         Calling it again does nothing.
         """
@@ -103,35 +103,18 @@ class Watchdog:
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._hook_before
         self._progress.explain, self._progress.fail = (lambda failure: failure), (lambda failure, groups: None)
-        self._write_heartbeat(has_left=True, error="" if error is None else f"{type(error).__name__}: {error}")
-
-    def explain(self, error: RuntimeError) -> BaseException:
-        """Returns RankFailedError for an error of communication that ended a wait, and other errors themselves.
-
-        Another rank may know why a connection was closed, so it waits for two heartbeats first.
-        """
-        if isinstance(error, RankFailedError) or not is_communication_error(error):
-            return error
-        fault = self._awaited_fault()
-        if fault is None:
-            fault = self._declare(self._guessed(timed_out="time" in str(error).lower()))
-        return RankFailedError(fault.text, ranks=fault.ranks)
-
-    def fail(self, error: BaseException, groups: Sequence[dist.ProcessGroup]) -> None:
-        """Declares an error of this rank, and ends its calls and the others' in communicators of no more use."""
-        self._declared(error)
-        abort_within(groups, self._settings.grace_s)
+        self._write(has_left=True, error="" if error is None else f"{type(error).__name__}: {error}")
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._settings.beat_s):
-            self._write_heartbeat()
+            self._write()
 
-    def _write_heartbeat(self, *, has_left: bool = False, error: str = "") -> None:
+    def _write(self, *, has_left: bool = False, error: str = "") -> None:
         where = self._progress.now
         beat = Heartbeat(
             time_s=time.time(),
             place=str(where),
-            doing=where.doing,
+            is_waiting=where.doing == "waiting",
             for_s=where.for_s,
             calls=where.calls,
             has_left=has_left,
@@ -139,7 +122,7 @@ class Watchdog:
         )
         self._request(lambda: self._store.set(f"heartbeat/{self._me.rank}", json.dumps(asdict(beat))), None)
 
-    def _heartbeats(self) -> list[Heartbeat]:
+    def _read(self) -> list[Heartbeat]:
         keys = [f"heartbeat/{member.rank}" for member in self._members]
         return self._request(
             lambda: [
@@ -149,63 +132,6 @@ class Watchdog:
             [],
         )
 
-    def _guessed(self, *, timed_out: bool) -> Fault:
-        """Returns the fault behind a wait that a timeout or a closed connection has ended."""
-        beats = self._heartbeats()
-        if not beats:
-            return Fault(
-                ranks=(),
-                text="the store cannot be reached: rank 0, or torchrun's agent where there is one, holds it and has "
-                "ended",
-            )
-        others = [member for member in self._members if member != self._me]
-        for member in others:
-            left = beats[member.rank]
-            if left.error:
-                return Fault(ranks=(member.rank,), text=f"{member} could not begin: {left.error}")
-            if left.has_left:
-                what = (
-                    f"has left the loop after {left.calls} calls of the model, and others go on; give all ranks the "
-                    "same number of batches, and have all of them call what needs all ranks"
-                )
-                return self._fault([member], what, beats)
-        reason = f"after {self._settings.timeout_s:g} s of waiting" if timed_out else "after a connection was closed"
-        silent_s = 2 * self._settings.beat_s
-        silent = [member for member in others if time.time() - beats[member.rank].time_s > silent_s]
-        if silent:
-            return self._fault(
-                silent, f"is not heard of {reason}: it was killed, crashed, is stopped or cut off", beats
-            )
-        busy = [member for member in others if beats[member.rank].doing != "waiting"]
-        if busy:
-            return self._fault(busy, f"has not come {reason}; if that is in order, raise timeout_s", beats)
-        what = (
-            "the ranks wait for each other in different places; call the modules, and their backwards, in the same "
-            "order on all ranks"
-            if len({beat.place for beat in beats}) > 1
-            else "all ranks wait in one place: the network between them is slow or cut; raise timeout_s if it is slow"
-        )
-        return self._fault([], f"{reason} {what}", beats)
-
-    def _fault(self, at_fault: Sequence[Member], what: str, beats: Sequence[Heartbeat]) -> Fault:
-        where = "; ".join(f"rank {rank}: {beat}" for rank, beat in enumerate(beats))
-        text = f"{', '.join(map(str, at_fault))} {what}. Last seen: {where}".lstrip()
-        return Fault(ranks=tuple(member.rank for member in at_fault), text=text)
-
-    def _declare(self, fault: Fault) -> Fault:
-        """Writes a fault to the store, and returns the one that was first."""
-        text = json.dumps(asdict(fault))
-        return _parsed(self._request(lambda: self._store.compare_set("fault", "", text).decode(), text))
-
-    def _awaited_fault(self) -> Fault | None:
-        """Returns the fault that is in the store, or comes within two heartbeats and a little more."""
-        deadline = time.monotonic() + 2.5 * self._settings.beat_s
-        while True:
-            text = self._request(lambda: self._store.get("fault").decode() if self._store.check(["fault"]) else "", "")
-            if text or time.monotonic() > deadline:
-                return _parsed(text) if text else None
-            time.sleep(self._settings.beat_s / 10)
-
     def _request(self, request: Callable[[], _T], otherwise: _T) -> _T:
         """Makes a request of the store, unless the process that holds it is gone, which may be in order at the end."""
         try:
@@ -213,12 +139,89 @@ class Watchdog:
         except (RuntimeError, OSError):
             return otherwise
 
+    # Faults.
+
+    def _explain(self, error: RuntimeError) -> BaseException:
+        """Returns RankFailedError for an error of communication that ended a wait, and other errors themselves.
+
+        Another rank may know why a connection was closed, so it waits for two heartbeats first.
+        """
+        if isinstance(error, RankFailedError) or not is_communication_error(error):
+            return error
+        deadline = time.monotonic() + 2.5 * self._settings.beat_s
+        while not (text := self._request(self._fault_of_others, "")):
+            if time.monotonic() > deadline:
+                text = self._declare(self._guess(timed_out="time" in str(error).lower()))
+                break
+            time.sleep(self._settings.beat_s / 10)
+        fault = json.loads(text)
+        return RankFailedError(fault["text"], ranks=tuple(fault["ranks"]))
+
+    def _fault_of_others(self) -> str:
+        return self._store.get("fault").decode() if self._store.check(["fault"]) else ""
+
+    def _fail(self, error: BaseException, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Declares an error of this rank, and ends its calls and the others' in communicators of no more use."""
+        self._declare_own(error)
+        abort_within(groups, self._settings.grace_s)
+
+    def _guess(self, *, timed_out: bool) -> Fault:
+        """Returns the fault behind a wait that a timeout or a closed connection has ended."""
+        beats = self._read()
+        if not beats:
+            return Fault(
+                (),
+                "the store cannot be reached: rank 0, or torchrun's agent where there is one, holds it and has ended",
+            )
+        others = [(member, beats[member.rank]) for member in self._members if member != self._me]
+        for member, beat in others:
+            if beat.error:
+                return Fault((member.rank,), f"{member} could not begin: {beat.error}")
+            if beat.has_left:
+                what = (
+                    f"has left the loop after {beat.calls} calls of the model, and others go on; give all ranks the "
+                    "same number of batches, and have all of them call what needs all ranks"
+                )
+                return _fault([member], what, beats)
+        reason = f"after {self._settings.timeout_s:g} s of waiting" if timed_out else "after a connection was closed"
+        now_s, silent_s = time.time(), 2 * self._settings.beat_s
+        silent = [member for member, beat in others if now_s - beat.time_s > silent_s]
+        if silent:
+            return _fault(silent, f"is not heard of {reason}: it was killed, crashed, is stopped or cut off", beats)
+        busy = [member for member, beat in others if not beat.is_waiting]
+        if busy:
+            return _fault(busy, f"has not come {reason}; if that is in order, raise timeout_s", beats)
+        what = (
+            "the ranks wait for each other in different places; call the modules, and their backwards, in the same "
+            "order on all ranks"
+            if len({beat.place for beat in beats}) > 1
+            else "all ranks wait in one place: the network between them is slow or cut; raise timeout_s if it is slow"
+        )
+        return _fault([], f"{reason} {what}", beats)
+
+    def _declare(self, fault: Fault) -> str:
+        """Writes a fault to the store, and returns the one that was first, as JSON."""
+        text = json.dumps(asdict(fault))
+        return self._request(lambda: self._store.compare_set("fault", "", text).decode(), text)
+
+    def _declare_own(self, error: BaseException) -> str:
+        """Declares the fault behind an error if it is this rank's; returns its text, or nothing if the error has it."""
+        if isinstance(error, RankFailedError):
+            return ""
+        for each in (error, error.__cause__):
+            if isinstance(each, RuntimeError) and is_communication_error(each):
+                return str(self._explain(each))
+        what = "was interrupted (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"failed: {type(error).__name__}"
+        message = f": {error}" if str(error) else ""
+        self._write()
+        return str(json.loads(self._declare(_fault([self._me], f"{what}{message}", self._read())))["text"])
+
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Declares the fault of an error that ends this program, prints it, and ends waits in its other threads."""
         self._hook_before(kind, error, trace)
         if os.getpid() != self._me.pid:  # a forked worker of the loop's
             return
-        text = self._declared(error)
+        text = self._declare_own(error)
         if text:
             sys.stderr.write(f"mosaic: {text}\n")
         abort_within(self.groups, self._settings.grace_s)
@@ -226,19 +229,8 @@ class Watchdog:
             time.sleep(3 * self._settings.beat_s)
         faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)  # teardown may wait for connections
 
-    def _declared(self, error: BaseException) -> str:
-        """Declares the fault behind an error if it is this rank's; returns its text, or nothing if the error has it."""
-        if isinstance(error, RankFailedError):
-            return ""
-        for each in (error, error.__cause__):
-            if isinstance(each, RuntimeError) and is_communication_error(each):
-                return str(self.explain(each))
-        what = "was interrupted (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"failed: {type(error).__name__}"
-        message = f": {error}" if str(error) else ""
-        self._write_heartbeat()
-        return self._declare(self._fault([self._me], f"{what}{message}", self._heartbeats())).text
 
-
-def _parsed(text: str) -> Fault:
-    raw = json.loads(text)
-    return Fault(ranks=tuple(raw["ranks"]), text=raw["text"])
+def _fault(at_fault: Sequence[Member], what: str, beats: Sequence[Heartbeat]) -> Fault:
+    where = "; ".join(f"rank {rank}: {beat}" for rank, beat in enumerate(beats))
+    text = f"{', '.join(map(str, at_fault))} {what}. Last seen: {where}".lstrip()
+    return Fault(tuple(member.rank for member in at_fault), text)
