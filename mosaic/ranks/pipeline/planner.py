@@ -25,7 +25,7 @@ from mosaic.pipelining.planner import (
 )
 from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, forward_only
-from mosaic.pipelining.task_graph import RankSpace
+from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import TaskGraph
 from mosaic.ranks.world.world import World
 
@@ -113,7 +113,8 @@ class StepPlanner:
         """Returns the tasks of a step, with the times and bytes of its schedule's strategies."""
         chosen = {TaskName.parse(text): layers for text, layers in schedule.strategies.items()}
         pairs = {(task.chunk, task.microbatch, task.piece): layers for task, layers in chosen.items()}
-        return self.space.tasks(self.request, self.partition, step, strategies=pairs or schedule.strategy)
+        strategies = pairs or schedule.strategy
+        return task_graph(self.request.model, self.partition, step, self.space, strategies=strategies)
 
     def plan(self, step: Sequence[Microbatch], *, seconds: float = math.inf, share: float = 1.0) -> PlannedStep:
         """Plans a step with a share of the options' effort; ``seconds`` of the clock end it, if roll-outs do not."""
