@@ -35,7 +35,7 @@ class Row:
     of: str
     """Kind of the row, such as ``times`` or ``gains``."""
     labels: Mapping[str, str | int]
-    """What was measured, such as the variant and the quotas."""
+    """The measured subject, such as the variant and the quotas."""
     values: Mapping[str, Spread | float | None]
     """Its numbers, by names with units; None for one that is unavailable."""
     note: str = ""
@@ -68,7 +68,7 @@ def not_measured(what: str, reason: object) -> NotMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a question measures on, and its bounds."""
+    """The backend of a question, and its bounds."""
 
     backend: Backend
     settings: BenchSettings
