@@ -91,14 +91,15 @@ class Run:
     def _run_on_ranks(self, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
         from mosaic.cli.workload import load_workload
         from mosaic.profile import note_of_others
-        from mosaic.ranks.compare import Rounds, compare_launched
+        from mosaic.ranks.compare import compare_plans, leave
 
         if self.output is not None:
             raise ValueError("--output draws what one process ran; leave it out under torchrun")
-        rounds = Rounds(rounds=_ROUNDS, steps=max(1, round(self.steps / _ROUNDS)))
-        measured, is_first = compare_launched(
-            lambda: load_workload(self.model), methods, plan=fixed, rounds=rounds, settings=settings
+        steps = max(1, round(self.steps / _ROUNDS))
+        measured = compare_plans(
+            lambda: load_workload(self.model), methods, plan=fixed, rounds=_ROUNDS, steps=steps, settings=settings
         )
+        is_first = leave()
         for row in measured:
             if row.plan is not None:
                 note_of_others(row.foreign_cpu_share, row.plan.device, strict=self.strict)
