@@ -19,17 +19,23 @@ from mosaic.timeline import Span
 
 
 class Executor(Protocol):
-    """Runs placed calls on the host's threads, or on streams."""
+    """Runs placed calls on the host's threads, on streams, or on several ranks.
 
+    Attributes:
+        lanes: The lanes of the plan.
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
+        in_order: Modules that keep to the order of the caller's work, and why.
+        calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
+        closed: Whether the lanes were given back.
+    """
+
+    lanes: Lanes
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
     in_order: dict[str, str]
-    calls_again: bool
+    calls_again: bool = False
     closed: bool
-
-    @property
-    def lanes(self) -> Lanes:
-        """The lanes of the plan."""
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""
@@ -45,9 +51,11 @@ class Executor(Protocol):
 
     def pause(self) -> None:
         """Comes to rest and leaves the model to others."""
+        self.settle()
 
     def resume(self) -> None:
         """Undoes ``pause``."""
+        return
 
     def close(self) -> None:
         """Ends the lanes; calling it again does nothing."""
@@ -58,14 +66,17 @@ class Executor(Protocol):
 
     def forget_calls(self) -> None:
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
+        return
 
     @property
     def num_failed(self) -> int:
-        """How many backwards are known to have failed."""
+        """How many backwards are known to have failed; on streams errors come out of autograd alone."""
+        return 0
 
     @property
     def num_learned(self) -> int:
         """How many calls were the first of their kind and ran where they were made, on another number of threads."""
+        return 0
 
     @property
     def num_backwards(self) -> int:
