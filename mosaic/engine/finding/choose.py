@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.finding.course import Course
-from mosaic.engine.finding.trace import UNTIE
+from mosaic.engine.finding.exchanges import UNTIE
 from mosaic.errors import UnsupportedModelError
 
 SUBSTANCE = 0.02
