@@ -102,12 +102,7 @@ _IN_ORDER = (
         function="bench.roofline:measure_ceilings",
         seconds=5,
     ),
-    Measurement(
-        name="overlap",
-        asks="what part of a gain comes from quotas, and what from concurrency?",
-        function="bench.gpu.questions:measure_overlap",
-        seconds=27,
-    ),
+    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 27),
     *_models(8, 22),
     *_tests(laws=False),
     _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),

@@ -15,7 +15,7 @@ from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.microbench.kernels import default_subjects
-from mosaic.microbench.timing import time_alone
+from mosaic.microbench.settings import time_alone
 from mosaic.microbench.variants import CapturedSteps, EagerSteps, TwoModules, open_variant
 
 

@@ -54,7 +54,7 @@ class Bench:
 
     def execute(self) -> None:
         """Measures, prints the table and writes the files."""
-        from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+        from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Setup
 
         question = QUESTIONS[self.question]
         if self.model is not None and not question.takes_subjects:
@@ -64,14 +64,14 @@ class Bench:
         backend = open_named_backend(self.backend or "cuda")
         tiny = self.size == "tiny"
         settings = BenchSettings.tiny() if tiny else BenchSettings.fit(backend, quick=self.size == "quick")
-        more: dict[str, Any] = {}
+        subjects: Sequence[Subject] = ()
         if self.model is not None:
-            more["subjects"] = _subjects(self.model, backend.torch_device, pair=self.question == "overlap")
+            subjects = _subjects(self.model, backend.torch_device, pair=self.question == "overlap")
         console = console_beside(self.json)
         stderr_console().print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
-        result = question.measure(backend, settings, budget, **more)
+        result = question.answer(Setup(backend=backend, settings=settings, budget=budget, subjects=subjects))
         console.print(question.table(result))
-        files = question.leave(result, self.output)
+        files = question.write(result, self.output)
         console.print(f"wrote {' and '.join(map(str, files))}", highlight=False)
         write_json(result, self.json)
 

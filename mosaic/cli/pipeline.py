@@ -26,8 +26,7 @@ from mosaic.pipelining.schedule.check import check_pipeline_schedule
 from mosaic.pipelining.workload.layers import PipelineModel
 from mosaic.pipelining.workload.microbatch import Microbatch
 from mosaic.pipelining.workload.sequence_share import ContextSharing
-from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines
-from mosaic.report.pipeline_table import context_cost_table, pipeline_table
+from mosaic.report.pipeline_picture import PipelineRun, context_cost_table, draw_pipelines, pipeline_table
 from mosaic.user_file import import_file
 
 _ZOO = "zoo:"

@@ -31,8 +31,8 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Profile
-from mosaic.report.plan_picture import draw_plan
-from mosaic.report.table import comparison_table, plan_bars, plan_table
+from mosaic.report.plan_view import draw_plan, plan_bars, plan_table
+from mosaic.report.table import comparison_table
 from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:

@@ -230,7 +230,7 @@ def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
 def measured_table(measured: Sequence[MeasuredMethod]) -> Table:
     """Returns one row per planner, with columns of measured and predicted times."""
     from mosaic.profile import note_of_others
-    from mosaic.report.frame import make_table
+    from mosaic.report.table import make_table
 
     rows, lines = (
         [],

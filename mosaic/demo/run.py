@@ -24,8 +24,9 @@ from mosaic.engine import Handle
 from mosaic.profile import note_of_others
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
+from mosaic.report.plan_view import plan_table
 from mosaic.report.progress import Progress
-from mosaic.report.table import graph_table, plan_table, profile_table
+from mosaic.report.table import graph_table, profile_table
 from mosaic.report.timeline import draw_timelines
 from mosaic.report.trace import write_trace
 from mosaic.timeline import Timeline

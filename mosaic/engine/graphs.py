@@ -30,7 +30,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane
@@ -121,7 +121,8 @@ class ModuleGraphs:
     def _interception(self) -> str | None:
         if is_traced():
             return "it is being traced"
-        if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+        if any(not isinstance(mode, DeviceContext) for mode in modes):
             return "another torch mode is active"
         return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
@@ -350,6 +351,9 @@ class _Captured:
                     if parameter is not None and id(parameter) in self.aliases:
                         swapped.append((part, name, parameter))
                         setattr(part, name, self.aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
+            for part, _ in recurrent:  # otherwise forward would move the new weights to memory of their own
+                weights = part._flat_weights
+                part._flat_weight_refs = [weight if weight is None else weakref.ref(weight) for weight in weights]
             with as_lane():
                 yield
         finally:

@@ -14,8 +14,8 @@ from torch import nn
 
 from mosaic.find.random_numbers import forked
 from mosaic.microbench.settings import Scale
-from mosaic.microbench.timing import Call
 from mosaic.profiler import Subject
+from mosaic.profiler.together import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Kernel:
         call = self.make(device)
         call()
         return call
+
+
+def gb_per_s(moved_bytes: float, time_ms: float) -> float | None:
+    """Returns the bandwidth of a call in 1e9 bytes a second; None if its traffic is not counted."""
+    return moved_bytes / time_ms / 1e6 if moved_bytes and time_ms > 0 else None
 
 
 def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:

@@ -6,8 +6,8 @@ Paper section 3.2 and Fig. 11(a): about 37 ms on demand, about 0.013 ms from the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,10 +17,9 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
 from mosaic.backends.cuda.records import Slots
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.report import Picture, Report, bar_of, spread_text
-from mosaic.microbench.result import Recorder, Result, Spread
-from mosaic.microbench.settings import BenchSettings, Budget
-from mosaic.report.charts import Bar
+from mosaic.microbench.pictures import Picture
+from mosaic.microbench.result import Item, Question, Result, Row, Setup, not_measured
+from mosaic.microbench.settings import Spread
 
 PAPER_CREATE_MS, PAPER_LEND_MS = 37.0, 0.013
 """On-demand creation, and from the pool: paper Fig. 11(a)."""
@@ -32,85 +31,29 @@ _BATCHES = 10
 _MIB = 2.0**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Creation:
-    """Creation and destruction of one partition's resources, by the host's clock: the calls are synchronous."""
+def measure_pool(setup: Setup) -> Iterator[Item]:
+    """Times creation and destruction at several quotas, lending, and the growth of a pool.
 
-    way: str
-    """The resources and their creator."""
-    quota: int
-    """Slots of the partition."""
-    create_ms: Spread
-    destroy_ms: Spread
-    held_bytes: Spread | None
-    """Device memory in use during its life; None if unknown."""
-    kept_bytes: int | None
-    """Device memory still in use after all repetitions; None if unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lending:
-    """Lends of existing resources."""
-
-    way: str
-    """The timed operation."""
-    lends: int
-    """Number of lends."""
-    time_ns: Spread
-    """Mean of each batch, with Python's call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Repeated growth of a pool by one partition."""
-
-    contexts: int
-    """Number of contexts at the end."""
-    asked: int
-    """Requested contexts; our limit, not the device's."""
-    stopped_by: str
-    """Error of the driver; empty if none."""
-    add_layout_ms: Spread | None
-    """Time to add a layout with one new partition to a pool in use."""
-    driver_bytes: int
-    """Their memory, by the driver."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolResult(Result):
-    """Costs of creation and of lending."""
-
-    creations: tuple[Creation, ...]
-    """Way by way, by rising quota."""
-    lending: Lending | None
-    """None if there was no time."""
-    growth: Growth | None
-    """None on the host, or if there was no time."""
-
-
-def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> PoolResult:
-    """Times creation and destruction at several quotas, lending, and the growth of a pool."""
-    recorder = Recorder(backend, budget or Budget())
-    whole = backend.device.slots
+    The host's clock times them: the driver's calls are synchronous.
+    """
+    backend, budget = setup.backend, setup.budget
     _free_bytes(backend)  # torch makes the primary context, before a pool retains it
-    lending = _lend(backend, whole, settings) if recorder.budget.allows("lending") else None
-    creations: list[Creation] = []
+    if budget.allows("lending"):
+        yield _lend(backend, setup.settings.lends)
     for way, find in _ways(backend).items():
         try:
             make = find()
         except BackendUnavailableError as error:
-            recorder.cannot(way, error)
+            yield not_measured(way, error)
             continue
-        for quota in settings.quotas(len(whole)):
-            if recorder.budget.allows(f"{way} at {quota} slots"):
+        for quota in setup.settings.quotas(backend.device.num_slots):
+            if budget.allows(f"{way} at {quota} slots"):
                 try:
-                    creations.append(_create(backend, way, make, quota, settings, recorder))
+                    yield _create(setup, way, make, quota)
                 except (CudaError, BackendUnavailableError, RuntimeError) as error:
-                    recorder.cannot(f"{way} at {quota} slots", error)
-    growth = None
-    if backend.api is not None and recorder.budget.allows("many contexts"):
-        growth = _grow(backend, settings)
-    return PoolResult(creations=tuple(creations), lending=lending, growth=growth, **recorder.common())
+                    yield not_measured(f"{way} at {quota} slots", error)
+    if backend.api is not None and budget.allows("many contexts"):
+        yield _grow(backend, setup.settings.max_contexts)
 
 
 def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
@@ -144,60 +87,61 @@ def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
     return make
 
 
-def _create(
-    backend: Backend, way: str, make: Make, quota: int, settings: BenchSettings, recorder: Recorder
-) -> Creation:
+def _create(setup: Setup, way: str, make: Make, quota: int) -> Row:
     slots = tuple(range(quota))
     make(slots)()  # one-time setup of the process is not part of a repetition
     create, destroy, held = [], [], []
-    first = _free_bytes(backend)
-    for number in range(settings.repeats):
-        if number >= 3 and not recorder.budget.left_s:
+    first = _free_bytes(setup.backend)
+    for number in range(setup.settings.repeats):
+        if number >= 3 and not setup.budget.left_s:
             break
-        before = _free_bytes(backend)
+        before = _free_bytes(setup.backend)
         start = time.perf_counter_ns()
         close = make(slots)
         create.append((time.perf_counter_ns() - start) / 1e6)
-        meanwhile = _free_bytes(backend)
+        meanwhile = _free_bytes(setup.backend)
         start = time.perf_counter_ns()
         close()
         destroy.append((time.perf_counter_ns() - start) / 1e6)
         if before is not None and meanwhile is not None:
-            held.append(float(before - meanwhile))
-    last = _free_bytes(backend)
-    return Creation(
-        way=way,
-        quota=quota,
-        create_ms=Spread.of(create),
-        destroy_ms=Spread.of(destroy),
-        held_bytes=Spread.of(held) if held else None,
-        kept_bytes=first - last if first is not None and last is not None else None,
+            held.append((before - meanwhile) / _MIB)
+    last = _free_bytes(setup.backend)
+    return Row(
+        of="creations",
+        labels={"way": way, "quota": quota},
+        values={
+            "create_ms": Spread.of(create),
+            "destroy_ms": Spread.of(destroy),
+            "held_mib": Spread.of(held) if held else None,
+            "not_returned_mib": (first - last) / _MIB if first is not None and last is not None else None,
+        },
     )
 
 
-def _lend(backend: Backend, slots: Slots, settings: BenchSettings) -> Lending:
-    """Times a pool's lend and return, or the lookup of a lane without a pool."""
-    if backend.api is None:
-        with backend.open_lanes([slots]) as lanes:
-            return _lending("look up a lane", lambda: lanes.lane(slots), settings)
-    pool = driver.open_pool(backend.torch_device.index or 0, [[slots]])
-    lend, give_back = pool.lend, pool.give_back
+def _lend(backend: Backend, lends: int) -> Row:
+    """Times a pool's lend and return, or the lookup of a lane without a pool; Python's call is included."""
+    whole, batch = backend.device.slots, max(1, lends // _BATCHES)
+    way, once, close = _lender(backend, whole)
     try:
-        return _lending("lend and give back", lambda: give_back(lend(0, 0)), settings)
+        once()
+        means = []
+        for _ in range(_BATCHES):
+            start = time.perf_counter_ns()
+            for _ in range(batch):
+                once()
+            means.append((time.perf_counter_ns() - start) / batch)
     finally:
-        pool.close()
+        close()
+    return Row(of="lending", labels={"way": way, "lends": batch * _BATCHES}, values={"time_ns": Spread.of(means)})
 
 
-def _lending(way: str, once: Callable[[], object], settings: BenchSettings) -> Lending:
-    batch = max(1, settings.lends // _BATCHES)
-    means = []
-    once()
-    for _ in range(_BATCHES):
-        start = time.perf_counter_ns()
-        for _ in range(batch):
-            once()
-        means.append((time.perf_counter_ns() - start) / batch)
-    return Lending(way=way, lends=batch * _BATCHES, time_ns=Spread.of(means))
+def _lender(backend: Backend, whole: Slots) -> tuple[str, Callable[[], object], Callable[[], object]]:
+    if backend.api is None:
+        lanes = backend.open_lanes([whole])
+        return "look up a lane", partial(lanes.lane, whole), lanes.close
+    pool = driver.open_pool(backend.torch_device.index or 0, [[whole]])
+    lend, give_back = pool.lend, pool.give_back
+    return "lend and give back", lambda: give_back(lend(0, 0)), pool.close
 
 
 def _free_bytes(backend: Backend) -> int | None:
@@ -205,61 +149,77 @@ def _free_bytes(backend: Backend) -> int | None:
     return None if backend.api is None else backend.api.free_bytes()
 
 
-def _grow(backend: Backend, settings: BenchSettings) -> Growth:
+def _grow(backend: Backend, max_contexts: int) -> Row:
+    """Adds one partition after the other to a pool in use, up to our limit or the driver's."""
     sizes = range(1, backend.device.num_slots + 1)
     every = (tuple(range(start, start + size)) for size in sizes for start in range(len(sizes) - size + 1))
-    partitions = list(islice(every, settings.max_contexts))
+    partitions = list(islice(every, max_contexts))
     pool: Any = driver.open_pool(backend.torch_device.index or 0, [[partitions[0]]])
     times: list[float] = []
     stopped_by = ""
     try:
         for slots in partitions[1:]:
             start = time.perf_counter_ns()
-            pool.add_layout([slots])
+            try:
+                pool.add_layout([slots])
+            except (CudaError, BackendUnavailableError) as error:
+                stopped_by = str(error)
+                break
             times.append((time.perf_counter_ns() - start) / 1e6)
-    except (CudaError, BackendUnavailableError) as error:
-        stopped_by = str(error)
-    try:
         stats = pool.stats()
-        return Growth(
-            contexts=stats.num_contexts,
-            asked=len(partitions),
-            stopped_by=stopped_by,
-            add_layout_ms=Spread.of(times) if times else None,
-            driver_bytes=stats.driver_bytes,
-        )
     finally:
         pool.close()
+    return Row(
+        of="growth",
+        labels={"contexts": stats.num_contexts, "asked": len(partitions)},
+        values={
+            "add_layout_ms": Spread.of(times) if times else None,
+            "driver_mib": stats.driver_bytes / _MIB,
+        },
+        note=stopped_by,
+    )
 
 
-def report_pool(result: PoolResult) -> Report:
-    """Returns a row and a bar per way and quota; below them the costs of lending and of growth."""
-    rows, bars, lines = [], [], []
-    for creation in result.creations:
-        held = None if creation.held_bytes is None else creation.held_bytes.median / _MIB
-        kept = None if creation.kept_bytes is None else creation.kept_bytes / _MIB
-        rows.append((creation.way, creation.quota, creation.create_ms, creation.destroy_ms, held, kept))
-        name, spread = f"{creation.way}, {creation.quota} slots", creation.create_ms
-        bars.append(bar_of(name, creation.way, spread, f"{spread.median:.3f} ms"))
-    if (lending := result.lending) is not None:
-        lent_ns = lending.time_ns.median
-        bars.append(Bar(name=lending.way, group="lend", value=lent_ns / 1e6, text=f"{lent_ns:.0f} ns"))
-        text = f"{lending.way}: {spread_text(lending.time_ns, 0)} ns, over {lending.lends} times"
+def _summary(result: Result) -> Sequence[str]:
+    lines = []
+    for row in result.of("lending"):
+        time_ns = row.values["time_ns"]
+        assert isinstance(time_ns, Spread)
+        text = f"{row.labels['way']}: {time_ns.text(0)} ns, over {row.labels['lends']} times"
         lines.append(f"{text}; the goal is under {GOAL_LEND_NS:.0f} ns")
-    if (growth := result.growth) is not None:
-        added = f", a layout more takes {spread_text(growth.add_layout_ms)} ms" if growth.add_layout_ms else ""
-        end = f"; then: {growth.stopped_by}" if growth.stopped_by else ", no limit met"
-        text = f"{growth.contexts} contexts at once of {growth.asked} asked for, {growth.driver_bytes / _MIB:.0f} MiB"
-        lines.append(text + added + end)
+    for row in result.of("growth"):
+        added = row.values["add_layout_ms"]
+        layouts = f", a layout more takes {added.text()} ms" if isinstance(added, Spread) else ""
+        end = f"; then: {row.note}" if row.note else ", no limit met"
+        size = f"{row.number('driver_mib'):.0f} MiB"
+        count = f"{row.labels['contexts']} contexts at once of {row.labels['asked']} requested"
+        lines.append(f"{count}, {size}{layouts}{end}")
     lines.append(f"the paper: {PAPER_CREATE_MS:.0f} ms to create and {PAPER_LEND_MS} ms to lend, on H100s (Fig. 11a)")
-    return Report(
-        title="Creation against lending, measured",
-        headings=(("resources", None), ("slots", 0), ("created in, ms", 3), ("ended in, ms", 3), ("holds\nMiB", 1),
-                  ("not given\nback, MiB", 1)),
-        rows=rows,
-        merged=True,
-        summary=lines,
-        picture=Picture(
-            title="Creation of a partition's resources, against lending, measured", x_axis="milliseconds", bars=bars
-        ),
-    )  # fmt: skip
+    return lines
+
+
+def _picture(result: Result) -> Picture:
+    bars: list[tuple[str, str, Spread | float | None, str]] = []
+    for row in result.of("creations"):
+        name = f"{row.labels['way']}, {row.labels['quota']} slots"
+        bars.append((name, str(row.labels["way"]), row.values["create_ms"], f"{row.number('create_ms'):.3f} ms"))
+    for row in result.of("lending"):
+        time_ns = row.number("time_ns") or 0.0
+        bars.append((str(row.labels["way"]), "lend", time_ns / 1e6, f"{time_ns:.0f} ns"))
+    title = "Creation of a partition's resources, against lending, measured"
+    return Picture(title=title, x_axis="milliseconds", bars=bars)
+
+
+POOL = Question(
+    name="pool",
+    asks="what does creating a context and a stream cost, against lending one?",
+    measure=measure_pool,
+    title="Creation against lending, measured",
+    of="creations",
+    columns={"way": ("resources", None), "quota": ("slots", 0), "create_ms": ("created in, ms", 3),
+             "destroy_ms": ("ended in, ms", 3), "held_mib": ("holds, MiB", 1),
+             "not_returned_mib": ("not given\nback, MiB", 1)},
+    merged=True,
+    summary=_summary,
+    picture=_picture,
+)  # fmt: skip

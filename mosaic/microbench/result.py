@@ -1,69 +1,95 @@
-"""Contents of every result file: origin, spreads, and unavailable measurements."""
+"""A question about a device, the rows that answer it, and the file, table and picture of the answer.
+
+A question is a function that yields rows: what a row is of stands in its labels, its numbers in its values. All
+questions have the same rows, so one table, one file format and one reader serve all.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from mosaic.artifact import save
 from mosaic.backends.base import Backend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.microbench.settings import Budget
-from mosaic.profiler import ForeignLoad
+from mosaic.microbench.pictures import Picture, draw_picture
+from mosaic.microbench.settings import BenchSettings, Budget, Spread
+from mosaic.profile import note_of_others
+from mosaic.profiler import ForeignLoad, Subject
 from mosaic.provenance import Provenance
+from mosaic.report.table import add_row, new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Repeated measurements of one quantity; the field's name has the unit."""
+class Row:
+    """One measurement."""
 
-    median: float
-    """Middle."""
-    first_quartile: float
-    """A quarter lie below."""
-    third_quartile: float
-    """A quarter lie above."""
-    count: int
-    """Number of samples."""
-    samples: tuple[float, ...]
-    """All samples in order."""
+    of: str
+    """Kind of the row, such as ``times`` or ``gains``."""
+    labels: Mapping[str, str | int]
+    """What was measured, such as the variant and the quotas."""
+    values: Mapping[str, Spread | float | None]
+    """Its numbers, by names with units; None for one that is unavailable."""
+    note: str = ""
+    """Remark about it."""
 
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
-        """Summarises at least one measurement."""
-        values = tuple(float(sample) for sample in samples)
-        if not values:
-            raise ValueError("a spread needs at least one measurement")
-        first, middle, third = (values[0],) * 3
-        if len(values) > 1:
-            first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
+    def number(self, name: str) -> float | None:
+        """Returns a number, or the median of a spread."""
+        value = self.values.get(name)
+        return value.median if isinstance(value, Spread) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMeasured:
-    """A measurement that is unavailable here."""
+    """A measurement that is unavailable here, with the reason."""
 
     what: str
-    """The measurement."""
     reason: str
-    """The reason."""
+
+
+Item = Row | NotMeasured
+
+
+def not_measured(what: str, reason: object) -> NotMeasured:
+    """Returns an unavailable measurement; an error of another library is named with its type."""
+    text = " ".join(str(reason).split())
+    if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
+        text = f"{type(reason).__name__}: {text}"
+    return NotMeasured(what=what, reason=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Origin of a result."""
+class Setup:
+    """What a question measures on, and its bounds."""
 
+    backend: Backend
+    settings: BenchSettings
+    budget: Budget = field(default_factory=Budget)
+    """Time; ``left_out`` names the pieces beyond it."""
+    subjects: Sequence[Subject] = ()
+    """Modules of a user's model; empty for kernels and modules of Mosaic's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The answer to a question on a device."""
+
+    SCHEMA_VERSION: ClassVar[int] = 2
+    schema_version: int = 2
+    """Version of this file's layout."""
+    question: str
     backend: str
     """``host`` or ``cuda``."""
     device: Device
-    """The measured device."""
     torch_version: str
-    """Version of torch."""
     driver_version: str
     """CUDA version that the driver serves; empty on the host."""
     provenance: Provenance
@@ -74,66 +100,50 @@ class Origin:
     """Share of the CPU of other processes meanwhile, 0 to 1; None if unknown."""
     seconds: float
     """Duration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Common fields of all results."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-    schema_version: int = 1
-    """Version of this file's layout."""
-    origin: Origin
-    """Origin of the result."""
-    left_out: tuple[str, ...] = ()
+    rows: tuple[Row, ...]
+    absent: tuple[NotMeasured, ...]
+    left_out: tuple[str, ...]
     """Pieces beyond the time budget."""
-    absent: tuple[NotMeasured, ...] = ()
-    """Unavailable measurements."""
+
+    def of(self, kind: str) -> tuple[Row, ...]:
+        """Returns the rows of one kind."""
+        return tuple(row for row in self.rows if row.of == kind)
 
 
-class Recorder:
-    """Collects the common fields of a result during a measurement."""
+class Measurement:
+    """One run of a question: yields each row when it is ready, and keeps all for the result."""
 
-    def __init__(self, backend: Backend, budget: Budget) -> None:
-        self.backend = backend
-        self.budget = budget
-        self.absent: list[NotMeasured] = []
-        self._load = ForeignLoad()
-        self._used_before_s = budget.used_s
-        self._left_out_before = len(budget.left_out)
+    def __init__(self, question: Question, setup: Setup) -> None:
+        self._question, self._setup = question, setup
+        self._load, self._items = ForeignLoad(), list[Item]()
+        self._began_s, self._left_out = setup.budget.used_s, len(setup.budget.left_out)
 
-    def cannot(self, what: str, reason: object) -> NotMeasured | None:
-        """Notes an unavailable measurement and its reason; returns it, or None if it was noted before."""
-        text = " ".join(str(reason).split())
-        if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
-            text = f"{type(reason).__name__}: {text}"  # messages of other libraries may need the error's type
-        entry = NotMeasured(what=what, reason=text)
-        if entry in self.absent:
-            return None
-        self.absent.append(entry)
-        return entry
+    def items(self) -> Iterator[Item]:
+        """Measures; an absence that was named before is not repeated."""
+        for item in self._question.measure(self._setup):
+            if isinstance(item, Row) or item not in self._items:
+                self._items.append(item)
+                yield item
 
-    def common(self) -> dict[str, Any]:
-        """Returns the common fields of the result; call it at the end."""
-        return {
-            "origin": self._origin(),
-            "absent": tuple(self.absent),
-            "left_out": self.budget.left_out[self._left_out_before :],
-        }
-
-    def _origin(self) -> Origin:
-        notes = self.backend.notes
-        if self.backend.device.kind == "host":
+    def result(self) -> Result:
+        """Returns the rows so far."""
+        backend, budget = self._setup.backend, self._setup.budget
+        notes = backend.notes
+        if backend.device.kind == "host":
             notes = ("measured on the CPU's cores: these times say nothing about a GPU", *notes)
-        return Origin(
-            backend=self.backend.name,
-            device=self.backend.device,
+        return Result(
+            question=self._question.name,
+            backend=backend.name,
+            device=backend.device,
             torch_version=torch.__version__,
-            driver_version="" if self.backend.torch_device.type != "cuda" else _driver_version(),
+            driver_version="" if backend.torch_device.type != "cuda" else _driver_version(),
             provenance=Provenance.here(),
-            notes=notes,
+            notes=tuple(notes),
             foreign_cpu_share=self._load.share,
-            seconds=round(self.budget.used_s - self._used_before_s, 3),
+            seconds=round(budget.used_s - self._began_s, 3),
+            rows=tuple(item for item in self._items if isinstance(item, Row)),
+            absent=tuple(item for item in self._items if isinstance(item, NotMeasured)),
+            left_out=budget.left_out[self._left_out :],
         )
 
 
@@ -141,3 +151,91 @@ def _driver_version() -> str:
     from mosaic.backends.cuda.driver import describe_driver
 
     return describe_driver().version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question about a device."""
+
+    name: str
+    """The sub-command of ``mosaic bench``."""
+    asks: str
+    """The question in words."""
+    measure: Callable[[Setup], Iterator[Item]]
+    """Measures, and yields the rows."""
+    title: str
+    """Title of the table."""
+    of: str
+    """Kind of the table's rows."""
+    columns: Mapping[str, tuple[str, int | None]]
+    """The table's columns: a heading by label or value, and the digits of its numbers; None for text."""
+    merged: bool = False
+    """The table shows the first column once for equal neighbours."""
+    summary: Callable[[Result], Sequence[str]]
+    """Lines below the table."""
+    picture: Callable[[Result], Picture]
+    takes_subjects: bool = False
+    """It measures a user's modules."""
+
+    def answer(self, setup: Setup) -> Result:
+        """Measures everything."""
+        measurement = Measurement(self, setup)
+        for _ in measurement.items():
+            pass
+        return measurement.result()
+
+    def table(self, result: Result) -> Table:
+        """Returns the table, with lines on absent and left-out measurements and on the machine."""
+        columns = [(heading, digits is not None) for heading, digits in self.columns.values()]
+        caption = "\n".join([*self.summary(result), *_caption(result)])
+        table = new_table(f"{self.title}: {result.device.name}", columns, caption)
+        above = ""
+        for row in result.of(self.of):
+            first, *others = (_cell(row, name, digits) for name, (_, digits) in self.columns.items())
+            add_row(table, ["" if self.merged and first == above else first, *others])
+            above = first
+        return table
+
+    def write(self, result: Result, folder: Path) -> tuple[Path, Path]:
+        """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
+        record, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
+        save(result, record)
+        absent = [(each.what, f"not measured: {each.reason}") for each in result.absent]
+        draw_picture(self.picture(result), picture, subtitle=_where(result), absent=absent)
+        return record, picture
+
+
+def _cell(row: Row, name: str, digits: int | None) -> str:
+    value: Any = row.labels.get(name, row.values.get(name))
+    if isinstance(value, Spread):
+        return value.text()
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def number_text(value: float | None, digits: int = 2) -> str:
+    """Returns a number, ``-`` for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _where(result: Result) -> str:
+    driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
+    slots = "host" if result.device.kind == "host" else f"{result.device.num_slots} slots"
+    where = f"{result.device.name} ({slots}), torch {result.torch_version}{driver}, {result.provenance.created[:10]}"
+    return "; ".join(filter(None, (where, note_of_others(result.foreign_cpu_share, result.device))))
+
+
+def _caption(result: Result) -> list[str]:
+    share = "unknown" if result.foreign_cpu_share is None else f"{result.foreign_cpu_share:.0%}"
+    lines = [f"not measured: {absent.what}: {absent.reason}" for absent in result.absent]
+    lines += [f"no time left for {piece}" for piece in result.left_out[:5]]
+    if len(result.left_out) > 5:
+        lines.append(f"no time left for {len(result.left_out) - 5} more, which the JSON file names")
+    lines += [f"note: {note}" for note in result.notes]
+    driver = f" and CUDA driver {result.driver_version}" if result.driver_version else ""
+    lines.append(
+        f"medians (quartiles), measured in {result.seconds:.1f} s with torch {result.torch_version}{driver}; other "
+        f"processes took {share} of the CPU"
+    )
+    return lines

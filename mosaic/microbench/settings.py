@@ -1,12 +1,18 @@
-"""Sizes, care and time of the measurements."""
+"""Sizes, repetitions and time of the measurements; times of the work of a lane, alone and beside others."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from mosaic.backends.base import Backend
+import torch
+
+from mosaic.backends.base import Backend, Lane, Lanes
+from mosaic.profiler.together import MAX_PIECES, Call, Pieces, TimedWork, run_alone, run_together, window_ms
 
 Scale = Literal["tiny", "host", "gpu"]
 
@@ -48,8 +54,8 @@ class BenchSettings:
     @classmethod
     def fit(cls, backend: Backend, *, quick: bool = False) -> Self:
         """Returns settings for a backend; ``quick`` takes about a tenth of the time."""
-        scale: Scale = "gpu" if backend.torch_device.type == "cuda" else "host"
-        full = cls(scale=scale, repeats=30, grid=16 if scale == "gpu" else 8)
+        on_gpu = backend.torch_device.type == "cuda"
+        full = cls(scale="gpu" if on_gpu else "host", grid=16 if on_gpu else 8)
         if not quick:
             return full
         return replace(
@@ -76,9 +82,7 @@ class BenchSettings:
 
 
 class Budget:
-    """A time limit, checked before each piece of a measurement.
-
-    A started piece finishes, so a question may take one piece longer.
+    """A time limit, checked before each piece of a measurement; a piece that has begun is finished.
 
     Args:
         seconds: From now; infinite by default.
@@ -88,8 +92,9 @@ class Budget:
         if not seconds >= 0:
             raise ValueError(f"seconds={seconds}; a budget is not negative")
         self.seconds = seconds
+        self.left_out: tuple[str, ...] = ()
+        """Pieces without time, in order."""
         self._start = time.monotonic()
-        self._left_out: list[str] = []
 
     @property
     def used_s(self) -> float:
@@ -101,14 +106,96 @@ class Budget:
         """Remaining seconds, never negative."""
         return max(0.0, self.seconds - self.used_s)
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Pieces without time, in order."""
-        return tuple(self._left_out)
-
-    def allows(self, piece: str, *, needs_s: float = 0.0) -> bool:
-        """Returns True if at least ``needs_s`` remain; else notes ``piece`` as left out."""
-        if self.used_s + needs_s < self.seconds:
+    def allows(self, piece: str) -> bool:
+        """Returns True if time remains; else notes ``piece`` as left out."""
+        if self.used_s < self.seconds:
             return True
-        self._left_out.append(piece)
+        self.left_out += (piece,)
         return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Repeated measurements of one quantity; its name in the row has the unit."""
+
+    median: float
+    first_quartile: float
+    third_quartile: float
+    count: int
+    samples: tuple[float, ...]
+    """All samples in order."""
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Summarises at least one measurement."""
+        values = tuple(float(sample) for sample in samples)
+        if not values:
+            raise ValueError("a spread needs at least one measurement")
+        first, middle, third = (values[0],) * 3
+        if len(values) > 1:
+            first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
+
+    def text(self, digits: int | None = None) -> str:
+        """Returns median and quartiles: ``1.23 (1.20-1.31)``."""
+        places = digits if digits is not None else 1 if self.median >= 100 else 3
+        return f"{self.median:.{places}f} ({self.first_quartile:.{places}f}-{self.third_quartile:.{places}f})"
+
+
+def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torch.device | None = None) -> Pieces:
+    """Times work on a lane while the others are idle; ``held_on`` as in ``run_alone``."""
+    lane.submit(call).wait()
+    call_ms = max(1e-4, min(run_alone(lane, call, calls=1, pieces=3).all_ms))
+    calls = _calls_in_piece(call_ms, settings.piece_ms)
+    few = max(3, round(settings.sample_ms / (calls * call_ms)))
+    return run_alone(lane, call, calls=calls, pieces=min(settings.repeats, few), held_on=held_on)
+
+
+def time_beside(
+    lanes: Lanes, both: Sequence[tuple[Lane, Call, float]], settings: BenchSettings, device: torch.device
+) -> tuple[Pieces, ...]:
+    """Runs lanes side by side for about ``settings.together_ms``.
+
+    Args:
+        lanes: Owner of the lanes.
+        both: Each lane, its work, and the milliseconds of a call alone, which set the number of calls.
+        settings: Bounds.
+        device: Device of the lanes.
+    """
+    parts = []
+    for lane, call, call_ms in both:
+        calls = _calls_in_piece(call_ms, settings.piece_ms)
+        pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (call_ms * calls))))
+        parts.append(TimedWork(lane, call, calls, pieces, call_ms))
+    return run_together(parts, inline=lanes.launches_inline, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """Times of one of two lanes, in milliseconds a call."""
+
+    alone_ms: tuple[float, ...]
+    """With the other lane idle, measured right before."""
+    beside_ms: tuple[float, ...]
+    """Of the pieces within the other lane's run; empty without any."""
+    overlap_ms: float
+    """Time of both together; 0 without overlap."""
+
+
+def measure_beside(
+    lanes: Lanes, both: Sequence[tuple[Lane, Call]], settings: BenchSettings, device: torch.device
+) -> tuple[LaneTimes, ...]:
+    """Times lanes alone, then side by side."""
+    alone = [time_alone(lane, call, settings, held_on=device).all_ms for lane, call in both]
+    middle = [max(1e-4, sorted(times)[len(times) // 2]) for times in alone]
+    works = [(*work, call_ms) for work, call_ms in zip(both, middle, strict=True)]
+    pieces = time_beside(lanes, works, settings, device)
+    start, end = window_ms(pieces)
+    return tuple(
+        LaneTimes(times, piece.within(start, end), max(0.0, end - start))
+        for times, piece in zip(alone, pieces, strict=True)
+    )
+
+
+def _calls_in_piece(call_ms: float, piece_ms: float) -> int:
+    return max(1, math.ceil(piece_ms / call_ms))

@@ -7,10 +7,9 @@ of sharing differs. A step is launched or captured, and timed from its beginning
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ class Variant:
     name: str
     """Kind, with its quotas if any."""
     kind: str
-    """Key of ``KINDS``."""
     lanes: Lanes
     """Owner of the lanes; close it."""
     both: tuple[Lane, Lane]
@@ -42,60 +40,44 @@ class Variant:
     """Remark about it."""
 
 
-def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
-    """Opens one variant.
-
-    Args:
-        kind: Key of ``KINDS``.
-        backend: Backend.
-        split: Slots of the two lanes, for kinds with quotas; otherwise unused.
-
-    Raises:
-        BackendUnavailableError: It is unavailable here.
-    """
-    return KINDS[kind](backend, split)
-
-
 def parts_of(split: QuotaPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the slots of two neighbouring partitions."""
     return tuple(range(split[0])), tuple(range(split[0], sum(split)))
 
 
-def _sequential(backend: Backend, split: QuotaPair) -> Variant:
-    whole = backend.device.slots
-    try:
-        lanes, note = backend.open_plain_lanes([whole]), "one plain stream with every SM"
-    except BackendUnavailableError:
-        lanes, note = backend.open_lanes([whole]), "one lane with every slot"
-    lane = lanes.lane(whole)
-    return Variant("one after the other", "sequential", lanes, (lane, lane), None, note)
+def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
+    """Opens two lanes that share the device in one way.
+
+    Args:
+        kind: One of ``sequential``, ``plain``, ``prioritised``, ``partitions`` and ``torch_contexts``.
+        backend: Backend.
+        split: Slots of the two lanes; without a meaning for kinds that confine neither.
+
+    Raises:
+        BackendUnavailableError: It is unavailable here.
+    """
+    whole, parts = backend.device.slots, parts_of(split)
+    if kind == "sequential":
+        try:
+            lanes, note = backend.open_plain_lanes([whole]), "one plain stream with every SM"
+        except BackendUnavailableError:
+            lanes, note = backend.open_lanes([whole]), "one lane with every slot"
+        return Variant("one after the other", kind, lanes, (lanes.lane(whole), lanes.lane(whole)), note=note)
+    name, quotas, note = f"{kind.replace('_', ' ')} {split[0]}+{split[1]}", split, ""
+    if kind == "partitions":
+        lanes = backend.open_lanes(parts)
+    elif kind == "torch_contexts":
+        lanes, note = _open_torch_contexts(backend, split)
+    elif kind == "plain":
+        lanes, name, note = backend.open_plain_lanes(parts), "plain streams", "two streams, every SM for both"
+    else:
+        lanes, name = backend.open_plain_lanes(parts, priorities=(-1, 0)), "prioritised streams"
+        note = "the first module's stream goes first, every SM for both"
+    both = (lanes.lane(parts[0]), lanes.lane(parts[1]))
+    return Variant(name, kind, lanes, both, quotas if kind in ("partitions", "torch_contexts") else None, note)
 
 
-def _plain(backend: Backend, split: QuotaPair) -> Variant:
-    parts = parts_of(split)
-    lanes = backend.open_plain_lanes(parts)
-    return Variant("plain streams", "plain", lanes, _both(lanes, parts), None, "two streams, every SM for both")
-
-
-def _prioritised(backend: Backend, split: QuotaPair) -> Variant:
-    parts = parts_of(split)
-    lanes = backend.open_plain_lanes(parts, priorities=(-1, 0))
-    note = "the first module's stream goes first, every SM for both"
-    return Variant("prioritised streams", "prioritised", lanes, _both(lanes, parts), None, note)
-
-
-def _both(lanes: Lanes, parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Lane, Lane]:
-    return lanes.lane(parts[0]), lanes.lane(parts[1])
-
-
-def _partitions(backend: Backend, split: QuotaPair) -> Variant:
-    parts = parts_of(split)
-    lanes = backend.open_lanes(parts)
-    name = f"partitions {split[0]}+{split[1]}"
-    return Variant(name, "partitions", lanes, _both(lanes, parts), split)
-
-
-def _torch_contexts(backend: Backend, split: QuotaPair) -> Variant:
+def _open_torch_contexts(backend: Backend, split: QuotaPair) -> tuple[Lanes, str]:
     """``torch.cuda.green_contexts``: disjoint if torch can split (2.15), else overlapping."""
     if backend.torch_device.type != "cuda":
         raise BackendUnavailableError(
@@ -104,11 +86,8 @@ def _torch_contexts(backend: Backend, split: QuotaPair) -> Variant:
     ordinal = backend.torch_device.index or 0
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
     _, torch_streams, note = _torch_streams(sms, ordinal)
-    parts = parts_of(split)
-    streams = {part: (stream, count) for part, stream, count in zip(parts, torch_streams, sms, strict=True)}
-    lanes = StreamLanes(TorchStreams(ordinal), streams, lambda: None)
-    name = f"torch contexts {split[0]}+{split[1]}"
-    return Variant(name, "torch_contexts", lanes, _both(lanes, parts), split, note)
+    streams = dict(zip(parts_of(split), zip(torch_streams, sms, strict=True), strict=True))
+    return StreamLanes(TorchStreams(ordinal), streams, lambda: None), note
 
 
 @cache  # torch's allocator may use a stream long after its last work, so contexts live as long as the process
@@ -147,17 +126,6 @@ def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> 
     return contexts, f"{reason}: two contexts made apart, whose SMs OVERLAP, both from the lowest SM on"
 
 
-KINDS: Mapping[str, Callable[[Backend, QuotaPair], Variant]] = MappingProxyType(
-    {
-        "sequential": _sequential,
-        "plain": _plain,
-        "prioritised": _prioritised,
-        "partitions": _partitions,
-        "torch_contexts": _torch_contexts,
-    }
-)
-"""Opens two lanes, by kind."""
-
 UNAVAILABLE = (BackendUnavailableError, CudaError)
 """Errors of an unavailable variant."""
 
@@ -178,6 +146,11 @@ class TwoModules:
         """Both, in order."""
         return self.first, self.second
 
+    @property
+    def names(self) -> str:
+        """Their names."""
+        return f"{self.first.name} and {self.second.name}"
+
 
 class EagerSteps:
     """Steps that are launched operator by operator: both forwards, then both backwards."""
@@ -190,31 +163,31 @@ class EagerSteps:
         """Runs steps one after the other; returns the milliseconds of each."""
         lane = self._variant.both[0]
         marks = [lane.submit(lane.mark)]
-        kept: list[Ticket[Any]] = []
+        tickets: list[Ticket[Any]] = []
         for _ in range(count):
-            tickets = self._one(marks[-1])
-            marks.append(lane.submit(lane.mark, after=tickets))
-            kept += tickets  # tickets hold no outputs and no graphs
-        for ticket in kept:
+            ends = self._launch(marks[-1])
+            marks.append(lane.submit(lane.mark, after=ends))
+            tickets += ends  # tickets hold no outputs and no graphs
+        for ticket in tickets:
             ticket.wait()
         return intervals([mark.wait() for mark in marks])
 
-    def _one(self, start: Ticket[Any]) -> list[Ticket[Any]]:
+    def _launch(self, start: Ticket[Any]) -> list[Ticket[Any]]:
         pairs = list(zip(self._variant.both, self._modules.both, strict=True))
         if not self._modules.backward:
-            return [lane.submit(partial(_whole, module, False), after=[start]) for lane, module in pairs]
+            return [lane.submit(partial(_run, module, backward=False), after=[start]) for lane, module in pairs]
         forwards = [lane.submit(module.forward, after=[start]) for lane, module in pairs]
         return [
-            lane.submit(partial(_backward, module, forward))
+            lane.submit(partial(_run_backward, module, forward))
             for (lane, module), forward in zip(pairs, forwards, strict=True)
         ]
 
 
-def _backward(module: Subject, forward: Ticket[list[torch.Tensor]]) -> None:
+def _run_backward(module: Subject, forward: Ticket[list[torch.Tensor]]) -> None:
     module.backward(forward.wait())  # the forward ran on this lane before
 
 
-def _whole(module: Subject, backward: bool) -> None:
+def _run(module: Subject, *, backward: bool) -> None:
     outputs = module.forward()
     if backward:
         module.backward(outputs)
@@ -251,7 +224,7 @@ class CapturedSteps:
         api = first.api
         for lane, module in zip((first, second), modules.both, strict=True):  # libraries set themselves up here
             for _ in range(2):
-                lane.submit(partial(_whole, module, modules.backward)).wait()
+                lane.submit(partial(_run, module, backward=modules.backward)).wait()
         api.synchronize()
         api.release_workspaces()  # cuBLAS workspaces from outside may be freed while the graph uses them
         with api.capture(self._graph, stream=first.stream, pool=api.new_graph_pool()):
@@ -259,9 +232,9 @@ class CapturedSteps:
                 fork = api.new_event()
                 fork.record(first.stream)
                 fork.wait(second.stream)
-            _whole(modules.first, modules.backward)
+            _run(modules.first, backward=modules.backward)
             with api.use_stream(second.stream):
-                _whole(modules.second, modules.backward)
+                _run(modules.second, backward=modules.backward)
             if second is not first:
                 join = api.new_event()
                 join.record(second.stream)

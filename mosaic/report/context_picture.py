@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from mosaic.context.plan import ContextPlan
 from mosaic.context.words import STREAM_SHIFT
-from mosaic.report.figure import add_legend, check_path, new_figure, save_figure, shorten
-from mosaic.report.frame import make_table
-from mosaic.report.palette import FAINT, INK, colors_of
+from mosaic.report.figure import FAINT, INK, colors_of, new_figure, save_figure, shorten
+from mosaic.report.table import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,7 +63,6 @@ def draw_context(plans: ContextPlan | Sequence[ContextPlan], path: Path, *, titl
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: There are no plans, or the suffix is another.
     """
-    check_path(path)
     save_figure(context_figure([plans] if isinstance(plans, ContextPlan) else plans, title=title), path)
 
 
@@ -79,20 +77,19 @@ def context_figure(plans: Sequence[ContextPlan], *, title: str = "") -> Any:
     mask, count = plans[0].mask, plans[0].mask.num_tokens
     documents = len(np.unique(mask.documents[mask.documents >= 0]))
     title = title or f"Who sees whom: {count} tokens, {documents} document{'s' if documents != 1 else ''}"
-    figure = new_figure([_PANEL], title=title, width=max(8.0, len(plans) * (_PANEL + 1.6)), rows=1)
+    colors = colors_of(f"rank {rank}" for rank in range(plans[0].ranks))
+    entries = {"text": _TEXT, "images": _IMAGES}
+    entries |= {"padding": "#ffffff"} if (mask.documents < 0).any() else {}
+    entries |= {"lighter: tiles seen in part": ""} if count > _MAX_PAIRS else {}
+    entries |= {"ranks' colours repeat": ""} if len(set(colors.values())) < len(colors) else {}
+    figure = new_figure([_PANEL], title=title, width=max(8.0, len(plans) * (_PANEL + 1.6)), legend=entries)
     figure.axes[0].remove()
     panels = figure.subplots(1, 3 * len(plans), squeeze=False, width_ratios=(0.1, _PANEL, 0.7) * len(plans))[0]
-    colors = colors_of(f"rank {rank}" for rank in range(plans[0].ranks))
     shades = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in colors.values()])
     for plan, strip, axes, bars in zip(plans, panels[::3], panels[1::3], panels[2::3], strict=True):
         _draw_tokens(strip, plan)
         _draw_mask(axes, plan, shades)
         _draw_work(bars, plan, list(colors.values()), most=max(other.imbalance for other in plans))
-    entries = {"text": _TEXT, "images": _IMAGES}
-    entries |= {"padding": "#ffffff"} if (mask.documents < 0).any() else {}
-    entries |= {"lighter: tiles seen in part": ""} if count > _MAX_PAIRS else {}
-    entries |= {"ranks' colours repeat": ""} if len(set(colors.values())) < len(colors) else {}
-    add_legend(figure, entries)
     return figure
 
 

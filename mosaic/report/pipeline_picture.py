@@ -1,4 +1,4 @@
-"""A picture of pipeline schedules: a row of tasks per rank, and below it the rank's memory against its limit.
+"""Pipeline schedules for people: tables of planned steps, and a picture of tasks and memory of every rank.
 
 ::
 
@@ -13,22 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from mosaic.pipelining.compare import Contender, bubble_share
 from mosaic.pipelining.compiled import ActionKind
-from mosaic.pipelining.tasks import TaskGraph
-from mosaic.report.bars import ms_text
+from mosaic.pipelining.planner import PlannedStep
+from mosaic.pipelining.tasks import TaskGraph, Timed
+from mosaic.pipelining.workload.layers import PipelineModel
+from mosaic.pipelining.workload.microbatch import Microbatch
+from mosaic.pipelining.workload.rank_layer import ContextCosts
 from mosaic.report.figure import (
+    FAINT,
+    GRID,
+    INK,
+    OUTSIDE,
     add_bar,
-    add_label,
-    add_legend,
-    check_path,
-    legend_rows,
+    colors_of,
+    lighter,
     new_figure,
     save_figure,
     set_head,
 )
-from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter
+from mosaic.report.plan_view import ms_text
+from mosaic.report.table import make_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MEMORY, _GAP = 0.4, 0.12
 """Shares of a rank's height for its memory, and left white below it."""
@@ -86,7 +96,6 @@ def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMU
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: ``runs`` is empty, a run's numbers of starts and tasks differ, or the suffix is unsupported.
     """
-    check_path(path)
     save_figure(pipelines_figure(runs, title=title, subtitle=subtitle), path)
 
 
@@ -108,7 +117,7 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
         [_height(run, has_memory=most_bytes > 0) for run in runs],
         title=title,
         subtitle=subtitle,
-        rows=legend_rows(entries),
+        legend=entries,
     )
     end_ms = max(run.makespan_ns for run in runs) / 1e6 or 1.0
     for axes, run in zip(figure.axes, runs, strict=True):
@@ -127,7 +136,6 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED, sub
             for rank in range(ranks):
                 _draw_memory(axes, run, rank, most_bytes, is_labelled=rank % every == 0)
     figure.axes[-1].set_xlabel("milliseconds from the start of the step")
-    add_legend(figure, entries)
     return figure
 
 
@@ -157,9 +165,9 @@ def _draw_tasks(axes: Any, run: PipelineRun, colors: dict[str, str], share: floa
             box = (start / 1e6, low, task.time_ns / 1e6, height)
             gid = f"{run.title}/{task.row}/{part.module}/{task.kind}"
             is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
-            add_bar(axes, *box, color, edgecolor="white" if is_sparse else "none", linewidth=0.3, gid=gid)
-            if index == 0 and is_sparse:
-                add_label(axes, *box, str(task.microbatch), color)
+            label = str(task.microbatch) if index == 0 and is_sparse else ""
+            edge = "white" if is_sparse else "none"
+            add_bar(axes, *box, color, label=label, edgecolor=edge, linewidth=0.3, gid=gid)
 
 
 def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, is_labelled: bool) -> None:
@@ -181,3 +189,69 @@ def _draw_memory(axes: Any, run: PipelineRun, rank: int, most_bytes: float, *, i
         color = _OVER if limit and max(used) > limit else FAINT
         at = (1.005, bottom - _MEMORY / 2)
         axes.text(*at, text, transform=axes.get_yaxis_transform(), fontsize=7.5, va="center", color=color)
+
+
+def pipeline_table(planned: PlannedStep, contenders: Sequence[Contender]) -> Table:
+    """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
+    rows = [_cells("planned", planned.graph, planned.timed, 1.0, _strategies(planned))]
+    for contender in contenders:
+        if (run := contender.run) is None:
+            rows.append([contender.name, "-", "-", "-", "-", contender.reason])
+            continue
+        ratio = run.timed.makespan_ns / planned.makespan_ns if planned.makespan_ns else 1.0
+        rows.append(_cells(contender.name, run.graph, run.timed, ratio, run.strategy))
+    numbers = ("step\nms", "× ours", "bubbles\n%", "fullest rank\nGB")
+    columns = [("schedule", False), *((heading, True) for heading in numbers), ("activations", False)]
+    return make_table("One step, simulated", columns, rows, caption="nothing here was measured", bold=(0,))
+
+
+def _cells(name: str, graph: TaskGraph, timed: Timed, ratio: float, strategy: str) -> list[str]:
+    bubbles, fullest = f"{100 * bubble_share(graph, timed):.1f}", f"{max(timed.peak_bytes) / 1e9:.1f}"
+    return [name, f"{timed.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, strategy]
+
+
+def _strategies(planned: PlannedStep) -> str:
+    if isinstance(planned.strategies, str):
+        return planned.strategies
+    layers = [index for choices in planned.strategies.values() for index in choices]
+    changed = sum(index > 0 for index in layers)
+    return f"keep, but for {changed / len(layers):.0%} of layers" if layers else "keep"
+
+
+@runtime_checkable
+class HasContextCosts(Protocol):
+    """A module that knows the costs of its shared sequences."""
+
+    @property
+    def name(self) -> str:
+        """Name in the graph."""
+
+    def context_costs(self, microbatch: Microbatch) -> ContextCosts | None:
+        """Returns the costs of one layer; None if the microbatch skips the module."""
+
+
+def context_cost_table(model: PipelineModel, microbatches: Sequence[Microbatch]) -> Table:
+    """Returns a row per module: one layer, with a rank's largest part of a microbatch.
+
+    Forward receives keys and values. Backward receives them again and returns their gradients in 32 bits, twice as many
+    bytes.
+    """
+    rows = []
+    for module in model.modules:
+        costs = [module.context_costs(microbatch) for microbatch in microbatches if isinstance(module, HasContextCosts)]
+        if largest := max(filter(None, costs), key=lambda cost: cost.tokens, default=None):
+            layer = largest.layer
+            rows.append(
+                [
+                    module.name,
+                    str(largest.tokens),
+                    "-" if largest.imbalance is None else f"{largest.imbalance:.3f}",
+                    f"{layer.forward_ms:.2f}, {layer.backward_ms + layer.weights_ms:.2f}",
+                    f"{largest.received_bytes / 1e6:.1f}" if largest.received_bytes else "-",
+                    f"{layer.strategies[0].kept_bytes / 1e6:.1f}",
+                ]
+            )
+    numbers = ("tokens\na rank", "work: most\n× mean", "forward, backward\nms", "received\nMB", "kept\nMB")
+    columns = [("module", False), *((heading, True) for heading in numbers)]
+    caption = "one layer of the largest microbatch; backward receives as much as forward, and returns twice as much"
+    return make_table("Sequences shared by context ranks, simulated", columns, rows, caption=caption)

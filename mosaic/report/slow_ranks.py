@@ -104,7 +104,7 @@ class RankComparison:
 
     def print(self, console: Console) -> None:
         """Prints a row for each rank, and the sentences."""
-        from mosaic.report.frame import make_table
+        from mosaic.report.table import make_table
 
         headings = ("rank", "computes\nms a step", "waits\nms a step", "slow by\nms a step")
         rows = []

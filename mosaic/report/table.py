@@ -1,76 +1,59 @@
-"""Tables and bars for the terminal: graphs, measured profiles, predicted plans, compared planners."""
+"""Tables for the terminal: their look, and those of graphs, measured profiles and compared planners."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile, Sample, note_of_others
-from mosaic.report.bars import bars_of_plan, device_text, ms_text, rows_of_slots, slots_text
-from mosaic.report.frame import empty_table, make_table, plain
-from mosaic.report.palette import colors_of, ink_on, lighter
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
     from mosaic.solver.compare import Comparison
 
+Column = tuple[str, bool]
+"""Heading, and True for numbers, which are right-justified and never broken."""
 
-def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
-    """Returns a table of a plan's placements with predicted times, stage by stage.
 
-    Args:
-        plan: The plan.
-        graph: Adds each module's predecessors.
-    """
-    has_communication = plan.communication_ms > 0
-    numbers = ["devices", "slots", "quota", "forward\nms", "backward\nms"]
-    numbers += ["route\nms", "sum\nms"] if has_communication else []
-    columns = [("stage", True), ("module", False), *((heading, True) for heading in numbers)]
-    columns += [("waits for", False)] if graph else []
-    table = empty_table(f"Plan, predicted: {device_text(plan)}", _plan_caption(plan), columns)
-    for index, stage in enumerate(plan.stages):
-        for row, placement in enumerate(stage.placements):
-            cells = [
-                str(index) if row == 0 else "",
-                placement.module,
-                slots_text(placement.devices),
-                " / ".join(slots_text(slots) for slots in placement.slots_by_device or (placement.slots,)),
-                f"{placement.quota}/{plan.device.num_slots} ({plan.device.fraction(placement.quota):.0%})",
-                f"{placement.forward_ms:.2f}",
-                f"{placement.backward_ms:.2f}",
-            ]
-            if has_communication:
-                routing_ms = placement.route_forward_ms + placement.route_backward_ms
-                cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
-            cells += [", ".join(graph.predecessors(placement.module)) or "-"] if graph else []
-            table.add_row(*plain(cells), end_section=len(stage.placements) == 1)
-        if len(stage.placements) > 1:
-            slowest = ["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"]
-            table.add_row(*plain(slowest, style="bold"), end_section=True)
+def new_table(title: str, columns: Sequence[Column], caption: str = "") -> Table:
+    """Returns a table without rows; titles and captions hold no markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title, style="bold"),
+        caption=Text(caption + "\n") if caption else None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading, numeric in columns:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     return table
 
 
-def _plan_caption(plan: Plan) -> str:
-    if plan.predicted_ms <= 0:
-        return "no times are predicted in this plan"
-    lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
-    if plan.communication_ms > 0:
-        lines.append(f"of all modules' times {plan.communication_ms:.2f} ms are communication:")
-        lines.append("route: rows that travel between devices; sum: gradients summed after a backward")
-    if plan.communication_sms:
-        lines.append(f"{plan.communication_sms} SMs of each device are left to communication")
-    if plan.sequential_ms > 0:
-        lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
-        lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
-    lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
-    if note := note_of_others(plan.foreign_cpu_share, plan.device):
-        lines.append(f"while its modules were measured, {note}")
-    return "\n".join(lines)
+def add_row(table: Table, cells: Iterable[str], *, style: str = "", end_section: bool = False) -> None:
+    """Adds cells without markup, for names such as ``layers[0]``."""
+    from rich.text import Text
+
+    table.add_row(*(Text(cell, style=style) for cell in cells), end_section=end_section)
+
+
+def make_table(
+    title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, caption: str = "", bold: Sequence[int] = ()
+) -> Table:
+    """Returns a table of rows; ``bold`` has the indices of those in bold."""
+    table = new_table(title, columns, caption)
+    for index, cells in enumerate(rows):
+        add_row(table, cells, style="bold" if index in bold else "")
+    return table
 
 
 def profile_table(profile: Profile) -> Table:
@@ -79,7 +62,7 @@ def profile_table(profile: Profile) -> Table:
     numbers = ["slots", "forward ms\n(quartiles)", "backward ms\n(quartiles)", "peak", "keeps"]
     columns = [("module", False), *((heading, True) for heading in ["degree"] * has_degrees + numbers)]
     title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
-    table = empty_table(title, _profile_caption(profile), columns)
+    table = new_table(title, columns, _profile_caption(profile))
     resident_bytes = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
     for name in profile.graph.names:
         samples = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
@@ -90,7 +73,7 @@ def profile_table(profile: Profile) -> Table:
             peak = max((sample.peak_bytes for sample in pair if sample), default=0)
             cells = [name if is_first else "", *([str(degree)] * has_degrees), str(quota)]
             cells += [*map(_times, pair), _bytes(peak), _bytes(resident_bytes.get(name, 0)) if is_first else ""]
-            table.add_row(*plain(cells), end_section=is_last)
+            add_row(table, cells, end_section=is_last)
     return table
 
 
@@ -196,39 +179,3 @@ def _bytes(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number} B"
-
-
-def plan_bars(plan: Plan, width: int) -> Text:
-    """Returns a plan's predicted step as bars: a row per slot, a column per piece of time.
-
-    Bars are ``image━━━│`` in forward and ``image╌╌╌│`` in backward, which differ without colour; blank is
-    idle. Above 16 rows, neighbouring slots that do the same share one.
-
-    Args:
-        plan: What to show.
-        width: Columns to fill, at least 40.
-    """
-    from rich.text import Text
-
-    layout = bars_of_plan(plan)
-    colors = colors_of(placement.module for placement in plan.placements)
-    rows = rows_of_slots(plan, layout.bars)
-    margin = max((len(name) for name, _ in rows), default=0) + 1
-    columns = max(width, 40) - margin - 1
-    scale = columns / (layout.total_ms or 1.0)
-    text = Text(no_wrap=True, overflow="crop")
-    for name, bars in rows:
-        text.append(f"{name:>{margin - 1}} ")
-        at = 0
-        for bar in bars:
-            start, end = round(bar.start_ms * scale), round(bar.end_ms * scale)
-            text.append(" " * (start - at))
-            fill = "━" if bar.phase == "forward" else "╌"
-            color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
-            shown = bar.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
-            text.append(shown[: end - start], style=f"{ink_on(color)} on {color}")
-            at = max(at, end)
-        text.append(" " * (columns - at) + "\n")
-    end_of_axis = "no times predicted" if layout.nominal else f"{ms_text(layout.total_ms)} ms predicted"
-    text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
-    return text

@@ -9,21 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mosaic.plan import Plan
-from mosaic.report.bars import ms_text, slot_runs
 from mosaic.report.figure import (
+    FAINT,
+    GLUE,
+    GRID,
+    INK,
+    OUTSIDE,
+    SHADES,
     WIDTH,
     add_bar,
-    add_label,
-    add_legend,
-    check_path,
-    fits,
-    legend_rows,
+    colors_of,
+    fitting,
+    lighter,
     new_figure,
     save_figure,
     set_head,
 )
-from mosaic.report.palette import FAINT, GLUE, GRID, INK, OUTSIDE, colors_of, lighter
-from mosaic.report.plan_picture import SHADES
+from mosaic.report.plan_view import ms_text, slot_runs
 from mosaic.timeline import Span, Timeline
 
 Choice = Literal["last", "typical"]
@@ -61,7 +63,6 @@ def draw_timelines(
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: ``timelines`` is empty, ``num_steps`` is under 1, or the suffix is unsupported.
     """
-    check_path(path)
     figure = timeline_figure(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps, choice=choice)
     save_figure(figure, path)
 
@@ -89,7 +90,7 @@ def timeline_figure(
         [max(0.84, min(0.42 * count, 2.9)) for count in lanes],
         title="What ran when (measured)",
         subtitle=subtitle,
-        rows=legend_rows(entries),
+        legend=entries,
     )
     end_ms = max((_length_ms(_flat(drawn)) for drawn in steps), default=0.0) or 1.0
     for axes, timeline, drawn, count in zip(figure.axes, timelines, steps, lanes, strict=True):
@@ -103,7 +104,6 @@ def timeline_figure(
         _draw(axes, drawn, colors, count)
     below = "milliseconds from the first step drawn"
     figure.axes[-1].set_xlabel(below if plan is None else f"{below}\n{_predicted(plan)}", fontsize=9.5)
-    add_legend(figure, entries)
     return figure
 
 
@@ -133,7 +133,7 @@ def _draw(axes: Any, steps: _Steps, colors: Mapping[str, str], lanes: int) -> No
         add_bar(axes, start, 0, length, lanes, "#ffffff", edgecolor="none", zorder=0.2)
         inches = length / axes.get_xlim()[1] * 0.9 * WIDTH
         texts = (f"step {step}: {ms_text(length)} ms", f"{ms_text(length)} ms")
-        text = next((text for text in texts if fits(text, inches)), texts[0] if step == max(steps) else "")
+        text = fitting(texts, inches) or (texts[0] if step == max(steps) else "")
         above = axes.get_xaxis_transform()
         axes.plot((start, start + length), (1.03, 1.03), "|-", color=INK, linewidth=0.7, transform=above, clip_on=False)
         axes.text(start + length / 2, 1.05, text, transform=above, ha="center", va="bottom", fontsize=9, color=FAINT)
@@ -142,10 +142,9 @@ def _draw(axes: Any, steps: _Steps, colors: Mapping[str, str], lanes: int) -> No
             color = lighter(base) if span.phase == "backward" else base
             for first, count in slot_runs(span.slots) or ((lanes - 1, 1),):
                 box = (span.start_ms - origin, first + _MARGIN, span.end_ms - span.start_ms, count - 2 * _MARGIN)
-                gid = f"{span.module}/{span.phase}/{step}"
-                add_bar(axes, *box, color, edgecolor=base, zorder=1.5 if span.phase == "glue" else 2, gid=gid)
-                if span.phase != "glue":
-                    add_label(axes, *box, span.module, color)
+                gid, is_glue = f"{span.module}/{span.phase}/{step}", span.phase == "glue"
+                label, zorder = ("", 1.5) if is_glue else (span.module, 2)
+                add_bar(axes, *box, color, label=label, edgecolor=base, zorder=zorder, gid=gid)
 
 
 def choose_steps(timeline: Timeline, num_steps: int, choice: Choice = "last") -> dict[int, tuple[Span, ...]]:

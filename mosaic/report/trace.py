@@ -12,7 +12,7 @@ from typing import Any
 
 from mosaic.artifact import write_text
 from mosaic.rank_trace import metadata, rows_without_overlap
-from mosaic.report.bars import slots_text
+from mosaic.report.plan_view import slots_text
 from mosaic.timeline import Timeline
 
 

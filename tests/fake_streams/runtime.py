@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.autograd import Variable
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fake_streams.backward import Backward, Engine, Origins
 from fake_streams.clocks import Clock, Launch, merge
@@ -269,19 +270,26 @@ class _Current:
         self._runtime.origins.note(self._runtime.current_stream())
 
 
+def _modes_of_the_program() -> list[TorchDispatchMode]:
+    return [mode for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, _Watch)]
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self, runtime: FakeStreams) -> None:
         super().__init__()
         self._runtime = runtime
+        self._hidden = mock.patch("mosaic.engine.graphs._get_current_dispatch_mode_stack", _modes_of_the_program)
 
     def __enter__(self) -> Any:
         engine = Variable._execution_engine
         if not (isinstance(engine, Engine) and engine.runtime is self._runtime):
             Variable._execution_engine = Engine(self._runtime, engine)
+        self._hidden.start()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._hidden.stop()
         engine = Variable._execution_engine
         if isinstance(engine, Engine) and engine.runtime is self._runtime:
             Variable._execution_engine = engine.engine

@@ -9,9 +9,7 @@ import pytest
 
 from mosaic.backends.base import Backend
 from mosaic.backends.table import open_backend
-from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.isolation import measure_isolation
-from mosaic.microbench.pool import PoolResult, measure_pool
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Setup
 
 pytestmark = pytest.mark.gpu
 
@@ -24,27 +22,25 @@ def backend() -> Backend:
 @pytest.mark.parametrize("name", list(QUESTIONS))
 def test_a_short_run_leaves_its_files(name: str, backend: Backend, tmp_path: Path):
     question = QUESTIONS[name]
-    question.leave(question.measure(backend, BenchSettings.tiny(), Budget(12)), tmp_path)
-    origin = json.loads((tmp_path / f"{name}.json").read_text())["origin"]
-    assert origin["backend"] == "cuda"
-    assert origin["driver_version"]
+    question.write(question.answer(Setup(backend=backend, settings=BenchSettings.tiny(), budget=Budget(12))), tmp_path)
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["backend"] == "cuda"
+    assert record["driver_version"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_partitions_run_on_disjoint_sms_and_keep_their_backward(backend: Backend):
-    result = measure_isolation(backend, BenchSettings.tiny(), Budget(60))
-    assert result.layouts
-    for layout in result.layouts:
-        assert layout.disjoint
-        assert all(partition.keeps_backward for partition in layout.partitions)
-        for partition in layout.partitions:
-            assert partition.num_sms is None or len(partition.units) <= partition.num_sms + 2
+    result = QUESTIONS["isolation"].answer(Setup(backend=backend, settings=BenchSettings.tiny(), budget=Budget(60)))
+    assert result.of("partitions")
+    for row in result.of("partitions"):
+        assert row.values["num_shared"] == row.values["num_backward_outside"] == 0
+        if (num_sms := row.number("num_sms")) is not None:
+            assert (row.number("num_units") or 0) <= num_sms + 2
 
 
-def test_a_pool_grows_and_gives_a_price_for_each_context(backend: Backend):
-    result = measure_pool(backend, BenchSettings.tiny(), Budget(60))
-    assert isinstance(result, PoolResult)
-    assert result.lending is not None
-    assert result.growth is not None
-    assert result.growth.contexts == result.growth.asked or result.growth.stopped_by
-    assert all(creation.held_bytes is not None for creation in result.creations)
+def test_a_pool_grows_and_shows_the_price_of_each_context(backend: Backend):
+    result = QUESTIONS["pool"].answer(Setup(backend=backend, settings=BenchSettings.tiny(), budget=Budget(60)))
+    assert result.of("lending")
+    (growth,) = result.of("growth")
+    assert growth.labels["contexts"] == growth.labels["asked"] or growth.note
+    assert all(row.values["held_mib"] is not None for row in result.of("creations"))

@@ -27,7 +27,7 @@ from mosaic.backends.streams.libraries import (
 )
 from mosaic.errors import MosaicError
 from mosaic.microbench.kernels import half_type
-from mosaic.microbench.timing import time_alone
+from mosaic.microbench.settings import time_alone
 
 
 def device(bench: Bench) -> Iterator[Figure]:

@@ -17,12 +17,11 @@ METHODS: Mapping[str, str] = MappingProxyType(
     {
         "natural": "groups as they come, once",
         "tree": "Monte-Carlo tree search over which group comes next (PipeWeaver, Algorithm 1)",
-        "shifts": "local search: a group moves to another place of the ranking",
-        "swaps": "shifts, in turn with swaps of tasks on critical paths, which reach orders beyond rankings",
+        "shifts": "local search: a group moves in the ranking, and in small steps a task in its row",
     }
 )
 """Search methods with descriptions. All begin with ``natural``, so none is worse."""
-DEFAULT_METHOD = "swaps"
+DEFAULT_METHOD = "shifts"
 _TASKS_A_SECOND = 15e6
 """Tasks that roll-outs place on one core: 12 to 24 million measured, for steps of 32 to 1,440 tasks."""
 _NO_LIMIT = 2**62

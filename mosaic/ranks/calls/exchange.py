@@ -25,7 +25,7 @@ from mosaic.ranks.world.groups import carrier_of
 from mosaic.ranks.world.progress import SentPhase
 
 if TYPE_CHECKING:
-    from mosaic.ranks.calls.ranked import Ranked
+    from mosaic.ranks.calls.routed import RoutedModule
 
 _FACTS = 6
 _ADDED = 2
@@ -33,7 +33,7 @@ _ADDED = 2
 
 
 def exchange(
-    ranked: Ranked,
+    routed: RoutedModule,
     leaves: Sequence[Any],
     *,
     is_there: bool,
@@ -45,7 +45,7 @@ def exchange(
     """Agrees on a call with all ranks, and moves the rows of its arguments.
 
     Args:
-        ranked: The module.
+        routed: The module.
         leaves: The arguments; not read where there is an error.
         is_there: Whether this rank calls the module.
         wants: For each argument, whether it takes a gradient here.
@@ -60,52 +60,52 @@ def exchange(
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
     if error is None:
-        cut = list(compress(leaves, ranked.batched))
+        cut = list(compress(leaves, routed.batched))
         values = repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + added
         shapes = repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut])
         digests = [zlib.crc32(text.encode()) for text in (values, shapes, attributes)]
         facts = (len(cut[0]), _ADDED if added else int(is_there), 0, *digests, *map(int, wants))
     else:
-        facts = (0, 0, 1) + (0,) * (_FACTS - 3 + len(ranked.batched))
+        facts = (0, 0, 1) + (0,) * (_FACTS - 3 + len(routed.batched))
     riding = [
         index
-        for index, has_rows in enumerate(ranked.batched if error is None else ())
-        if has_rows and carrier_of(leaves[index], ranked.group, ranked.control) is ranked.control
+        for index, has_rows in enumerate(routed.batched if error is None else ())
+        if has_rows and carrier_of(leaves[index], routed.group, routed.control) is routed.control
     ]
     tensors = [leaves[index] for index in riding]
-    before = ranked.agreement
+    before = routed.agreement
     if before is None or not before.routing.num_moved:
-        sends = receives = (0,) * ranked.size
+        sends = receives = (0,) * routed.size
         carried = []
     else:
-        sends, receives = before.routing.sends(ranked.rank), before.routing.receives(ranked.rank)
+        sends, receives = before.routing.sends(routed.rank), before.routing.receives(routed.rank)
         carried = tensors
-        if facts != before.facts[ranked.rank]:  # the others expect as many bytes as before
+        if facts != before.facts[routed.rank]:  # the others expect as many bytes as before
             carried = [torch.zeros(sum(sends), before.row_bytes, dtype=torch.uint8)]
-    table, rows = _all_to_all(ranked, ranked.control, carried, sends, receives, "forward", 0, facts)
+    table, rows = _all_to_all(routed, routed.control, carried, sends, receives, "forward", 0, facts)
     if before is not None and table == before.facts:
         agreement, rows = before, rows or tensors
-        _count(ranked, carried, sends, "forward")
+        _count(routed, carried, sends, "forward")
     else:
         if error is not None:
             raise error
-        _check(ranked, table, attributes)
-        agreement = ranked.agreement = Agreement(
+        _check(routed, table, attributes)
+        agreement = routed.agreement = Agreement(
             facts=table,
             there=tuple(bool(each[1]) for each in table),
             wanted=tuple(map(any, zip(*(each[_FACTS:] for each in table), strict=True))),
-            routing=routing_of(tuple(each[0] for each in table), ranked.members),
+            routing=routing_of(tuple(each[0] for each in table), routed.members),
             row_bytes=sum(map(_row_bytes, tensors)),
         )
-        rows = move(ranked, agreement.routing, tensors, "forward")
+        rows = move(routed, agreement.routing, tensors, "forward")
     moved = dict(zip(riding, rows, strict=True))
-    rest = [index for index, has_rows in enumerate(ranked.batched) if has_rows and index not in moved]
-    moved.update(zip(rest, move(ranked, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True))
+    rest = [index for index, has_rows in enumerate(routed.batched) if has_rows and index not in moved]
+    moved.update(zip(rest, move(routed, agreement.routing, [leaves[index] for index in rest], "forward"), strict=True))
     return agreement, [moved.get(index, leaf) for index, leaf in enumerate(leaves)]
 
 
 def move(
-    ranked: Ranked,
+    routed: RoutedModule,
     routing: RowRouting | None,
     tensors: Sequence[torch.Tensor],
     phase: SentPhase,
@@ -117,7 +117,7 @@ def move(
     Messages go over the module's own communicator, so they keep their order.
 
     Args:
-        ranked: The module.
+        routed: The module.
         routing: The way of the rows; None: each rank keeps its own.
         tensors: With as many rows each.
         phase: Of the step.
@@ -125,28 +125,28 @@ def move(
     """
     if routing is None or not routing.num_moved or not tensors:
         return list(tensors)
-    sends, receives = routing.sends(ranked.rank), routing.receives(ranked.rank)
+    sends, receives = routing.sends(routed.rank), routing.receives(routed.rank)
     if is_back:
         sends, receives = receives, sends
     moved: dict[int, torch.Tensor] = {}
-    for group in dict.fromkeys((ranked.control, ranked.group)):
+    for group in dict.fromkeys((routed.control, routed.group)):
         places = [
-            place for place, tensor in enumerate(tensors) if carrier_of(tensor, ranked.group, ranked.control) is group
+            place for place, tensor in enumerate(tensors) if carrier_of(tensor, routed.group, routed.control) is group
         ]
         if places:
             own, tag = [tensors[place] for place in places], 1 + 2 * (phase == "backward") + is_back
-            moved.update(zip(places, _all_to_all(ranked, group, own, sends, receives, phase, tag)[1], strict=True))
-            _count(ranked, own, sends, phase)
+            moved.update(zip(places, _all_to_all(routed, group, own, sends, receives, phase, tag)[1], strict=True))
+            _count(routed, own, sends, phase)
     return [moved[place] for place in range(len(tensors))]
 
 
-def error_of(ranked: Ranked, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
+def error_of(routed: RoutedModule, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
     """Returns why a call with these arguments cannot be routed, or None."""
-    name = ranked.name
+    name = routed.name
     remedy = f"on several ranks all calls have to be alike: colocate(..., exclude=[{name!r}])"
-    if spec != ranked.spec:
+    if spec != routed.spec:
         return ModuleContractError(f"{name!r} is called with other arguments than in the sample's step; {remedy}")
-    cut = list(compress(leaves, ranked.batched))
+    cut = list(compress(leaves, routed.batched))
     if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
         kinds = ", ".join(type(leaf).__name__ for leaf in cut)
         return ModuleContractError(f"{name!r} is called with {kinds} where the sample's step had tensors; {remedy}")
@@ -198,7 +198,7 @@ def digest_of(run: Callable[..., Any]) -> str:
 
 
 def _all_to_all(
-    ranked: Ranked,
+    routed: RoutedModule,
     group: dist.ProcessGroup,
     tensors: Sequence[torch.Tensor],
     sends: Sequence[int],
@@ -211,7 +211,7 @@ def _all_to_all(
 
     Messages in host memory have tags, so those of ranks in different places of a step never meet.
     """
-    rank, ranks = ranked.rank, range(ranked.size)
+    rank, ranks = routed.rank, range(routed.size)
     header = [torch.tensor(facts, dtype=torch.int64).view(torch.uint8)] if facts else []
     ahead, each = 8 * len(facts), sum(map(_row_bytes, tensors))
     starts = list(accumulate(sends, initial=0))
@@ -221,8 +221,8 @@ def _all_to_all(
         for to in ranks
     ]
     counts = [0 if source == rank else ahead + receives[source] * each for source in ranks]
-    with ranked.waiting(phase):
-        if group is ranked.control:
+    with routed.waiting(phase):
+        if group is routed.control:
             pieces = [torch.empty(count, dtype=torch.uint8) for count in counts]
             works = [group.recv([piece], source, tag) for source, piece in enumerate(pieces) if counts[source]]
             for to, parts in enumerate(outgoing):
@@ -236,7 +236,7 @@ def _all_to_all(
             received = sent.new_empty(sum(counts))
             dist.all_to_all_single(received, sent, counts, sizes, group=group, async_op=True).wait()
             pieces = list(received.split(counts))
-    offsets, rows = [ahead] * ranked.size, []
+    offsets, rows = [ahead] * routed.size, []
     for tensor in own:
         parts = []
         for source in ranks:
@@ -251,9 +251,9 @@ def _all_to_all(
     return tuple(map(tuple, heads)), rows
 
 
-def _count(ranked: Ranked, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
-    if num_bytes := (sum(sends) - sends[ranked.rank]) * sum(map(_row_bytes, tensors)):
-        ranked.traffic.add(ranked.name, phase, num_bytes)
+def _count(routed: RoutedModule, tensors: Sequence[torch.Tensor], sends: Sequence[int], phase: SentPhase) -> None:
+    if num_bytes := (sum(sends) - sends[routed.rank]) * sum(map(_row_bytes, tensors)):
+        routed.traffic.add(routed.name, phase, num_bytes)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -264,9 +264,9 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _check(ranked: Ranked, table: tuple[tuple[int, ...], ...], attributes: str) -> None:
+def _check(routed: RoutedModule, table: tuple[tuple[int, ...], ...], attributes: str) -> None:
     """Raises ModuleContractError, on all ranks, where calls differ in what has to be the same."""
-    name, calling = ranked.name, [facts for facts in table if facts[1]]
+    name, calling = routed.name, [facts for facts in table if facts[1]]
     failed = [str(rank) for rank, facts in enumerate(table) if facts[2]]
     if failed:
         raise ModuleContractError(f"{name!r} could not be called on rank {', '.join(failed)}, which says why")
@@ -275,7 +275,7 @@ def _check(ranked: Ranked, table: tuple[tuple[int, ...], ...], attributes: str) 
             f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "
             "may have to run it for others; colocate with a sample whose step has these arguments"
         )
-    running = [facts for rank, facts in enumerate(table) if facts[1] or rank in ranked.members]
+    running = [facts for rank, facts in enumerate(table) if facts[1] or rank in routed.members]
     for column, rows, what in (
         (3, calling, "other arguments that are no tensors (numbers, flags, strings), which have to be the same"),
         (
@@ -288,7 +288,7 @@ def _check(ranked: Ranked, table: tuple[tuple[int, ...], ...], attributes: str) 
             raise ModuleContractError(f"{name!r} is called on different ranks with {what}")
     if len({facts[5] for facts in running}) > 1:
         raise ModuleContractError(
-            f"attributes of {name!r} were set to other values on some of the ranks (on rank {ranked.rank}: "
+            f"attributes of {name!r} were set to other values on some of the ranks (on rank {routed.rank}: "
             f"{attributes or 'to none'}), and it runs on rows of all of them; pass what differs as an argument, or "
             f"leave it where it is called: colocate(..., exclude=[{name!r}])"
         )

@@ -8,7 +8,8 @@ the whole backward is over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +32,14 @@ def running() -> str | None:
     return getattr(_RUNNING, "name", None)
 
 
-def marked(name: str, compute: Compute) -> Compute:
+@contextmanager
+def marked(name: str) -> Iterator[None]:
     """Lets the thread that runs a module's work know whose work it is."""
-
-    def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-        def inside() -> Any:
-            before, _RUNNING.name = running(), name
-            try:
-                return work()
-            finally:
-                _RUNNING.name = before
-
-        return compute(inside, phase)
-
-    return run
+    before, _RUNNING.name = running(), name
+    try:
+        yield
+    finally:
+        _RUNNING.name = before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,18 +63,18 @@ def with_batch(subject: Subject, batched: Sequence[bool]) -> Subject:
 
 
 class _Runs:
-    """Runs of a module in one mode, which all find it as it was and draw the same random numbers.
+    """Runs of a module in one mode, each from the same state.
 
     Attributes:
-        kept: What the last one left in buffers that it wrote to.
+        written: The buffers that the last one wrote to.
     """
 
     def __init__(self, subject: Subject, *, training: bool) -> None:
         self._subject = subject
         self._training = training
         self._spec = flatten((subject.args, subject.kwargs))[1]
-        self._replayed = Replayed()
-        self.kept: list[torch.Tensor] = []
+        self._draws = _ConstantDraws()
+        self.written: list[torch.Tensor] = []
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         args, kwargs = unflatten(list(leaves), self._spec)
@@ -90,22 +90,22 @@ class _Runs:
                 stack.enter_context(self._subject.settings())
             stack.enter_context(uncompiled())
             before, versions = python_state(), {id(buffer): buffer._version for buffer in module.buffers()}
-            with self._replayed:
+            with self._draws:
                 made = flatten(module(*args, **kwargs))[0]
             if not before.is_same(python_state()):
-                self._replayed.is_exact = False
+                self._draws.is_exact = False
             after = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
-            self.kept = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
+            self.written = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
             return made
 
     def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
         """True if some rows of the arguments give these rows of the results."""
         many, rows, taken = _rows_that_differ(leaves, batched)
-        self._replayed = Replayed()
+        self._draws = _ConstantDraws()
         try:
-            whole, kept = self(many), self.kept
+            whole, written = self(many), self.written
             made = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
-            of_few = self.kept
+            of_few = self.written
         except Exception:  # of any kind: the module was called with what it may not be made for
             return False
         if any(isinstance(leaf, torch.Tensor) and len(leaf) != rows for leaf in whole):
@@ -115,7 +115,7 @@ class _Runs:
             return False
         tolerance = _tolerance([*many, *whole, *self._subject.module.parameters()])
         return _are_alike(
-            [*made, *of_few], [*wanted, *kept], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
+            [*made, *of_few], [*wanted, *written], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
         ) or self._differs_from_itself(many, whole)
 
     def _differs_from_itself(self, leaves: Sequence[Any], made: Sequence[Any]) -> bool:
@@ -124,7 +124,7 @@ class _Runs:
             again = self(leaves)
         except Exception:  # of any kind, as above
             return False
-        return not self._replayed.is_exact or not _are_alike(again, made, _is_same)
+        return not self._draws.is_exact or not _are_alike(again, made, _is_same)
 
 
 def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[list[Any], int, int]:
@@ -217,63 +217,31 @@ def _shapes(leaves: Sequence[Any]) -> str:
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)) or "no tensors"
 
 
-# Random numbers of one run drawn again in a run on fewer rows, or dropout would look like interaction.
-
-
-class Replayed(TorchDispatchMode):
-    """Has operators draw the same numbers in each run, in the order in which the first run drew them.
-
-    Where a later run asks for fewer in one dimension, it is given the first ones. Each run is a block of its own.
+class _ConstantDraws(TorchDispatchMode):
+    """Has operators that draw make constants, or dropout would look like interaction.
 
     Attributes:
-        is_exact: Whether every later draw was replayed; otherwise a run differs from the first for want of numbers.
+        is_exact: Whether every draw was replaced.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_exact = True
-        self._kept: list[torch.Tensor] = []
-        self._is_first = True
-        self._place = 0
-
-    def __enter__(self) -> Replayed:
-        self._place = 0
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        self._is_first = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Runs an operator; gives one that draws the numbers of the first run."""
+        """Runs an operator; replaces what it draws."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or _is_off(func, args, kwargs):
             return func(*args, **kwargs)
         if func is torch.ops.aten.native_dropout.default:  # the dropout of GPUs
-            given, rate = args[0], float(args[1])
-            mask = self._drawn(torch.empty_like(given).bernoulli_(1 - rate))
-            return given * mask / (1 - rate), mask.bool()
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         made = func(*args, **kwargs)
-        if func.__name__.startswith("randperm"):  # one that leaves a row in its place may be drawn, and hide the others
-            return self._drawn(made.sort().values.roll(-1))
+        if func.__name__.startswith("randperm"):  # the identity would hide that rows change places
+            return made.copy_(made.sort().values.roll(-1))
         if not isinstance(made, torch.Tensor) or _reads_values(func):
             self.is_exact = False  # what it makes depends on more than on what is drawn
             return made
-        return self._drawn(made)
-
-    def _drawn(self, made: torch.Tensor) -> torch.Tensor:
-        """Keeps what the first run drew; gives later ones the same."""
-        if self._is_first:
-            self._kept.append(made.clone())
-            return made
-        before = self._kept[self._place] if self._place < len(self._kept) else None
-        self._place += 1
-        first = None if before is None else _first_of(before, made.shape)
-        if first is None or first.dtype != made.dtype:
-            self.is_exact = False
-            return made
-        return made.copy_(first)
+        return made.fill_(0.5 if made.is_floating_point() else made.dtype == torch.bool)
 
 
 def _is_off(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -288,14 +256,3 @@ def _reads_values(func: Any) -> bool:
     tensors = [one for one in func._schema.arguments if isinstance(one.type, torch.TensorType)]
     written = [one for one in tensors if one.alias_info is not None and one.alias_info.is_write]
     return bool(tensors) and not written and not func.__name__.partition(".")[0].endswith("_like")
-
-
-def _first_of(drawn: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
-    """Returns the first of some numbers, in a shape that is smaller in one dimension at most; None if there is none."""
-    differing = [dim for dim, (had, wanted) in enumerate(zip(drawn.shape, shape, strict=False)) if had != wanted]
-    if drawn.dim() != len(shape) or len(differing) > 1:
-        return None
-    if not differing:
-        return drawn
-    (dim,) = differing
-    return drawn.narrow(dim, 0, shape[dim]) if shape[dim] < drawn.shape[dim] else None

@@ -9,17 +9,20 @@ from itertools import compress
 
 import torch
 
+from mosaic.backends.base import Lanes
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.first_calls import warm_up
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
-from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.calls.executor import RankExecutor
+from mosaic.ranks.calls.host import HostRankExecutor
+from mosaic.ranks.calls.routed import RoutedModule
+from mosaic.ranks.calls.streams import StreamRankExecutor
 from mosaic.ranks.parameters.elsewhere import Home, give_up
 from mosaic.ranks.parameters.gradients import GradientReducer, sparse_in
-from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
+from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.running.handle import RankSession
 from mosaic.ranks.running.prepare import Prepared
@@ -32,7 +35,7 @@ from mosaic.take_turns import TrialReport
 class Opened:
     """The part of a plan that this rank opens alone."""
 
-    runs: RankedRuns
+    runs: RankExecutor
     """Its lanes."""
     slots: Mapping[str, tuple[int, ...]]
     """Those of each module here; where it does not run, those that it has on the ranks where it does."""
@@ -69,10 +72,16 @@ def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
             members = {placed.module: placed.devices for placed in plan.placements}
             own = [subject for subject in finding.subjects if rank in members[subject.name]]
             warm_up(on.model, own, lanes.streams.api)
-        return Opened(runs=RankedRuns(lanes, on.world.progress, in_order=finding.in_order), slots=slots)
+        return Opened(runs=_executor_on(lanes, on), slots=slots)
     except BaseException:
         lanes.close()
         raise
+
+
+def _executor_on(lanes: Lanes, on: Prepared) -> RankExecutor:
+    if lanes.streams is None:
+        return HostRankExecutor(lanes, on.world.progress)
+    return StreamRankExecutor(lanes.streams, on.world.progress, in_order=on.finding.in_order)
 
 
 def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) -> Activated:
@@ -87,7 +96,7 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
         feeds: tuple[Feed, ...] = ()
         notes.append("all modules run on all ranks: nothing is routed")
     else:
-        ranked = _ranked_modules(on, runs, holdings, members, opened.slots, gives_up=gives_up)
+        routed = _routed_modules(on, runs, holdings, members, opened.slots, gives_up=gives_up)
         hooks = [
             even_out(parameter, holders, members)
             for holders, parameters in holdings.tied.items()
@@ -95,8 +104,8 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
             for parameter in parameters
         ]
         waiting = partial(runs.progress.waiting, THE_LOOP)
-        runs.begin(ranked, _shared_reducers(holdings, world, waiting, sparse_in(on.model)), hooks)
-        feeds = tuple(_feed(subject, ranked[subject.name]) for subject in finding.subjects)
+        runs.begin(routed, _shared_reducers(holdings, world, waiting, sparse_in(on.model)), hooks)
+        feeds = tuple(_feed(subject, routed[subject.name]) for subject in finding.subjects)
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
@@ -119,7 +128,7 @@ def is_data_parallel(plan: Plan) -> bool:
     )
 
 
-def _begin_alike(on: Prepared, runs: RankedRuns) -> None:
+def _begin_alike(on: Prepared, runs: RankExecutor) -> None:
     """Has every rank run all modules on its own rows, and sums up the gradients of the whole model."""
     world = on.world
     trained = [parameter for parameter in on.model.parameters() if parameter.requires_grad]
@@ -132,22 +141,22 @@ def _begin_alike(on: Prepared, runs: RankedRuns) -> None:
     runs.begin_alike(reducer, reduced)
 
 
-def _ranked_modules(
+def _routed_modules(
     on: Prepared,
-    runs: RankedRuns,
+    runs: RankExecutor,
     holdings: Holdings,
     members: Mapping[str, Members],
     slots: Mapping[str, tuple[int, ...]],
     *,
     gives_up: bool,
-) -> dict[str, Ranked]:
+) -> dict[str, RoutedModule]:
     """Returns the modules with their communicators, and gives up what this rank does not run."""
     world = on.world
     rank, everyone = world.rank, range(world.size)
     held = holdings.held_by(rank)
     tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
     sparse = sparse_in(on.model)
-    ranked: dict[str, Ranked] = {}
+    routed: dict[str, RoutedModule] = {}
     for subject in on.finding.subjects:
         ranks = members[subject.name]
         group, own = world.group(everyone), world.group(ranks)
@@ -157,7 +166,7 @@ def _ranked_modules(
             tied_to_others = Obstacle("it has parameters in common with others, which add to one gradient")
             learned = replace(learned, obstacle=tied_to_others)
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
-        ranked[subject.name] = Ranked(
+        routed[subject.name] = RoutedModule(
             name=subject.name,
             module=subject.module,
             members=ranks,
@@ -166,7 +175,7 @@ def _ranked_modules(
             template=template,
             learned=learned,
             awaited=on.finding.in_order.get(subject.name),
-            compute=marked(subject.name, runs.compute(subject.name, slots[subject.name])),
+            compute=runs.compute(subject.name, slots[subject.name]),
             reducer=(
                 GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]), sparse=sparse)
                 if rank in ranks and trained
@@ -179,20 +188,20 @@ def _ranked_modules(
         )
         if rank not in ranks and gives_up:
             give_up(subject.module, Home(subject.name, ranks), keep=held)
-    return ranked
+    return routed
 
 
-def _feed(subject: Subject, ranked: Ranked) -> Feed:
+def _feed(subject: Subject, routed: RoutedModule) -> Feed:
     """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
     leaves = flatten((subject.args, subject.kwargs))[0]
-    given = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, ranked.batched))
-    template = ranked.template
+    given = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, routed.batched))
+    template = routed.template
     made = sum(
         leaf.nbytes * (1 + trains)
         for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
         if isinstance(leaf, torch.Tensor)
     )
-    return Feed(members=ranked.members, step_bytes=float(given + made))
+    return Feed(members=routed.members, step_bytes=float(given + made))
 
 
 def _shared_reducers(

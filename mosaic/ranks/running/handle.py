@@ -19,7 +19,7 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.session import Request, Session
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
-from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.calls.executor import RankExecutor
 from mosaic.ranks.parameters.elsewhere import take_back, tensors_of
 from mosaic.ranks.parameters.optimizer_states import move_states
 from mosaic.ranks.parameters.tied import Holdings, Members
@@ -172,7 +172,7 @@ class RankHandle(Handle):
         plan in ``trial_ms/PLAN``, measured on the slowest rank; there the optimizer has no part.
         """
         executor = self._executor
-        sent = executor.traffic.metrics() if isinstance(executor, RankedRuns) else {}
+        sent = executor.traffic.metrics() if isinstance(executor, RankExecutor) else {}
         return {**super().metrics(), **self._session.report.metrics, **sent}
 
     def write_trace(self, folder: str | Path) -> Path:
@@ -246,7 +246,7 @@ class RankHandle(Handle):
             drop_last: Whether to leave out samples that make no whole batch.
         """
         shares = rows_to_load(global_batch, self.world.size, self._session.feeds, least=least)
-        if max(shares) - min(shares) > 1 and isinstance(self._executor, RankedRuns):
+        if max(shares) - min(shares) > 1 and isinstance(self._executor, RankExecutor):
             self._executor.route_all()
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 

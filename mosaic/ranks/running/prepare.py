@@ -21,7 +21,7 @@ from mosaic.engine.session import refuse_graphs_of_compiler
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
 from mosaic.profiler import Subject
-from mosaic.ranks.calls.ranked import Template
+from mosaic.ranks.calls.routed import Template
 from mosaic.ranks.rows.batched import rows_of, with_batch
 from mosaic.ranks.world.devices import check_place, own_gpu
 from mosaic.ranks.world.world import World

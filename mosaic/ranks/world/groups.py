@@ -124,7 +124,7 @@ def set_launch_order(environ: MutableMapping[str, str], *, num_collectives: int 
     """Has NCCL start collectives of different communicators in the order in which this process launches them.
 
     NCCL reads ``NCCL_LAUNCH_ORDER_IMPLICIT`` once in a process, at its first collective (src/enqueue.cc). Without that
-    order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.stream_calls``).
+    order, collectives of two modules may wait for each other forever (``mosaic.ranks.calls.streams``).
 
     Raises:
         BackendUnavailableError: NCCL does not keep the order, or may have read the variable before it was set.

@@ -14,6 +14,7 @@ from graph_cases import bench, one_thread, train_both  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.errors import MosaicError
@@ -154,6 +155,37 @@ def test_a_recurrent_module_is_captured_with_its_own_list_of_weights():
     sum(result.sum() for result in model(x)).backward()
     assert all(torch.equal(a, b.grad) for a, b in zip(by_graph, model.parameters(), strict=True))
     assert all(any(w is p for p in model.parameters()) for w in model._flat_weights)
+
+
+def test_the_weights_of_a_captured_recurrent_module_stay_where_they_are(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU ``flatten_parameters`` moves weights: the graph would read memory that no optimizer writes."""
+    model = nn.GRU(8, 16, batch_first=True)
+    model(torch.randn(2, 5, 8))
+    monkeypatch.setattr(model, "flatten_parameters", lambda: pytest.fail("weights are moved"))
+    with bench() as ours:
+        ours.call("gru", model, torch.randn(2, 5, 8))
+        assert ours.graphs.refused == {}
+        assert ours.graphs.num_replays == 1
+
+
+class CountingGelus(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.gelu.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_each_operator_once_and_enters_no_graph():
+    model, x = nn.GELU(), torch.randn(2, 8)
+    with bench() as ours:
+        with CountingGelus() as mode:
+            for _ in range(3):
+                ours.call("gelu", model, x)
+        assert mode.count == 3
+        assert ours.graphs.eager_calls == {("gelu", "another torch mode is active"): 3}
+        ours.call("gelu", model, x)
+        assert (mode.count, ours.graphs.num_replays) == (3, 1)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["cast", "left out"])

@@ -1,36 +1,84 @@
-"""The questions of ``mosaic bench``, on the host and on streams without a GPU."""
+"""The questions of ``mosaic bench``: on the host, and on streams of a runtime that finds races, without a GPU."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from fake_streams import FakeGreenDriver, FakeStreams
 
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend, available_cores
-from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question
-from mosaic.microbench.interference import measure_interference
-from mosaic.microbench.isolation import measure_isolation
-from mosaic.microbench.overlap import VariantTime, gain_of, measure_overlap
-from mosaic.microbench.result import Spread
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.device import Device
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question, Setup
+from mosaic.microbench.overlap import gain_of
+from mosaic.microbench.pictures import Picture, draw_picture
+from mosaic.microbench.result import Item, Measurement, NotMeasured, Result, Row
+from mosaic.microbench.settings import Spread, time_beside
+from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
+OVERLAP_STEPS = [(f"{passes}, {launching}") for launching in ("eager", "captured")
+                 for passes in ("forward+backward", "forward")]  # fmt: skip
+
+
+def answer(name: str, backend: Backend, **more: Any) -> Result:
+    return QUESTIONS[name].answer(Setup(backend=backend, settings=TINY, **more))
+
+
+class StreamsBackend(Backend):
+    """A backend of four slots whose lanes are streams of a fake runtime, plain ones included."""
+
+    name = "streams"
+    notes = ("a fake runtime: times mean nothing",)
+    api = None  # its driver makes no contexts
+    device = Device(name="fake streams", kind="cuda", num_slots=4, sms_per_slot=8)
+    torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.runtime = FakeStreams()
+        self.confined: set[int] = set()
+        self.priorities: list[int] = []
+        self.num_open = 0
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
+        streams = {part: (self.runtime.new_stream(), 8 * len(part)) for part in partitions}
+        self.confined |= {stream.handle for stream, _ in streams.values()}
+        return self._open(streams)
+
+    def open_plain_lanes(
+        self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
+    ) -> StreamLanes:
+        self.priorities += priorities or []
+        return self._open({part: (self.runtime.new_stream(), None) for part in partitions})
+
+    def _open(self, streams: dict[tuple[int, ...], tuple[object, int | None]]) -> StreamLanes:
+        self.num_open += 1
+        return StreamLanes(self.runtime, streams, self._closed)
+
+    def _closed(self) -> None:
+        self.num_open -= 1
+
+
+@pytest.fixture
+def streams() -> Iterator[StreamsBackend]:
+    backend = StreamsBackend()
+    with backend.runtime.watching():
+        yield backend
+    assert backend.num_open == 0
 
 
 @pytest.fixture(params=list(QUESTIONS))
 def question(request: pytest.FixtureRequest) -> Question:
     return QUESTIONS[request.param]
-
-
-def test_every_question_is_answered_on_the_host_and_its_file_is_read_back(question: Question, tmp_path: Path):
-    result = question.measure(HostBackend(num_slots=2), TINY, None)
-    written, picture = question.leave(result, tmp_path)
-    assert json.loads(written.read_text())["origin"]["device"]["num_slots"] == result.origin.device.num_slots
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert result.origin.provenance.created
-    assert result.origin.device.num_slots == 2
-    assert any("say nothing about a GPU" in note for note in result.origin.notes)
-    assert question.table(result).row_count > 0
 
 
 class Pieces(Budget):
@@ -40,52 +88,210 @@ class Pieces(Budget):
         super().__init__()
         self.pieces = pieces
 
-    def allows(self, piece: str, *, needs_s: float = 0.0) -> bool:
+    def allows(self, piece: str) -> bool:
         self.pieces -= 1
         if self.pieces < 0:
-            self._left_out.append(piece)
+            self.left_out += (piece,)
         return self.pieces >= 0
 
 
-def test_a_budget_that_runs_out_leaves_a_valid_result_that_names_what_is_missing(question: Question, tmp_path: Path):
-    result = question.measure(HostBackend(num_slots=2), TINY, Pieces(2))
-    written, _ = question.leave(result, tmp_path)
-    assert json.loads(written.read_text())["origin"]["device"]["num_slots"] == result.origin.device.num_slots
-    assert result.left_out
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_every_question_is_answered_on_the_host_and_leaves_its_files(question: Question, is_cut: bool, tmp_path: Path):
+    budget = Pieces(2) if is_cut else Budget()
+    result = question.answer(Setup(backend=HostBackend(num_slots=2), settings=TINY, budget=budget))
+    record, picture = question.write(result, tmp_path)
+    assert json.loads(record.read_text())["device"]["num_slots"] == result.device.num_slots == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert result.provenance.created
+    assert any("say nothing about a GPU" in note for note in result.notes)
     assert question.table(result).row_count > 0
+    assert bool(result.left_out) == is_cut
 
 
-def test_one_slot_is_too_few_for_two_partitions_and_that_is_said():
+def test_every_question_is_answered_on_streams_without_a_race(question: Question, streams: StreamsBackend):
+    assert question.table(answer(question.name, streams)).row_count > 0
+
+
+def test_the_cuda_backend_itself_answers_on_a_driver_in_process():
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
+    with backend.api.watching():
+        result = answer("isolation", backend)
+    assert result.backend == "cuda"
+    assert result.of("partitions")
+
+
+def test_one_slot_is_too_few_for_two_partitions_and_the_result_says_so():
     backend = HostBackend(num_slots=1)
-    assert "two partitions need two" in measure_interference(backend, TINY).absent[0].reason
-    assert measure_isolation(backend, TINY).delays == ()
-    overlap = measure_overlap(backend, TINY)
-    assert {time.kind for time in overlap.times} == {"sequential"}
+    assert "two partitions need two" in answer("interference", backend).absent[0].reason
+    assert answer("isolation", backend).of("delays") == ()
+    overlap = answer("overlap", backend)
+    assert {row.labels["kind"] for row in overlap.of("times")} == {"sequential"}
     assert any(absent.what == "partitions" for absent in overlap.absent)
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
 def test_host_partitions_run_on_cores_of_their_own():
-    result = measure_isolation(HostBackend(), TINY)
-    assert result.layouts
-    for layout in result.layouts:
-        assert layout.disjoint
-        assert all(part.keeps_backward and len(part.units) == len(part.slots) for part in layout.partitions)
+    rows = answer("isolation", HostBackend()).of("partitions")
+    assert rows
+    for row in rows:
+        assert row.values["num_shared"] == row.values["num_backward_outside"] == 0
 
 
-def step(kind: str, median: float, name: str = "") -> VariantTime:
-    return VariantTime(
-        variant=name or kind, kind=kind, quotas=None, passes="forward", launching="eager", step_ms=Spread.of([median])
-    )
+def step(kind: str, median: float, name: str = "") -> Row:
+    labels = {"variant": name or kind, "kind": kind, "passes": "forward", "launching": "eager"}
+    return Row(of="times", labels=labels, values={"step_ms": Spread.of([median])})
 
 
 def test_a_gain_is_split_into_concurrency_and_quotas():
-    times = [step("sequential", 12), step("plain", 8), step("partitions", 9, "a"), step("partitions", 6, "b")]
-    gain = gain_of(times, "forward", "eager")
-    assert gain is not None
-    assert (gain.total, gain.concurrency, gain.best_partitions) == (2.0, 1.5, "b")
-    assert gain.quotas == pytest.approx(8 / 6)
-    assert gain_of(times, "forward", "captured") is None
-    alone = gain_of([step("partitions", 5)], "forward", "eager")
-    assert alone is not None
-    assert (alone.total, alone.concurrency, alone.quotas) == (None, None, None)
+    (gain,) = gain_of(
+        [step("sequential", 12), step("plain", 8), step("partitions", 9, "a"), step("partitions", 6, "b")]
+    )
+    assert gain.values == {"total": 2.0, "concurrency": 1.5, "quotas": pytest.approx(8 / 6)}
+    assert gain.labels["best_partitions"] == "b"
+    assert gain_of([]) == []
+    (alone,) = gain_of([step("partitions", 5)])
+    assert set(alone.values.values()) == {None}
+
+
+def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(streams: StreamsBackend):
+    result = answer("overlap", streams)
+    assert {row.values["step_ms"].count for row in result.of("times")} == {TINY.rounds * TINY.steps_per_round}
+    assert streams.priorities[:2] == [-1, 0]
+    kinds: dict[object, set[object]] = {}
+    for row in result.of("times"):
+        kinds.setdefault((row.labels["passes"], row.labels["launching"]), set()).add(row.labels["kind"])
+    assert len(kinds) == 4
+    assert all(tried == {"sequential", "plain", "prioritised", "partitions"} for tried in kinds.values())
+    assert any(absent.what == "torch contexts" for absent in result.absent)
+    for gain in result.of("gains"):
+        assert gain.values["total"] == pytest.approx(gain.values["concurrency"] * gain.values["quotas"])
+    assert any(launch.name == "graph replay" for launch in streams.runtime.launches)
+
+
+class Fails(torch.nn.Linear):
+    """Fails on partitions, as a library does that refuses them; ``sticks``: everywhere from then on."""
+
+    def __init__(self, backend: StreamsBackend, error: BaseException, *, first_call: int = 0, sticks: bool = False):
+        super().__init__(4, 4)
+        self.backend, self.error, self.first_call, self.sticks = backend, error, first_call, sticks
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_confined = self.backend.runtime.current_stream().handle in self.backend.confined
+        self.calls += is_confined
+        if self.calls > self.first_call and (is_confined or self.sticks):
+            raise self.error
+        return super().forward(x)
+
+
+def items_of(backend: StreamsBackend, failing: Fails) -> list[Item]:
+    batch = torch.ones(2, 4)
+    subjects = (Subject("plain", torch.nn.Linear(4, 4), (batch,), {}), Subject("failing", failing, (batch,), {}))
+    measurement = Measurement(QUESTIONS["overlap"], Setup(backend=backend, settings=TINY, subjects=subjects))
+    return list(measurement.items())
+
+
+def test_an_error_of_one_variant_is_the_reason_of_its_own_rows_and_the_others_go_on(streams: StreamsBackend):
+    items = items_of(streams, Fails(streams, RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")))
+    times = [item for item in items if isinstance(item, Row) and item.of == "times"]
+    assert [row.labels["kind"] for row in times] == ["sequential", "plain", "prioritised"] * 4
+    failed = [item for item in items if isinstance(item, NotMeasured) and item.what.startswith("partitions")]
+    assert [item.what for item in failed] == [f"partitions 2+2, {step}" for step in OVERLAP_STEPS]
+    assert all("CUDNN_STATUS_EXECUTION_FAILED" in item.reason for item in failed)
+    assert streams.runtime.current_stream() == streams.runtime.main
+
+
+@pytest.mark.parametrize("first_call", [0, 5])
+def test_after_an_error_that_sticks_each_later_row_says_so_and_the_earlier_ones_stay(
+    streams: StreamsBackend, first_call: int
+):
+    error = RuntimeError("CUDA error: an illegal memory access")
+    items = items_of(streams, Fails(streams, error, first_call=first_call, sticks=True))
+    kinds = {item.labels["kind"] for item in items if isinstance(item, Row) and item.of == "times"}
+    assert kinds == ({"sequential", "plain", "partitions", "prioritised"} if first_call else set())
+    reasons = [item for item in items if isinstance(item, NotMeasured) and item.what.startswith("plain streams, ")]
+    assert len(reasons) == 4 or first_call
+    assert all("illegal memory access" in item.reason for item in reasons)
+
+
+def test_an_interrupt_ends_the_question_and_closes_the_lanes(streams: StreamsBackend):
+    with pytest.raises(KeyboardInterrupt):
+        items_of(streams, Fails(streams, KeyboardInterrupt()))
+
+
+def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(streams: StreamsBackend):
+    order: list[str] = []
+    with streams.open_lanes([(0,), (1,)]) as lanes:
+        works = [
+            (lanes.lane((slot,)), lambda name=name: order.append(name), 1.0) for slot, name in ((0, "a"), (1, "b"))
+        ]
+        pieces = time_beside(lanes, works, TINY, streams.torch_device)
+    assert all(lane.all_ms for lane in pieces)
+    assert "".join(order).startswith("abab")
+
+
+MIB = 1 << 20
+
+
+class Driver:
+    """Counts contexts; each takes two MiB, of which ending it returns one."""
+
+    def __init__(self) -> None:
+        self.used_bytes = self.open_pools = self.lent = self.contexts = 0
+
+    def open_pool(self, ordinal: int, layouts: Any, **options: Any) -> Any:
+        self.open_pools += 1
+        pool = SimpleNamespace(contexts=0)
+
+        def add_layout(layout: Any) -> None:
+            pool.contexts += len(layout)
+            self.used_bytes += 2 * MIB * len(layout)
+
+        def count(change: int) -> int:
+            self.lent += change
+            return 7
+
+        def close() -> None:
+            self.open_pools -= 1
+            self.used_bytes -= MIB * pool.contexts
+
+        pool.add_layout, pool.close = add_layout, close
+        pool.lend, pool.give_back = (lambda layout, partition: count(1)), (lambda stream: count(-1))
+        pool.stats = lambda: SimpleNamespace(num_contexts=pool.contexts, driver_bytes=2 * MIB * pool.contexts)
+        for layout in layouts:
+            add_layout(layout)
+        return pool
+
+    def free_bytes(self) -> int:
+        return 100 * MIB - self.used_bytes
+
+
+@pytest.mark.filterwarnings("ignore:Error while querying CUDA driver version")  # torch 2.14, without a driver
+def test_contexts_have_a_price_and_memory_that_is_not_returned_is_counted(monkeypatch: pytest.MonkeyPatch):
+    driver = Driver()
+    monkeypatch.setattr(cuda, "open_pool", driver.open_pool)
+    monkeypatch.setattr(cuda, "describe_driver", lambda: SimpleNamespace(version="13.0"))
+    device = Device(name="a GPU", kind="cuda", num_slots=4, sms_per_slot=8)
+    gpu: Any = SimpleNamespace(name="cuda", notes=(), api=driver, torch_device=torch.device("cuda", 0), device=device)
+    result = answer("pool", gpu)
+    assert [row.labels for row in result.of("creations")] == [{"way": "context and stream", "quota": q} for q in (2, 4)]
+    for row in result.of("creations"):
+        assert row.number("held_mib") == 2
+        assert row.number("not_returned_mib") == TINY.repeats
+    assert (driver.open_pools, driver.lent) == (0, 0)
+    assert result.driver_version == "13.0"
+    assert any(absent.what.startswith("torch.cuda.green_contexts") for absent in result.absent)
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_are_drawn_with_and_without_values(tmp_path: Path):
+    spread = Spread.of([1.0, 2.0, 3.0])
+    pictures = {
+        "bars": Picture(title="a", x_axis="ms", bars=[("image", "g", spread, "2 ms")]),
+        "lines": Picture(title="a", lines={"image": [(1, 2, 1, 3), (2, 1, 1, 1)]}),
+        "cells": Picture(title="a", cells={("a", "b"): 1.5, ("b", "a"): 0.9, ("a", "a"): None}),
+        "nothing": Picture(title="a", lines={}),
+    }
+    for name, picture in pictures.items():
+        draw_picture(picture, tmp_path / f"{name}.png", subtitle="b", absent=[("x", "no GPU")])
+    assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())

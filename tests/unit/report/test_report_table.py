@@ -5,7 +5,8 @@ from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.report.table import plan_bars, plan_table, profile_table
+from mosaic.report.plan_view import plan_bars, plan_table
+from mosaic.report.table import profile_table
 
 HOST = Device(name="Test CPU", kind="host", num_slots=2)
 GRAPH = ModuleGraph(

@@ -86,4 +86,10 @@ class Explorer {
     std::vector<int> num_missing_, ready_;
 };
 
+// Methods of search. Each goes on until the explorer is over, or it has tried all that it can.
+// Monte-Carlo tree search over the next group (PipeWeaver, Algorithm 1).
+void run_tree(Explorer& explorer);
+// Local search by shifts of groups and of tasks.
+void run_shifts(Explorer& explorer);
+
 }  // namespace mosaic::search::pipeline

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <thread>
 
-#include "search/pipeline/order/methods.h"
-
 namespace mosaic::search::pipeline {
 namespace {
 
@@ -17,8 +15,7 @@ struct Method {
     void (*run)(Explorer&);
 };
 
-constexpr Method kMethods[] = {
-    {"natural", [](Explorer&) {}}, {"tree", run_tree}, {"shifts", run_shifts}, {"swaps", run_swaps}};
+constexpr Method kMethods[] = {{"natural", [](Explorer&) {}}, {"tree", run_tree}, {"shifts", run_shifts}};
 
 const Method& method_of(const std::string& name) {
     std::string known;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "search/pipeline/order/methods.h"
+#include "search/pipeline/order/explorer.h"
 
 namespace mosaic::search::pipeline {
 namespace {

@@ -20,7 +20,7 @@ from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
-from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.calls.streams import StreamRankExecutor
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import training
 from ranks.graphs import Drawn, Shape, plan_for
@@ -88,7 +88,7 @@ def colocated(
         handle = colocate_ranks(
             model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=60))
         )
-        assert isinstance(handle._executor._calls, StreamCalls)  # type: ignore[union-attr]
+        assert isinstance(handle._executor, StreamRankExecutor)
         yield handle, backend, nccl
         handle.remove()
 
@@ -223,7 +223,7 @@ def order_of_launches(rank: int, size: int) -> dict[str, Any]:
         known = backend.api.main.clock
         return {
             "issued": [(one.kind, one.communicator, one.stream, one.in_backward) for one in nccl.issued],
-            "groups": {one.group.group_name: name for name, one in runs._ranked.items()},
+            "groups": {one.group.group_name: name for name, one in runs.routed.items()},
             "lanes": {name: stream.handle for name, stream in lanes.items()},
             "behind": behind,
             "joined": all(known.get(s.handle, 0) >= len(backend.api.on(s)) for s in lanes.values()),
@@ -240,7 +240,7 @@ def num_calls_behind(node: Any) -> int:
         if one is not None and one not in seen:
             seen.add(one)
             todo += [following for following, _ in one.next_functions]
-    return sum(one.name() == "ToHoldersBackward" for one in seen)
+    return sum(one.name() == "_NodeBackward" for one in seen)
 
 
 def race_without_waiting(rank: int, size: int) -> str:

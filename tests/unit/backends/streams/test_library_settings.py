@@ -20,7 +20,7 @@ from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.calls.streams import StreamRankExecutor
 from mosaic.ranks.world.progress import RankProgress
 
 NUM_SMS = 132
@@ -251,7 +251,7 @@ def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries
 def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
     backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
     with backend.open_lanes([(0,)]) as lanes:
-        calls = StreamCalls(lanes, lambda: None, RankProgress(), in_order={})
+        calls = StreamRankExecutor(lanes, RankProgress(), in_order={})
         assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
 
 

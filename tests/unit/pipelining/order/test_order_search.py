@@ -14,7 +14,7 @@ from mosaic.pipelining.tasks import Deadlock, TaskGraph
 
 
 def search(step: TaskGraph, rollouts: int = 300, **given) -> Searched:
-    method = given.pop("method", "swaps")
+    method = given.pop("method", "shifts")
     found = search_orders(step, method=method, limits=OrderLimits(rollouts=rollouts, **given))
     assert isinstance(found, Searched)
     return found

@@ -10,13 +10,13 @@ Why collectives of several communicators cannot block each other. Each rank has 
 loop's, or autograd's while the loop's waits for it. So a rank launches all collectives, of all communicators, in one
 order. That order is the same on all ranks:
 
-1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankedRuns``). A
-   call's collectives are those of ``ForwardPass.go``, and what is left out of it is left out on all ranks.
-2. *Backward.* Every call hangs on the token of the call before it (``ForwardPass``'s ``anchor``), and the last token on
-   the model's results (``Tied``). So autograd cannot reach a call before it has been through the module of each later
-   one, whatever the loss is made of and whichever of its threads made a gradient. Gradients of a call's arguments go
-   home next, since autograd runs, of all that is ready, what was made last. Calls that the loop makes outside of the
-   model's own keep to that last rule alone, which is one order as long as nothing between them runs on the CPU.
+1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankExecutor``). A
+   call's collectives are those of ``RoutedCall.forward``, and what is left out of it is left out on all ranks.
+2. *Backward.* Every call hangs on the token of the call before it (the ``anchor`` of ``RoutedCall``), and the last
+   token on the model's results (``Tied``). So autograd cannot reach a call before it has been through each later
+   one, whatever the loss is made of and whichever of its threads made a gradient. Calls that the loop makes outside of
+   the model's own run in the reverse of their order, since autograd runs, of all that is ready, what was made last;
+   that is one order as long as nothing between them runs on the CPU.
 3. *Reductions.* A module's buckets start in one order within its backward (``GradientReducer``); those of shared
    parameters start after the whole backward, in one order.
 
@@ -47,12 +47,12 @@ from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
-from mosaic.ranks.calls.exchange import error_of
-from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.calls.routed_calls import RoutedCalls
+from mosaic.ranks.calls.call import RoutedCall
+from mosaic.ranks.calls.exchange import digest_of, error_of
+from mosaic.ranks.calls.executor import RankExecutor
+from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import SumPlace
-from mosaic.ranks.parameters.tied import Compute
+from mosaic.ranks.parameters.tied import Compute, marked
 from mosaic.ranks.world.progress import RankProgress, SentPhase
 from mosaic.timeline import Span
 
@@ -60,50 +60,39 @@ if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
 
 
-class StreamCalls(RoutedCalls):
-    """Runs routed calls over a ``StreamExecutor``.
+class StreamRankExecutor(RankExecutor):
+    """Runs routed calls on streams.
 
     Attributes:
-        executor: The engine of one rank.
+        engine: The executor of one rank.
     """
 
-    executor: StreamExecutor
+    engine: StreamExecutor
+    lanes: StreamLanes
 
-    def __init__(
-        self,
-        lanes: StreamLanes,
-        backward_begins: Callable[[], None],
-        progress: RankProgress,
-        *,
-        in_order: Mapping[str, str],
-    ) -> None:
-        super().__init__(backward_begins, progress)
-        self.executor = StreamExecutor(lanes, in_order=in_order)
-        self._lanes = lanes
+    def __init__(self, lanes: StreamLanes, progress: RankProgress, *, in_order: Mapping[str, str]) -> None:
+        super().__init__(lanes, StreamExecutor(lanes, in_order=in_order), progress)
+        self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
         self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
         self._is_whole = False
         self._zero_ns = _zero_ns(lanes)
 
-    def begin(self, ranked: Mapping[str, Ranked]) -> None:
-        self.ranked = dict(ranked)
-        for name, one in ranked.items():
-            one.routes = True  # rows that stay on their rank without an agreement were tried on the host only
-            if one.is_member:
-                self._sites[name] = PlacedModule(name, one.module, self._sites[name].lane)
-            one.on_backward = self._reached
-            one.after_backward = _later  # `end_backward` does it
-            if self._anchor is None:
-                self._anchor = torch.zeros(0, requires_grad=True, device=one.template.device)
+    def _prepare(self, routed: RoutedModule) -> None:
+        routed.routes = True  # rows that stay on their rank without an agreement were tried on the host only
+        if routed.is_member:
+            self._sites[routed.name] = PlacedModule(routed.name, routed.module, self._sites[routed.name].lane)
+        if self._anchor is None:
+            self._anchor = torch.zeros(0, requires_grad=True, device=routed.template.device)
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
-        """Returns what launches a module's own work where it is asked to: the call is on its lane already."""
-        lane = self._lanes.lane(slots)
+        """Returns what launches a module's own work where it is requested: the call is on its lane already."""
+        lane = self.lanes.lane(slots)
         site = self._sites[name] = PlacedModule(name, None, lane)
-        timeline = self.executor.timeline
+        timeline = self.engine.timeline
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:
-            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase):
+            with self.in_step(), as_lane(), lane.under_settings(), self.progress.computing(name, phase), marked(name):
                 start = timeline.mark()
                 with ProfilerRange(name, phase):
                     result = work()
@@ -113,14 +102,14 @@ class StreamCalls(RoutedCalls):
         return run
 
     def reach(self, site: PlacedModule) -> None:
-        self.executor.reach(self._sites.get(site.name, site))
+        self.engine.reach(self._sites.get(site.name, site))
 
     def place(self, slots: tuple[int, ...]) -> LanePlace:
-        return LanePlace(self._lanes.lane(slots), self._lanes.api.current_stream())
+        return LanePlace(self.lanes.lane(slots), self.lanes.api.current_stream())
 
-    def call(
+    def _launch(
         self,
-        ranked: Ranked,
+        routed: RoutedModule,
         run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -130,33 +119,33 @@ class StreamCalls(RoutedCalls):
         obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         leaves, spec = flatten((args, kwargs))
-        error = error_of(ranked, spec, leaves)
-        attributes = ranked.set_since()
+        error = error_of(routed, spec, leaves)
         anchor = self._before if self._before is not None else self._anchor
+        call = RoutedCall(
+            self, routed, run, is_there=is_there, added=digest_of(run), attributes=routed.set_since(), error=error
+        )
 
         def forward(*own: Any) -> list[Any]:
-            passed = ForwardPass(
-                ranked, run, list(own), is_there=is_there, attributes=attributes, error=error, anchor=anchor
-            ).go()
-            return [*passed.made, passed.token]
+            made = call.forward(list(own), anchor)
+            return [*made, call.token]
 
         reason = str(error) if error is not None else obstacle or _obstacle()
-        if reason is None and self.executor.closed:
+        if reason is None and self.engine.closed:
             reason = "its lanes are closed"
         with self.in_step():
             if reason is not None:
-                note_in_place(self.executor, ranked.name, reason)
+                note_in_place(self.engine, routed.name, reason)
                 *made, token = forward(*map_tensors(join_tensor, leaves))
             else:
-                *made, token = self.executor.launch(self._sites[ranked.name], forward, tuple(leaves))
+                *made, token = self.engine.launch(self._sites[routed.name], forward, tuple(leaves))
         if isinstance(token, StreamTensor):
             token = token.plain()  # it has no memory to wait for
         if token is not None and self._is_whole:
             self._before = token
-        return ranked.result_of(made), token
+        return routed.result_of(made), token
 
     @contextmanager
-    def whole_call(self) -> Iterator[None]:
+    def _whole_call(self) -> Iterator[None]:
         """Around the model's own call: the backwards of calls inside of it have one order."""
         self._is_whole = True
         try:
@@ -164,24 +153,7 @@ class StreamCalls(RoutedCalls):
         finally:
             self._is_whole, self._before = False, None
 
-    def end_backward(self) -> None:
-        """Ends the reductions, each on its lane's stream, and makes the loop's stream wait for the lanes."""
-        for ranked in self.ranked.values():
-            if ranked.is_reducing:
-                ranked.reduce()
-        self._lanes.join()
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``; waits for it."""
-        return self.executor.spans(origin_ns - self._zero_ns)
-
-    @property
-    def origin_ns(self) -> int:
-        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
-        return self._zero_ns + self.executor.origin_ns
-
-    def _reached(self) -> None:
-        """Called within each call's backward, before its module's own."""
+    def backward_reached(self, routed: RoutedModule) -> None:
         assert self._anchor is not None
         node = torch.autograd.graph.get_gradient_edge(self._anchor).node
         if not torch._C._will_engine_execute_node(node):
@@ -190,6 +162,22 @@ class StreamCalls(RoutedCalls):
                 "part in a whole backward; call backward() and read .grad"
             )
         self.backward_begins()
+
+    def _end_backward(self) -> None:
+        """Ends the reductions, each on its lane's stream, and makes the loop's stream wait for the lanes."""
+        for routed in self.routed.values():
+            if routed.is_reducing:
+                routed.reduce()
+        self.lanes.join()
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``; waits for it."""
+        return self.engine.spans(origin_ns - self._zero_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """The start of the oldest recorded piece of work, on ``time.perf_counter_ns``."""
+        return self._zero_ns + self.engine.origin_ns
 
 
 class LanePlace(SumPlace):
@@ -220,10 +208,6 @@ def _obstacle() -> str | None:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return "it is being traced or compiled; compile the placed modules instead"
     return None
-
-
-def _later(ranked: Ranked) -> None:
-    """Leaves the end of a module's reduction to that of the whole backward."""
 
 
 def _zero_ns(lanes: StreamLanes) -> int:

@@ -1,16 +1,17 @@
 """Runs a model's placed calls on several ranks: every rank calls every module, and takes part where it does not.
 
-Where all modules run on all ranks, each with the devices to itself, there is nothing to route: calls are plain ones,
-and gradients are summed up in buckets while the backward runs, as in DistributedDataParallel.
+Where all modules run on all ranks, each with the devices to itself, nothing is routed: calls are plain ones, and
+gradients are summed in buckets while the backward runs, as in DistributedDataParallel.
 
-A rank whose batch lacks a modality does not call that modality's module. Others wait for it there, so it takes part
-with no rows before its next call in the order of the sample's step, or at the end of the model's call; and every
-backward goes through all of these calls, whatever a rank's loss is made of.
+A rank whose batch lacks a modality does not call the module of that modality. The others wait for it there, so it
+takes part without rows before its next call in the order of the sample's step, or at the end of the model's call.
+Every backward goes through all of these calls, whatever a rank's loss is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,7 @@ from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.exchange import split_routed_kwargs
-from mosaic.ranks.calls.host_calls import HostCalls
-from mosaic.ranks.calls.ranked import Ranked
-from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.calls.routed import RoutedModule
 from mosaic.ranks.parameters.gradients import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute, running
 from mosaic.ranks.world.progress import RankProgress, Traffic
@@ -32,35 +31,36 @@ from mosaic.ranks.world.progress import RankProgress, Traffic
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
     from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.host.executor import Executor
+    from mosaic.engine.streams.executor import StreamExecutor
     from mosaic.timeline import Span
 
 
-class RankedRuns:
-    """The placed calls of one rank.
+class RankExecutor:
+    """The placed calls of one rank; a subclass runs them on host lanes or on streams.
 
     Attributes:
         lanes: Of this rank; a module computes on the one of its quota.
-        in_place: For each module and reason, how many of its calls were waited for where they were made.
+        engine: The executor of one rank.
+        in_place: For each module and reason, the number of its calls that were waited for where they were made.
         places: For each module and reason, the line of the first such call.
         in_order: Modules that keep to the order of the caller's stream, and why.
         closed: Whether the lanes were given back.
-        traffic: What this rank sent to others.
-        progress: Where this rank is.
+        traffic: The bytes that this rank sent to others.
+        progress: The place of this rank.
         calls_again: A call of the whole model is never made again, which would take all ranks.
     """
 
     calls_again = False
 
-    def __init__(self, lanes: Lanes, progress: RankProgress, *, in_order: Mapping[str, str] | None = None) -> None:
+    def __init__(self, lanes: Lanes, engine: Executor | StreamExecutor, progress: RankProgress) -> None:
         self.lanes = lanes
+        self.engine = engine
+        self.in_place, self.places, self.in_order = engine.in_place, engine.places, engine.in_order
         self.closed = False
         self.traffic = Traffic()
         self.progress = progress
-        self._calls = self._calls_on(lanes, in_order or {})
-        self.in_place = self._calls.executor.in_place
-        self.places = self._calls.executor.places
-        self.in_order = self._calls.executor.in_order
-        self._ranked: dict[str, Ranked] = {}
+        self.routed: dict[str, RoutedModule] = {}
         self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()
         self._hooks: list[RemovableHandle] = []
@@ -70,24 +70,81 @@ class RankedRuns:
         self._reduced: dict[str, int] = {}
         self._pending = PendingBackwards()
         self._task = -1
+        self._failure: BaseException | None = None
         self.progress.step = 0
 
     def begin(
-        self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle] = ()
+        self, routed: Mapping[str, RoutedModule], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle]
     ) -> None:
         """Takes modules in the order of the sample's step, reducers of what they share, and hooks to remove."""
         self._hooks.extend(hooks)
-        self._ranked = dict(ranked)
-        self._order = {name: index for index, name in enumerate(ranked)}
+        self.routed = dict(routed)
+        self._order = {name: index for index, name in enumerate(routed)}
         self._shared = tuple(shared)
         for reducer in shared:
             reducer.watch(self._arrived)
-        self._calls.begin(ranked)
+        for module in routed.values():
+            self._prepare(module)
 
     def begin_alike(self, reducer: GradientReducer, reduced: Mapping[str, int]) -> None:
         """Takes modules that all run on all ranks, one after the other: data-parallel training, without any routing."""
         self._reduced = dict(reduced)
-        self.begin({}, [reducer])
+        self.begin({}, [reducer], ())
+
+    # What host lanes and streams do in different ways.
+
+    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
+        """Returns what runs a module's own work on the lane of its slots."""
+        raise NotImplementedError
+
+    def place(self, slots: tuple[int, ...]) -> SumPlace:
+        """Returns where a module's gradients are summed."""
+        return SumPlace()
+
+    def backward_reached(self, routed: RoutedModule) -> None:
+        """Called in the backward of each call of a module, before its own work."""
+
+    def backward_done(self, routed: RoutedModule) -> None:
+        """Called when a backward of a module has started all of its reduction."""
+
+    def _prepare(self, routed: RoutedModule) -> None:
+        raise NotImplementedError
+
+    def _launch(
+        self,
+        routed: RoutedModule,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool,
+        waits: bool,
+        obstacle: str | None = None,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call; returns its result and the token of its backward.
+
+        Args:
+            routed: The module.
+            run: Makes the module's own call.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            is_there: Whether this rank calls it, rather than taking part without rows.
+            waits: Whether to wait for its forward, so that its errors are raised here.
+            obstacle: Why it has to run where it is made, or None.
+        """
+        raise NotImplementedError
+
+    def _begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+        """Called when a backward begins, with the reducers of what modules share."""
+
+    def _end_backward(self) -> None:
+        """Called when a backward has ended, before shared gradients are reduced."""
+
+    def _whole_call(self) -> AbstractContextManager[None]:
+        """Around the model's own call."""
+        return nullcontext()
+
+    # Calls.
 
     def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs.
@@ -97,9 +154,9 @@ class RankedRuns:
         """
         if on_lane():
             return run(*args, **kwargs)
-        if not self._ranked:
+        if not self.routed:
             with self.progress.computing(site.name, "forward"):
-                return self._calls.executor.run_alone(site, run, args, kwargs)
+                return self.engine.run_alone(site, run, args, kwargs)
         if site.name in self._passed_over:
             raise ModuleContractError(
                 f"{site.name!r} is called after a module that the sample's step called later, and the other ranks were "
@@ -108,24 +165,11 @@ class RankedRuns:
         self._take_part(self._order[site.name])
         if self._called is not None:
             self._called.add(site.name)
-        # Outside of the model's own call nobody looks, at its end, for what was raised.
+        routed = self.routed[site.name]
+        run, kwargs = split_routed_kwargs(run, kwargs, routed.keywords)
+        # Outside of the model's own call there is no end of it at which errors are raised.
         waits = self._called is None
-        ranked = self._ranked[site.name]
-        run, kwargs = split_routed_kwargs(run, kwargs, ranked.keywords)
-        return self._noted(
-            self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle)
-        )
-
-    def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
-        if lanes.streams is None:
-            return HostCalls(lanes, self.backward_begins, self.progress)
-        return StreamCalls(lanes.streams, self.backward_begins, self.progress, in_order=in_order)
-
-    def place(self, slots: tuple[int, ...]) -> SumPlace:
-        return self._calls.place(slots)
-
-    def compute(self, site_name: str, slots: tuple[int, ...]) -> Compute:
-        return self._calls.compute(site_name, slots)
+        return self._noted(self._launch(routed, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle))
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call, and takes part in the calls of modules that this rank had nothing for."""
@@ -134,8 +178,8 @@ class RankedRuns:
         self._called, self._tokens = set(), []
         self.progress.calls += 1
         try:
-            with self._calls.whole_call():
-                result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
+            with self._whole_call():
+                result = self.engine.whole(partial(self._inside, run), args, kwargs)
             return self._with_all_backwards(result)
         finally:
             self._called, self._tokens = None, []
@@ -147,16 +191,15 @@ class RankedRuns:
         return result
 
     def _take_part(self, until: int) -> None:
-        """Takes part in calls that come before one, if this rank has left them out."""
+        """Takes part in calls before one, if this rank has left them out."""
         if self._called is None:
             return
         for name, index in self._order.items():
             if index < until and name not in self._called:
                 self._called.add(name)
                 self._passed_over.add(name)
-                ranked = self._ranked[name]
-                args, kwargs = ranked.without_rows()
-                self._noted(self._calls.call(ranked, ranked.plain, args, kwargs, is_there=False, waits=False))
+                routed = self.routed[name]
+                self._noted(self._launch(routed, routed.plain, *routed.without_rows(), is_there=False, waits=False))
 
     def _noted(self, made: tuple[Any, torch.Tensor | None]) -> Any:
         result, token = made
@@ -174,12 +217,32 @@ class RankedRuns:
         self._pending.note(tied)
         return map_tensors(lambda tensor: instead.get(id(tensor), tensor), result)
 
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """A block that exchanges messages: once it has failed, none follows, and other ranks learn of it.
+
+        Messages of a rank that has failed would meet those of another call.
+
+        Raises:
+            BaseException: The first failure.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error
+                error.add_note("this rank is out of step with the others since; start all of them again")
+                self.progress.fail(error, [group for routed in self.routed.values() for group in routed.groups])
+            raise
+
     def backward_begins(self) -> None:
-        """Called from within a backward: what is shared is reduced at its end, when lanes have come to rest."""
+        """Called within a backward; shared gradients are reduced at its end, when lanes have come to rest."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            self._calls.begin_backward(self._shared if self._ranked else ())
+            self._begin_backward(self._shared if self.routed else ())
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self) -> None:
@@ -187,7 +250,7 @@ class RankedRuns:
             self.backward_begins()
 
     def _backward_ends(self) -> None:
-        self._calls.end_backward()
+        self._end_backward()
         for reducer in self._shared:
             reducer.finish()
         for name, num_bytes in self._reduced.items():
@@ -196,31 +259,31 @@ class RankedRuns:
 
     def route_all(self) -> None:
         """Evens out the rows of modules on all ranks, too: ranks load different numbers of rows from now on."""
-        for ranked in self._ranked.values():
-            ranked.routes = True
+        for routed in self.routed.values():
+            routed.routes = True
 
-    # The rest of what a handle asks for.
+    # The rest of what a handle requests.
 
     def reach(self, site: PlacedModule) -> None:
-        self._calls.reach(site)
+        """Orders what the caller does next behind a module's forward."""
+        raise NotImplementedError
 
     def settle(self) -> None:
-        self._calls.executor.settle()
+        self.engine.settle()
 
     def pause(self) -> None:
         """Comes to rest; on several ranks plans are tried before a loop begins or is planned anew."""
-        self._calls.executor.pause()
+        self.engine.pause()
 
     def resume(self) -> None:
-        self._calls.executor.resume()
+        self.engine.resume()
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._calls.executor.close()
-            for ranked in self._ranked.values():
-                ranked.close()
-            for reducer in self._shared:
+            self.engine.close()
+            own = [routed.reducer for routed in self.routed.values() if routed.reducer is not None]
+            for reducer in (*own, *self._shared):
                 reducer.close()
             for hook in self._hooks:
                 hook.remove()
@@ -228,18 +291,18 @@ class RankedRuns:
     @property
     def is_in_flight(self) -> bool:
         """True if something that it alone can do has yet to be done for a backward."""
-        return bool(self._pending) or self._calls.executor.is_in_flight
+        return bool(self._pending) or self.engine.is_in_flight
 
     def forget_calls(self) -> None:
-        self._calls.executor.forget_calls()
+        self.engine.forget_calls()
 
     @property
     def num_failed(self) -> int:
-        return self._calls.executor.num_failed
+        return self.engine.num_failed
 
     @property
     def num_learned(self) -> int:
-        return self._calls.executor.num_learned
+        return self.engine.num_learned
 
     @property
     def num_backwards(self) -> int:
@@ -247,28 +310,28 @@ class RankedRuns:
 
     @property
     def origin_ns(self) -> int:
-        return self._calls.origin_ns
+        return self.engine.origin_ns
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        return self._calls.spans(origin_ns)
+        return self.engine.spans(origin_ns)
 
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""
-        self._calls.clear_spans()
+        self.engine.clear_spans()
         self.progress.clear_waits()
         self.traffic.clear()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members] or list(self._reduced)
-        return (f"this rank runs {', '.join(here) or 'no placed module'}", *self._calls.executor.notes)
+        here = [name for name, routed in self.routed.items() if routed.is_member] or list(self._reduced)
+        return (f"this rank runs {', '.join(here) or 'no placed module'}", *self.engine.notes)
 
 
 class Tied(torch.autograd.Function):
     """The model's results, whose backward also goes through every call that was made."""
 
     @staticmethod
-    def forward(ctx: Any, runs: RankedRuns, num_tokens: int, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, runs: RankExecutor, num_tokens: int, *tensors: torch.Tensor) -> Any:
         ctx.runs = runs
         ctx.tokens = [(tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
         ctx.set_materialize_grads(False)

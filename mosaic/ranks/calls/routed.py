@@ -1,28 +1,21 @@
-"""One module on some of the ranks: inputs to its members, its own work there, results back, and gradients likewise.
+"""A module that runs on some of the ranks.
 
-Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in the
-exchange all the same. A call is an ordinary differentiable function, so whatever runs a module (a lane, the caller's
-own thread) runs a ranked one too.
+Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in its
+messages all the same. ``exchange`` has the messages, ``call`` one call, ``executor`` the order of calls.
 
-Why it cannot deadlock, with calls on lanes. On each rank the loop's thread submits pieces of work (calls, their
-backwards, operations between modules), and each piece waits for pieces that were submitted before it, for the same
-piece on other ranks, and for slots; so does the loop's thread itself.
+Why calls on lanes cannot deadlock. On each rank the loop's thread submits work (calls, their backwards, operations
+between modules). Each piece waits for earlier pieces, for the same piece on other ranks, and for slots.
 
-1. *One order.* All ranks submit the calls of all modules in one order: the program's, with calls that a rank has
-   nothing for where the sample's step made them. They submit the backwards in the reverse of it: autograd runs, of all
-   that is ready, what was made last, and every call can be reached from the model's results (``Tied``).
-2. *Matching.* A module's messages go over a communicator of its own, from one thread, call after call, each by the
-   steps of one table. So the k-th message of a module on one rank meets the k-th on the others, whatever other modules
-   do. The reductions of its gradients do likewise over another one.
-3. *Slots.* What computes holds slots and waits for nothing; what waits for messages holds none.
+1. *One order.* All ranks submit the calls of all modules in one order: that of the program. A rank that has nothing
+   for a module takes part where the sample's step calls it. All ranks submit the backwards in the reverse order:
+   autograd runs, of all that is ready, what was made last, and reaches every call from the model's results (``Tied``).
+2. *Matching.* A module's messages use a communicator of their own, from one thread, call after call. The k-th message
+   of a module on one rank meets the k-th on the others. The reductions of its gradients use another communicator.
+3. *Slots.* Computing holds slots and waits for nothing; waiting for messages holds no slots.
 
 Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
-ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
-nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
-it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.calls.stream_calls``).
-Where every module runs on all ranks and alone, there are no routed calls (``RankedRuns.begin_alike``): the sums of
-gradients are all that ranks exchange, bucket after bucket in one order over one communicator, and awaited at the
-backward's end.
+ranks. So each rank's thread submits it, nothing on its lane is before it, its partners on the other ranks are in the
+same place, and its slots become free: it ends. Calls on streams have one launching thread (``streams``).
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.engine.calls.hidden import Surroundings
+from mosaic.engine.calls.hidden import Surroundings, modes_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.ranks.calls.attributes import Attributes
@@ -62,7 +55,6 @@ class Template:
 
     @staticmethod
     def of(result: Any) -> Template:
-        """Returns the template of what a module returned for a sample; keeps nothing of its graph."""
         leaves, spec = flatten(result)
         return Template(
             spec,
@@ -71,33 +63,32 @@ class Template:
             next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu")),
         )
 
-    def of_no_rows(self) -> list[Any]:
+    def of_rows(self, rows: int, device: torch.device | None = None) -> list[Any]:
         return [
-            torch.empty((0, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device)
+            torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device=device or self.device)
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf in self.leaves
         ]
 
-    def wanted_now(self) -> list[int]:
-        """Returns which leaves take a gradient in the calling thread's mode."""
+    def wanted(self) -> list[int]:
+        """Returns the leaves that take a gradient in the calling thread's mode."""
         return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Ranked:
+class RoutedModule:
     """A module on ``members`` of the ranks."""
 
     name: str
-    """In the graph."""
     module: nn.Module
-    """Its parameters may have been given up on ranks that are no members."""
+    """Other ranks than the members may have given up its parameters."""
     members: tuple[int, ...]
     """Ranks that run it."""
     group: dist.ProcessGroup
-    """All ranks; its own communicator."""
+    """All ranks; a communicator of its own."""
     control: dist.ProcessGroup
-    """All ranks, for what is in host memory; perhaps ``group``."""
+    """All ranks, for tensors in host memory; perhaps ``group``."""
     sample: InitVar[tuple[tuple[Any, ...], dict[str, Any]]]
     """The arguments of a call, with the batch in their leading dimensions."""
     batched: tuple[bool, ...]
@@ -107,22 +98,22 @@ class Ranked:
     learned: Signature
     """Its call in the sample's step."""
     awaited: str | None
-    """Why a thread's forward is waited for where it is called, or None."""
+    """Why the caller waits for its forward, or None."""
     compute: Compute
     """Runs its forward and its backward."""
     reducer: GradientReducer | None
     """Of its parameters' gradients over the members; None on other ranks, and where nothing trains."""
     traffic: Traffic
-    """Counts what is sent."""
+    """Counts the bytes that are sent."""
     waiting: Waiting
-    """Notes that a thread waits for other ranks."""
+    """Records that a thread waits for other ranks."""
 
     routes: bool = field(init=False)
-    """True if rows go to its ranks; a module on all ranks runs each rank's own rows."""
+    """True if rows travel to its ranks; otherwise all ranks run it, each its own rows."""
     agreement: Agreement | None = field(init=False, default=None)
     """The last one of all ranks on a call."""
     writes: bool = field(init=False, default=False)
-    """True if its forward was seen to write attributes, globals, or variables that it encloses."""
+    """True if a forward wrote attributes, globals, or variables that it encloses."""
     spec: Any = field(init=False)
     """The nesting of arguments."""
     keywords: frozenset[str] = field(init=False)
@@ -135,19 +126,14 @@ class Ranked:
     """Makes its own call."""
     rank: int = field(init=False)
     size: int = field(init=False)
-    after_backward: Callable[[Ranked], None] = field(init=False)
-    """Called once a backward has started all of its reduction; by default waits for it right there."""
-    on_backward: Callable[[], None] = field(init=False, default=lambda: None)
-    """Called when its backward is reached, in the thread that runs it."""
     _attributes: Attributes = field(init=False)
-    _parts: tuple[nn.Module, ...] = field(init=False)
+    _modes: tuple[bool, ...] = field(init=False)
     _known: set[tuple[bool, ...]] = field(init=False, default_factory=set)
     _sample: list[Any] = field(init=False)
 
     def __post_init__(self, sample: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.routes = len(self.members) < self.size
-        self.after_backward = Ranked.reduce
         self.plain = partial(nn.Module.__call__, self.module)
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
@@ -157,35 +143,37 @@ class Ranked:
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=self.template.device)
         self._attributes = Attributes(self.module)
-        self._parts = tuple(self.module.modules())  # asked for their modes at each call
+        self._modes = modes_of(self.module)
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
+        """Returns arguments without rows, for a call that this rank has nothing for."""
         args, kwargs = unflatten(list(self._sample), self.spec)
         return args, kwargs
 
     @property
     def is_new(self) -> bool:
-        """True if it has not run here in its present mode, so that it is unknown what it writes into its attributes."""
-        return self.is_member and self._mode() not in self._known
+        """True if it has not run here in its present mode, so that the attributes that it writes are unknown."""
+        return self.is_member and (torch.is_grad_enabled(), *modes_of(self.module)) not in self._known
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Around its own forward, while nobody else changes it if it is new: learns which attributes it writes."""
+        """Learns which attributes its own forward writes, in the first call of each mode."""
         if not self.is_new:
             yield
             return
-        mode, before, attributes = self._mode(), Surroundings(self.module), self._attributes.read()
+        mode = (torch.is_grad_enabled(), *modes_of(self.module))
+        before, attributes = Surroundings(self.module), self._attributes.read()
         yield
         self._attributes.note_own(attributes)
         self.writes |= before.changed() is not None
         self._known.add(mode)
 
-    def _mode(self) -> tuple[bool, ...]:
-        return (torch.is_grad_enabled(), *(part.training for part in self._parts))
+    def draws(self) -> bool:
+        """Returns whether a call in the present modes may draw random numbers on this rank."""
+        return self.is_member and (self.learned.draws != 0 or modes_of(self.module) != self._modes)
 
     def set_since(self) -> str:
-        """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
+        """Describes the attributes that others have set since the module was colocated; empty for none."""
         return self._attributes.set_since()
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
@@ -194,18 +182,11 @@ class Ranked:
     def rows_of(self, leaves: Sequence[Any]) -> int:
         return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
 
-    def backward_begins(self) -> None:
-        """Tells of it, and ends the reduction of an earlier call's gradients before new ones are added to them."""
-        self.on_backward()
-        if self.is_reducing:
-            self.reduce()
-
-    def backward_ends(self) -> None:
-        """Starts the reduction of what the backward has not started itself; on members."""
+    def start_reduction(self) -> None:
+        """Starts the reduction of the gradients that the backward has not started itself; on members."""
         if self.reducer is not None:
             self.reducer.start_rest()
             self.traffic.add(self.name, "reduce", self.reducer.num_bytes)
-        self.after_backward(self)
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
@@ -224,10 +205,6 @@ class Ranked:
     @property
     def is_reducing(self) -> bool:
         return self.reducer is not None and self.reducer.is_running
-
-    def close(self) -> None:
-        if self.reducer is not None:
-            self.reducer.close()
 
     @property
     def scale(self) -> float:
