@@ -25,8 +25,8 @@ _SHAPE_READS = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OWN_FILES = ("mosaic.engine", "mosaic.find", "mosaic.parts", "mosaic.ranks", "torch.")
 
-Labels = TypeVar("Labels", int, frozenset[Any])
-"""A set of labels; the bits of an integer where there are many."""
+Labels = TypeVar("Labels")
+"""A set of labels, joined by ``|``: a frozenset, or the bits of an integer where there are many."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
     def __init__(self, nothing: Labels) -> None:
         super().__init__()
         self._nothing = nothing
-        self._labels: dict[int, Labels] = {}
+        self._labels: dict[int, Any] = {}
         self._storages: dict[int, StorageWeakRef] = {}  # keep addresses unique
         self._alive: list[torch.Tensor] = []  # tensors without storage, or known by their ids
 
@@ -108,10 +108,10 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
 
     def labels(self, tensors: Sequence[torch.Tensor]) -> Labels:
         """Returns the labels of all memory of some tensors."""
-        labels = self._nothing
+        labels: Any = self._nothing
         for tensor in tensors:
             labels = labels | self._labels.get(self.memory(tensor), self._nothing)
-        return labels
+        return labels  # type: ignore[no-any-return]
 
     def mark(self, tensor: torch.Tensor, labels: Labels, *, anew: bool = False) -> None:
         """Adds labels to a tensor's memory; with ``anew``, replaces them."""
@@ -125,7 +125,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written = tensors_in(tuple(_written(func, args, kwargs))) if is_plain else []
+        written: list[torch.Tensor] = tensors_in(tuple(_written(func, args, kwargs))) if is_plain else []
         operation = Operation(func, args, kwargs, tensors_in((args, kwargs)), written)
         self.begin(operation)
         result = func(*args, **kwargs)

@@ -112,12 +112,11 @@ class Dataflow(Tracer[Labels]):
         self._blank = blank
         self._counts: Counter[str] = Counter()
         self._buffers = {self.memory(buffer): name for name, buffer in buffers.items()}
-        inputs = [("input", name, tensor) for name, value in sample.items() for tensor in tensors_in(value)]
-        self._owned = {self.memory(tensor): Label("parameter", name) for name, tensor in parameters.items()}
-        for kind, name, tensor in inputs:
-            self._owned[self.memory(tensor)] = Label(kind, name)
-        for kind, name, tensor in (*(("parameter", name, each) for name, each in parameters.items()), *inputs):
-            self.mark(tensor, frozenset([Label(kind, name)]))
+        owned = [(tensor, Label("parameter", name)) for name, tensor in parameters.items()]
+        owned += [(each, Label("input", name)) for name, value in sample.items() for each in tensors_in(value)]
+        self._owned = {self.memory(tensor): label for tensor, label in owned}
+        for tensor, label in owned:
+            self.mark(tensor, frozenset([label]))
 
     # What an operator reads and writes.
 
@@ -173,10 +172,10 @@ class Dataflow(Tracer[Labels]):
         A module may write into its own buffers, because it runs on one rank.
         """
         memory = self.memory(tensor)
-        kind, name = self._owned.get(memory, (None, None))
-        if kind == "parameter":
+        owned = self._owned.get(memory, Label("inside", None))
+        if owned.kind == "parameter":
             raise UnsplittableError(
-                f"parameter {name} is written into at {caller()}; ranks without its layer have no memory for it: let "
+                f"parameter {owned.source} is written into at {caller()}; ranks without its layer have no memory for it: let "
                 "the loop change it, behind the optimizer's step"
             )
         buffer = self._buffers.get(memory)
@@ -185,8 +184,8 @@ class Dataflow(Tracer[Labels]):
                 f"buffer {buffer} is written into at {caller()}, outside of the layer or module that holds it; other "
                 "ranks would not see it: let that module write it, or the loop behind the step"
             )
-        if kind == "input":
-            self.written_inputs.add(name)
+        if owned.kind == "input":
+            self.written_inputs.add(owned.source)
 
     # Calls.
 
