@@ -175,8 +175,8 @@ class Dataflow(Tracer[Labels]):
         owned = self._owned.get(memory, Label("inside", None))
         if owned.kind == "parameter":
             raise UnsplittableError(
-                f"parameter {owned.source} is written into at {caller()}; ranks without its layer have no memory for it: let "
-                "the loop change it, behind the optimizer's step"
+                f"parameter {owned.source} is written into at {caller()}; ranks without its layer have no memory for "
+                "it: let the loop change it, behind the optimizer's step"
             )
         buffer = self._buffers.get(memory)
         if buffer is not None and (self._here is None or not buffer.startswith(f"{self._here.path}.")):
