@@ -79,7 +79,7 @@ class Finding:
         """Lets go of what the run left in the model, once no module is run alone any more."""
         for subject in self.subjects:
             if subject.changes is not None:
-                subject.changes.forget()
+                subject.changes.containers = ()  # they may be large
 
 
 def find_modules(

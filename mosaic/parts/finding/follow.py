@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mosaic.errors import MosaicError, UnsplittableError, said_by
 from mosaic.find.random_numbers import python_state
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller, tensors_in
-from mosaic.parts.blank import BlankResults, Forward, draws_random_numbers, hidden_of, replaced_forwards
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, draws_random_numbers, hidden_of, replaced_forwards
 from mosaic.parts.split import Value
 
 
@@ -217,7 +217,7 @@ class Dataflow(Tracer[Labels]):
                     result = forward(*args, **kwargs)
                     call.has_effects |= not before.is_same(python_state())
                 else:
-                    result = self._blank_result(call, self._blank, module, forward, args, kwargs)
+                    result = self._blank_result(call, self._blank, ModuleCall(module, forward, args, kwargs))
             finally:
                 self._here = None
             self._returned(call, result, hidden_of(args, kwargs))
@@ -238,24 +238,17 @@ class Dataflow(Tracer[Labels]):
 
         return run
 
-    def _blank_result(
-        self,
-        call: TracedCall,
-        blank: BlankResults,
-        module: nn.Module,
-        forward: Forward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        self.note_read(self.labels(tensors_in((args, kwargs))))
+    def _blank_result(self, call: TracedCall, blank: BlankResults, module_call: ModuleCall) -> Any:
+        arguments = module_call.flat()[0]
+        self.note_read(self.labels(tensors_in((module_call.args, module_call.kwargs))))
         with _disable_current_modes():
-            leaves, tree = blank.of(module, forward, args, kwargs)
-            passed = blank.passed_by(module, forward, args, kwargs)
-            call.has_effects = blank.has_effects(module, forward, args, kwargs)
-        for leaf, argument in zip(leaves, passed, strict=True):
+            result = blank.of(module_call)
+            leaves, tree = blank.zeros(module_call)
+        call.has_effects = result.has_effects
+        for leaf, number in zip(leaves, result.passed, strict=True):
             if isinstance(leaf, torch.Tensor):
                 inside = frozenset([Label("inside", call)])
-                self.mark(leaf, inside if argument is None else self.labels([argument]))
+                self.mark(leaf, inside if number is None else self.labels([arguments[number]]))
         return pytree.tree_unflatten(leaves, tree)
 
     def _returned(self, call: TracedCall, result: Any, hidden: torch.Tensor | None) -> None:

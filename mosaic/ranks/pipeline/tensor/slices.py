@@ -72,10 +72,10 @@ def check_draws(model: nn.Module, split: ModelSplit, styles: Mapping[str, str], 
         drawing: dict[nn.Module, bool] = {}
 
         def enter(layer: nn.Module, _: Any) -> None:
-            before[layer] = len(seen.draws())
+            before[layer] = len(seen.draws)
 
         def leave(layer: nn.Module, *_: Any) -> None:
-            drawing[layer] = drawing.get(layer, False) or len(seen.draws()) > before[layer]
+            drawing[layer] = drawing.get(layer, False) or len(seen.draws) > before[layer]
 
         for path in shared:
             layer = model.get_submodule(path)
