@@ -13,7 +13,7 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.choose import Candidates, Choice, matches, named, outside
+from mosaic.engine.finding.choose import Candidates, matches, outside
 from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.exchanges import Exchanges, Remark
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
@@ -90,14 +90,14 @@ def find_modules(
     exclude: Sequence[str] = (),
     may_share: bool = False,
 ) -> Finding:
-    """Runs a model once on ``sample`` and finds what can be placed; the model is left as it was found.
+    """Runs a model on ``sample`` and finds the modules that can be placed; the model stays as it was.
 
     Args:
         model: Any module tree.
         sample: One batch, or a function that runs the model on one.
         include: Names or patterns of the modules to place; by default those that ``Choice`` chooses.
         exclude: Names or patterns of modules to leave where they are.
-        may_share: Whether a module may use parameters that others use, too.
+        may_share: Lets a module use parameters that others use, too.
 
     Raises:
         UnsupportedModelError: There is no module to place, or ``include`` names none.
@@ -105,9 +105,7 @@ def find_modules(
     run = runner_of(model, sample)
     with preserved(model, sample) as changes, uncompiled():
         course, escaped = _watch(model, run)
-        choice = Choice(model, course) if include is None else None
-        candidates = Candidates(model, course.obstacles, choice, exclude)
-        candidates.add(choice.of_model() if choice is not None else named(model, include or ()))
+        candidates = Candidates(model, course, exclude=exclude, include=include)
         while candidates.modules or candidates.add_layers():
             modules = dict(candidates.modules)
             shared = {name: _shared_parameters(model, module) for name, module in modules.items()}
@@ -118,7 +116,7 @@ def find_modules(
             if not exchanges.obstacles:
                 break
             candidates.drop(exchanges.obstacles)  # without them, what came through them comes from further up
-    left_out = candidates.finish()
+    left_out = candidates.left_out()
     if not candidates.modules or not exchanges.calls:
         why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
@@ -150,7 +148,7 @@ def find_modules(
 
 
 def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
-    """Returns what runs a model on a sample."""
+    """Returns a function that runs a model on a sample."""
     if isinstance(sample, torch.Tensor):
         return lambda: model(sample)
     if isinstance(sample, Mapping):
@@ -176,12 +174,12 @@ def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Lets compiled code run as it was written: what is compiled shows neither its operators nor its lines."""
+    """Lets compiled code run as it was written, because it shows neither its operators nor its lines."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[Course, dict[str, Obstacle]]:
-    """Runs the model and watches all of its modules; returns those as well of which tensors outlive the run."""
+    """Runs the model and follows all of its modules; returns obstacles of those whose tensors outlive the run, too."""
     course = Course(model)
     with course.watching():
         try:
