@@ -111,6 +111,7 @@ class Exchanges(Tracer[frozenset[str]]):
         # By memory.
         self._weights: dict[int, _Weight] = {}
         self._passed: dict[int, str] = {}
+        self._views: dict[int, set[Any]] = {}  # of memory that the loop passed: regions of it that were returned
         self._aliases: dict[int, set[int]] = {}  # ids of results of candidates and of functions between them
         self._made_between: set[int] = set()
         self._made_inside: dict[int, str] = {}
@@ -197,13 +198,17 @@ class Exchanges(Tracer[frozenset[str]]):
         self._note_opaque(name, "returns", result)
         self._running.remove(name)
         self._compare_surroundings(name)
-        if any(version_of(tensor) != version for tensor, version in self._arguments.pop(name)):
+        arguments = self._arguments.pop(name)
+        passed = {self.memory(tensor) for tensor, _ in arguments if not self.labels([tensor])}
+        if any(version_of(tensor) != version for tensor, version in arguments):
             self._note_exchange(name, "it writes into its arguments", todo="let it write to a copy", is_local=True)
         for tensor in tensors_in(result):
             self._inside.pop(self._region(tensor), None)
             if self.memory(tensor) in self._weights:
                 self._weights[self.memory(tensor)].is_returned = True
             self._note_alias(tensor)
+            if self.memory(tensor) in passed:
+                self._views.setdefault(self.memory(tensor), set()).add(self._region(tensor))
             self.mark(tensor, frozenset({name}), anew=True)
 
     def _note_opaque(self, name: str, verb: str, value: Any) -> None:
@@ -259,7 +264,8 @@ class Exchanges(Tracer[frozenset[str]]):
             if here is not None and self._made_inside.get(self.memory(tensor)) == here:
                 self._inside[self._region(tensor)] = here
         if operation.written:
-            self._note_write(here, operation.written, operation.name, is_of_lane=bool(labels))
+            of_lane = self.labels([tensor for tensor in operation.inputs if not self._is_beside_view(tensor)])
+            self._note_write(here, operation.written, operation.name, is_of_lane=bool(of_lane))
         return labels
 
     def _note_uses(self, here: str | None, operation: Operation) -> None:
@@ -329,6 +335,11 @@ class Exchanges(Tracer[frozenset[str]]):
     def _note_alias(self, tensor: torch.Tensor) -> None:
         self._aliases.setdefault(self.memory(tensor), set()).add(id(tensor))
         self._alive.append(tensor)
+
+    def _is_beside_view(self, tensor: torch.Tensor) -> bool:
+        """Returns True for the loop's own tensor of which a module returned a view."""
+        views = self._views.get(self.memory(tensor))
+        return views is not None and self._region(tensor) not in views
 
     def _region(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         memory = self.memory(tensor)
