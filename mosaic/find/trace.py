@@ -7,8 +7,9 @@ export and dynamo each fail on some models. ``mosaic.engine.finding`` and ``mosa
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -40,10 +41,12 @@ class Operation:
     written: list[torch.Tensor]
     """The inputs that it writes into."""
     results: list[torch.Tensor] = field(default_factory=list)
+    created: list[torch.Tensor] = field(default_factory=list)
+    """The results with memory of their own; views share that of an input."""
 
     @property
     def name(self) -> str:
-        return str(self.operator.name()).rpartition("::")[2].partition(".")[0]
+        return getattr(self.operator, "overloadpacket", self.operator).__name__  # type: ignore[no-any-return]
 
 
 class Tracer(TorchDispatchMode, Generic[Labels]):
@@ -125,22 +128,21 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         if is_plain and torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
-        written: list[torch.Tensor] = tensors_in(tuple(_written(func, args, kwargs))) if is_plain else []
-        operation = Operation(func, args, kwargs, tensors_in((args, kwargs)), written)
+        written = []
+        for index, name in _written_arguments(func) if is_plain else ():
+            written += _leaves([args[index] if index < len(args) else kwargs.get(name)])
+        operation = Operation(func, args, kwargs, [*_leaves(args), *_leaves(kwargs.values())], written)
         self.begin(operation)
         result = func(*args, **kwargs)
-        operation.results = tensors_in(result)
+        operation.results = _leaves([result])
+        old = set(map(self.memory, operation.inputs))
+        operation.created = [tensor for tensor in operation.results if self.memory(tensor) not in old]
         reads_shapes = operation.name in _SHAPE_READS or operation.name.startswith("new_")
         labels = self.end(operation, self._nothing if reads_shapes else self.labels(operation.inputs))
         if labels:
-            for tensor in (*self.made(operation), *written):
+            for tensor in (*operation.created, *written):
                 self.mark(tensor, labels)
         return result
-
-    def made(self, operation: Operation) -> list[torch.Tensor]:
-        """Returns the results with memory of their own: views share that of an input."""
-        old = set(map(self.memory, operation.inputs))
-        return [tensor for tensor in operation.results if self.memory(tensor) not in old]
 
 
 class _Functions(TorchFunctionMode):
@@ -156,10 +158,22 @@ class _Functions(TorchFunctionMode):
         return self._tracer.function(name, func, args, kwargs or {})
 
 
-def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    for index, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[index] if index < len(args) else kwargs.get(argument.name)
+@functools.cache
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Returns position and name of the arguments that an operator writes into."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+
+
+def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among an operator's arguments or results, which nest in lists and tuples alone."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += _leaves(value)
+    return tensors
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -167,9 +181,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def caller(beyond: Collection[str] = _OWN_FILES) -> str:
+def caller() -> str:
     """Returns file, line and function of the user's code that is being run."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(tuple(beyond)):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN_FILES):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -115,7 +115,7 @@ class Course(Tracer[int]):
         """Notes the tensors with gradients that a module makes."""
         result = func(*args, **kwargs)
         if self._running:
-            for tensor in tensors_in(result):
+            for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
                 if tensor.requires_grad and not tensor.is_leaf:
                     self._made.append((weakref.ref(tensor), tuple(self._running)))
         return result

@@ -245,9 +245,8 @@ class Exchanges(Tracer[frozenset[str]]):
     def end(self, operation: Operation, labels: frozenset[str]) -> frozenset[str]:
         """Notes what an operator reads and writes."""
         here = self._running[-1] if self._running else None
-        made = self.made(operation)
         if operation.name == "_to_copy" and self.memory(operation.inputs[0]) in self._weights:
-            for tensor in made:  # autocast keeps what it casts for other uses
+            for tensor in operation.created:  # autocast keeps what it casts for other uses
                 self._weights[self.memory(tensor)] = self._weights[self.memory(operation.inputs[0])]
         self._note_uses(here, operation)
         self._uncounted |= {self.memory(tensor) for tensor in operation.written if id(tensor) in self._data}
@@ -255,10 +254,10 @@ class Exchanges(Tracer[frozenset[str]]):
             for tensor in operation.written:
                 if len(self._aliases.get(self.memory(tensor), ())) > 1:
                     self.hidden |= dict.fromkeys(self.labels([tensor]) - self.hidden.keys(), _SHARED_IS_WRITTEN)
-            self._made_between |= set(map(self.memory, (*made, *operation.written)))
+            self._made_between |= set(map(self.memory, (*operation.created, *operation.written)))
         else:
             self._note_foreign_reads(here, operation.inputs)
-            self._made_inside |= dict.fromkeys(map(self.memory, made), here)
+            self._made_inside |= dict.fromkeys(map(self.memory, operation.created), here)
         for tensor in operation.results:
             self._inside.pop(self._region(tensor), None)
             if here is not None and self._made_inside.get(self.memory(tensor)) == here:
@@ -293,7 +292,8 @@ class Exchanges(Tracer[frozenset[str]]):
     def _note_foreign_reads(self, here: str, inputs: Sequence[torch.Tensor]) -> None:
         """Notes the memory that a module reads and does not hold, and how much of it was written between modules."""
         own = {self.memory(tensor) for tensor, _ in self._arguments[here]}
-        read = set(map(self.memory, inputs)) - own - self._weights.keys() - self._made_inside.keys()
+        known = self._weights, self._made_inside, own
+        read = {key for key in map(self.memory, inputs) if not any(key in each for each in known)}
         self._read |= dict.fromkeys(read, here)
         foreign = read & self._made_between
         if foreign:
