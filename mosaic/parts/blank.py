@@ -111,9 +111,7 @@ class BlankResult:
 class BlankResults:
     """Results of modules by the shapes of arguments, from one run without data.
 
-    Args:
-        device: Device of the results.
-        alone: A context in which no other thread uses the modules' weights, which a run replaces.
+    A run replaces the modules' weights; in the context ``alone`` no other thread uses them.
 
     Attributes:
         by_values: Ids of modules whose results depend on values: they run each time.
@@ -153,12 +151,7 @@ class BlankResults:
         return leaves, result.tree
 
     def in_precision_of(self, name: str, call: ModuleCall) -> torch.Tensor | None:
-        """Returns a layer's hidden input in the dtype of its result, which may differ under autocast.
-
-        Args:
-            name: Name of the list of equal layers.
-            call: Call of one of them.
-        """
+        """Returns the hidden input of one of a list's layers in the dtype of its result, other under autocast."""
         hidden = hidden_of(call.args, call.kwargs)
         if hidden is None or not torch.is_autocast_enabled(self._device.type):
             return hidden

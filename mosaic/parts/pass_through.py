@@ -173,15 +173,7 @@ class CurrentCall(threading.local):
 
 
 class Door:
-    """Replaces a module's ``forward`` while chunks run.
-
-    Args:
-        path: The module's name in the model.
-        module: The module.
-        sites: Its calls.
-        current: The call of each thread; a thread without one calls the module itself.
-        in_use: Lock of the weights.
-    """
+    """Replaces a module's ``forward`` while chunks run; a thread without a current call runs the module itself."""
 
     def __init__(
         self, path: str, module: nn.Module, sites: tuple[int, ...], current: CurrentCall, in_use: WeightsInUse

@@ -18,10 +18,7 @@ Again = Callable[[], AbstractContextManager[Any]]
 
 
 def without_cache(value: Any) -> Any:
-    """Returns an argument, or None for a cache of transformers.
-
-    Training needs none, and the second run of a layer would find it full.
-    """
+    """Returns an argument, or None for a cache, which the second run of a layer would find full."""
     return None if is_cache(value) else value
 
 
@@ -31,12 +28,7 @@ def is_cache(value: Any) -> bool:
 
 
 def repeatable(layer: Layer, buffers: Sequence[torch.Tensor]) -> Layer:
-    """Returns a layer whose second run repeats the first, although it changes its buffers or arguments.
-
-    Args:
-        layer: Called at most twice.
-        buffers: Its buffers. The second run restores them, and numpy's and Python's generators too.
-    """
+    """Returns a layer whose second run repeats the first, although it changes buffers, arguments or generators."""
     first: list[tuple[list[torch.Tensor], RandomState]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -68,18 +60,7 @@ STRATEGIES = ("keep", "recompute")
 def run_layer(
     strategy: str, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], again: Again = nullcontext
 ) -> Any:
-    """Runs a layer.
-
-    Args:
-        strategy: One of ``STRATEGIES``.
-        layer: Its forward.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        again: Context of both runs of a recomputed layer; the second may be on another thread.
-
-    Raises:
-        ValueError: The strategy is unknown.
-    """
+    """Runs a layer; ``again`` is the context of both runs of a recomputed one, the second perhaps on another thread."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":

@@ -39,18 +39,8 @@ def describe(
     chains: Mapping[str, int],
     names: Mapping[str, str],
 ) -> ModelSplit:
-    """Returns the split of the model.
-
-    Args:
-        model: The user's model.
-        sample: Its keyword arguments.
-        run: The traced run.
-        chains: Number of layers of each list, by its name in the model, in the order of calls.
-        names: Name of each list's parts.
-
-    Raises:
-        UnsplittableError: The model cannot be split.
-    """
+    """Returns the split; ``chains`` has the number of layers of each list, by its name in the model, and ``names`` has
+    the name of its parts."""
     owners = assign_owners(run.calls, chains)
     sites = list(zip(owners, run.calls, strict=True))
     output, output_leaves = _output(run, owners, order_modules(sites, list(chains))[-1])
@@ -163,10 +153,6 @@ def assign_owners(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> lis
 
     A module around layers belongs to the list whose name shares the longest prefix with its own; if several do, to the
     only one that it depends on, and otherwise to the first that it reaches.
-
-    Args:
-        calls: In order.
-        counts: Number of layers of each list, by its name in the model, in the order of calls.
     """
     layer_of = {layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
     reads = _behind(calls, layer_of)
@@ -232,16 +218,9 @@ def _before(calls: Sequence[TracedCall], layer_of: Mapping[str, Owner]) -> list[
 
 
 def order_modules(sites: Sequence[tuple[Owner, TracedCall]], paths: Sequence[str]) -> list[str]:
-    """Returns the lists in topological order, otherwise in the order of calls.
+    """Returns the lists in topological order, otherwise in the order of calls (``paths``).
 
     The list of the last site is last, if it feeds no other.
-
-    Args:
-        sites: Calls with their owners, in order.
-        paths: Names of the lists, in the order of calls.
-
-    Raises:
-        UnsplittableError: A module feeds itself through another, or an earlier layer.
     """
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(paths, ()))
     feeding: set[str] = set()

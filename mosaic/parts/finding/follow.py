@@ -88,11 +88,7 @@ class TracedRun:
 class Dataflow(Tracer[Labels]):
     """Follows the tensors of one run from site to site; the outermost of nested sites counts.
 
-    Args:
-        parameters: The model's parameters by name, or their stand-ins.
-        buffers: Its buffers by name.
-        sample: A microbatch.
-        blank: Results of sites that cannot run; None: they run.
+    With ``blank``, sites do not run.
     """
 
     def __init__(
@@ -322,17 +318,7 @@ def follow(
     blank: BlankResults | None,
     loss: Callable[[Any], Any] | None,
 ) -> TracedRun:
-    """Runs the model once and records the inputs and results of its sites.
-
-    Args:
-        model: The user's model.
-        sample: A microbatch.
-        sites: Watched modules by name.
-        scopes: Modules by name that hold them.
-        parameters: The model's parameters, or their stand-ins.
-        blank: Results of sites that cannot run; None: they run.
-        loss: Loss of the model's output.
-    """
+    """Runs the model once and records what its sites read and return; ``scopes`` are the modules that hold them."""
     flow = Dataflow(parameters, dict(model.named_buffers()), sample, blank)
     forwards = {module: flow.site(path, module) for path, module in sites.items()}
     forwards |= {module: flow.scope(path, module) for path, module in scopes.items()}
